@@ -82,8 +82,8 @@ def _followed(gate: Gate, folder: Path) -> Iterator[Any]:
                 raise SystemExit(f"{process.args!r} did not begin:\n{log.read_text(errors='replace')[-4000:]}")
             with connection:
                 connection.settimeout(None)
-                while len(said := connection.recv(LOSS.size, socket.MSG_WAITALL)) == LOSS.size:
-                    (loss,) = LOSS.unpack(said)
+                while len(received := connection.recv(LOSS.size, socket.MSG_WAITALL)) == LOSS.size:
+                    (loss,) = LOSS.unpack(received)
                     gate.interrupt() if math.isnan(loss) else gate.tick(loss)
                     connection.sendall(b"+")
             raise SystemExit(f"{process.args!r} ended early:\n{log.read_text(errors='replace')[-4000:]}")
@@ -98,7 +98,7 @@ def _environment(folder: Path, work: Path, **more: str) -> dict[str, str]:
 
 
 def _run(gate: Gate, folder: Path, command: list[str], work: Path) -> None:
-    """Run what says its steps, in this folder, and end it with all its processes."""
+    """Run a process that reports its steps, in this folder, and end it with all its processes."""
     log = folder / "log"
     with _followed(gate, folder) as follow, log.open("wb") as words:
         process = subprocess.Popen(

@@ -24,12 +24,12 @@ SIDES = {"guest": ("guest", "10000"), "host": ("host", "9999")}
 
 
 class Guest(HeteroNNTrainerGuest):  # type: ignore[misc]
-    """Says the loss of each step to the benchmark."""
+    """Reports the loss of each step to the benchmark."""
 
     ticks: Ticks
 
     def training_step(self, *values: Any) -> Any:
-        """Make a step and say it."""
+        """Make a step and report its loss."""
         loss = super().training_step(*values)
         self.ticks.tick(float(loss))
         return loss

@@ -37,6 +37,7 @@ _HELLO_LIMIT = OVERHEAD
 _HELLO_SECONDS = 10.0
 _GREETINGS = 2  # of one node at a time: a stream that hangs must not block its successor, nor other parties
 _WATCH_SECONDS = 0.2
+_GRACE_SECONDS = 10.0  # for parties to close their sides when all has been sent: a busy host needs more than a moment
 _SHOWN = ("token", "taken", "proof", "signature", "key")
 _END = None
 Outgoing = queue.SimpleQueue[bytes | None]
@@ -296,7 +297,7 @@ class StreamEndpoint:
         """End all sessions and free the port."""
         for link in self._links.values():
             link.close()
-        self._server.stop(grace=2.0).wait()
+        self._server.stop(grace=_GRACE_SECONDS).wait()
         self._acceptor.close()
 
     def _admit(self, requests: Iterator[bytes], context: Any) -> tuple[StreamLink, _Connection]:
