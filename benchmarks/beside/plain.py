@@ -1,6 +1,6 @@
-"""What both sides of a benchmark of peers share, in whatever environment it is imported: torch alone is needed.
+"""Networks, optimizer and counted steps that both sides of `benchmarks/peers.py` use; it imports torch alone.
 
-A file holds the work: initial weights, batches, labels. `Ticks` says each step to the benchmark, and waits.
+A file holds the work: initial weights, batches, labels. `Ticks` reports each step to the benchmark, and waits.
 """
 
 from __future__ import annotations
