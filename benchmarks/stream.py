@@ -20,8 +20,7 @@ from harness import Enough, Gate, Sample, Times, arguments, compare, report
 from lanes import joined, preset, split_processes
 
 from flower_vfl.config import Config
-from flower_vfl.protocol.codec import encode
-from flower_vfl.protocol.frame import Frame, Kind, to_records
+from flower_vfl.protocol.frame import Frame, Kind, encode, to_records
 from flower_vfl.transport.authority import SERVER_NAME, Authority, Identity
 from flower_vfl.transport.wire import options
 

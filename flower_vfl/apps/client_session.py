@@ -1,25 +1,18 @@
-"""Shared parts of the handlers of a ClientApp: the offer of a session, the exchange of frames, and the answers."""
+"""Shared parts of the handlers of a ClientApp: the offer of a session, the consent of the owner, and the answers."""
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from flower_vfl.apps.consent import Consent
-from flower_vfl.apps.error_redaction import outward_of
 from flower_vfl.apps.node import Node
-from flower_vfl.config import Config
-from flower_vfl.errors import ProtocolError, UnreachableError
+from flower_vfl.errors import ProtocolError
 from flower_vfl.transport.base import Machine
-from flower_vfl.transport.dialling import attend
-from flower_vfl.transport.inproc import InprocEndpoint
 from flower_vfl.transport.messages import bundle
 from flower_vfl.transport.sessions import OFFER, OPEN, REPLY
-
-_log = logging.getLogger(__name__)
 
 STATE_FOLDER_VARIABLE = "FLOWER_VFL_STATE"
 
@@ -48,40 +41,6 @@ def offer_of(content: RecordDict) -> ConfigRecord:
     if offer is None or offer.get("kind") not in ("inproc", "stream", "messages") or "session" not in offer:
         raise ProtocolError("the message offers no session; is the ServerApp flower-vfl's, of this version?")
     return offer
-
-
-def attend_session(
-    message: Message, context: Context, offer: ConfigRecord, machine: Machine, config: Config
-) -> str | None:
-    """Exchange the frames of a session until it ends.
-
-    Returns
-    -------
-    str or None
-        None when the session has ended. Otherwise its frames have to travel in Flower's own messages; the string
-        gives the reason, and is empty where the offer asks for them.
-
-    Raises
-    ------
-    UnreachableError
-        When the label party cannot be reached, and the offer allows no other way.
-    """
-    session = str(offer["session"])
-    if offer["kind"] == "messages":
-        return ""
-    if offer["kind"] == "inproc":
-        InprocEndpoint.attend(session, machine)
-        return None
-    wait = config.transport.connect_timeout / 2  # half the time, so that the label party still receives the reason
-    reconnect, outward = config.transport.reconnect_timeout, outward_of(message, context)
-    try:
-        attend(offer, session, machine, timeout=wait, reconnect=reconnect, outward=outward)
-    except UnreachableError as error:
-        if offer.get("fallback") != "messages":
-            raise
-        _log.warning("%s. Frames travel in Flower's own messages instead, which is slow", error)
-        return str(error)
-    return None
 
 
 def greeting(message: Message, offer: ConfigRecord, machine: Machine, party: str, why: str) -> Message:

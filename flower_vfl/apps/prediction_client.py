@@ -14,7 +14,6 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Context, Message
 
 from flower_vfl.apps.client_session import (
-    attend_session,
     consent_of,
     greeting,
     lost_session,
@@ -22,6 +21,7 @@ from flower_vfl.apps.client_session import (
     reply,
     state_folder,
 )
+from flower_vfl.apps.error_redaction import outward_of
 from flower_vfl.apps.factories import BottomFactory, DataFactory, check_device, computing, open_data
 from flower_vfl.apps.model import check_data, check_factories, check_features, load_card, load_model, model_path
 from flower_vfl.apps.node import Node
@@ -32,6 +32,7 @@ from flower_vfl.files import write_json_atomic
 from flower_vfl.nn.initialise import new_model
 from flower_vfl.nn.placement import Placement
 from flower_vfl.parties.predictor import Predictor
+from flower_vfl.transport.dialling import take_part
 from flower_vfl.transport.messages import answer
 from flower_vfl.transport.sessions import FINISHED, SPARE
 
@@ -164,7 +165,7 @@ class PredictionClient:
             asked.quota.check(_whole_number(offer, "asked"))
         machine, config = self._build(asked, context)
         with computing(config):
-            why = attend_session(message, context, offer, machine, config)
+            why = take_part(offer, machine, config.transport, outward_of(message, context))
         return reply(message, FINISHED) if why is None else self._open(message, context, asked, machine, config, why)
 
     def _open(

@@ -14,7 +14,6 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message
 
 from flower_vfl.apps.client_session import (
-    attend_session,
     consent_of,
     greeting,
     lost_session,
@@ -22,6 +21,7 @@ from flower_vfl.apps.client_session import (
     reply,
     state_folder,
 )
+from flower_vfl.apps.error_redaction import outward_of
 from flower_vfl.apps.factories import (
     BottomFactory,
     DataFactory,
@@ -45,6 +45,7 @@ from flower_vfl.parties.feature import FeatureParty
 from flower_vfl.rng import Secret
 from flower_vfl.tracking import StepLog
 from flower_vfl.training.factories import OptimizerFactory
+from flower_vfl.transport.dialling import take_part
 from flower_vfl.transport.messages import answer
 from flower_vfl.transport.sessions import FINISHED, SPARE, TRAINING
 
@@ -169,7 +170,7 @@ class TrainingClient:
             with ExitStack() as leaving:
                 leaving.callback(session.discard)
                 leaving.callback(_leave, machine, journal)
-                why = attend_session(message, context, offer, machine, config)
+                why = take_part(offer, machine, config.transport, outward_of(message, context))
                 if why is None:
                     return reply(message, FINISHED)
                 leaving.pop_all()

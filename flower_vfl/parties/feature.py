@@ -26,8 +26,7 @@ from flower_vfl.parties.best import BestModel
 from flower_vfl.parties.loading import Loader, gather
 from flower_vfl.parties.observation import Observation, ObservationPoint, PartyObserver
 from flower_vfl.parties.pretraining import Pretraining
-from flower_vfl.protocol.codec import OVERHEAD
-from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.protocol.frame import OVERHEAD, Frame, Kind
 from flower_vfl.protocol.schedule import Rows, Schedule, is_part
 from flower_vfl.version import software
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from flower_vfl.errors import PartyError, ProtocolError, SessionError
-from flower_vfl.protocol.codec import OVERHEAD
-from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.protocol.frame import OVERHEAD, Frame, Kind
 from flower_vfl.protocol.printable import printable, words_of
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""A feature party's end of a stream: it dials the label party, answers its frames, and dials again after a break."""
+"""A feature party's end of a session: over a stream it dials the label party, answers its frames, and dials again."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from typing import Any
 import grpc
 from flwr.app import ConfigRecord
 
+from flower_vfl.config.schema import TransportConfig
 from flower_vfl.errors import ProtocolError, SessionError, UnreachableError
-from flower_vfl.protocol.codec import encode
-from flower_vfl.protocol.frame import Frame, Kind, to_records
+from flower_vfl.protocol.frame import Frame, Kind, encode, to_records
 from flower_vfl.protocol.printable import printable
 from flower_vfl.transport.authority import SERVER_NAME, Identity, SessionKey, check_clock
 from flower_vfl.transport.base import Machine, check_refusal, error_frame
+from flower_vfl.transport.inproc import InprocEndpoint
 from flower_vfl.transport.wire import METHOD, NONCE, SERVICE, Traffic, Wire, key_of, options, proof, words_to_sign
 
 _log = logging.getLogger(__name__)
@@ -30,6 +31,46 @@ _PAUSES = (0.05, 1.0)
 Outgoing = queue.SimpleQueue[bytes | None]
 
 
+def take_part(
+    offer: ConfigRecord, machine: Machine, config: TransportConfig, outward: Callable[[Exception], Exception]
+) -> str | None:
+    """Exchange the frames of the session that is offered until it ends.
+
+    Parameters
+    ----------
+    offer, machine, outward : ConfigRecord, Machine, Callable[[Exception], Exception]
+        As in `attend`.
+    config : TransportConfig
+        Its timeouts.
+
+    Returns
+    -------
+    str or None
+        None when the session has ended. Otherwise its frames have to travel in Flower's own messages; the string
+        gives the reason, and is empty where the offer asks for them.
+
+    Raises
+    ------
+    UnreachableError
+        When the label party cannot be reached, and the offer allows no other way.
+    """
+    session = str(offer["session"])
+    if offer["kind"] == "messages":
+        return ""
+    if offer["kind"] == "inproc":
+        InprocEndpoint.attend(session, machine)
+        return None
+    wait = config.connect_timeout / 2  # half the time, so that the label party still receives the reason
+    try:
+        attend(offer, session, machine, timeout=wait, reconnect=config.reconnect_timeout, outward=outward)
+    except UnreachableError as error:
+        if offer.get("fallback") != "messages":
+            raise
+        _log.warning("%s. Frames travel in Flower's own messages instead, which is slow", error)
+        return str(error)
+    return None
+
+
 def attend(
     offer: ConfigRecord,
     session: str,
@@ -39,7 +80,7 @@ def attend(
     reconnect: float = 0.0,
     outward: Callable[[Exception], Exception] = lambda error: error,
 ) -> None:
-    """Dial the label party and answer its frames until training is finished (called by the party's handler).
+    """Dial the label party and answer its frames until training is finished.
 
     Parameters
     ----------

@@ -18,8 +18,7 @@ from flwr.serverapp import Grid
 
 from flower_vfl.config.schema import TransportConfig
 from flower_vfl.errors import FlowerVflError, PartyError, PartyLostError, ProtocolError, SessionError, SetupError
-from flower_vfl.protocol.codec import OVERHEAD
-from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.protocol.frame import OVERHEAD, Frame, Kind
 from flower_vfl.protocol.printable import printable
 from flower_vfl.transport.authority import OFFER_SECONDS
 from flower_vfl.transport.base import Endpoint, Link

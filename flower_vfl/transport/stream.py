@@ -24,8 +24,7 @@ import grpc
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 from flower_vfl.errors import PartyError, PartyLostError, ProtocolError
-from flower_vfl.protocol.codec import OVERHEAD, decode
-from flower_vfl.protocol.frame import Frame, Kind, from_records
+from flower_vfl.protocol.frame import OVERHEAD, Frame, Kind, decode, from_records
 from flower_vfl.transport.acceptor import Acceptor, address_text
 from flower_vfl.transport.authority import OFFER_SECONDS, SERVER_NAME, Authority, is_signed, public_key
 from flower_vfl.transport.base import Link

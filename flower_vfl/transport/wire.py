@@ -13,8 +13,7 @@ import struct
 from collections import deque
 
 from flower_vfl.errors import PartyError, ProtocolError
-from flower_vfl.protocol.codec import decode, encode
-from flower_vfl.protocol.frame import Frame, from_records, to_records
+from flower_vfl.protocol.frame import Frame, decode, encode, from_records, to_records
 
 SERVICE, METHOD = "flower_vfl.Session", "Open"
 NONCE = "flower-vfl-nonce"

@@ -6,8 +6,7 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from flower_vfl.protocol.codec import OVERHEAD
-from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.protocol.frame import OVERHEAD, Frame, Kind
 from flower_vfl.transport.dialling import attend
 from flower_vfl.transport.inproc import InprocEndpoint
 from flower_vfl.transport.messages import answer, bundle

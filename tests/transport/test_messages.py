@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.errors import PartyError, ProtocolError, SessionError
-from flower_vfl.protocol.codec import OVERHEAD
-from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.protocol.frame import OVERHEAD, Frame, Kind
 from flower_vfl.transport.mailbox import Mailbox
 from flower_vfl.transport.messages import FRAMES, bundle, unbundle
 from flower_vfl.transport.sessions import TRAINING

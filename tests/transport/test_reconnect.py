@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_vfl.errors import PartyError, PartyLostError, ProtocolError, SessionError
-from flower_vfl.protocol.codec import encode
-from flower_vfl.protocol.frame import Frame, Kind, to_records
+from flower_vfl.protocol.frame import Frame, Kind, encode, to_records
 from flower_vfl.transport.authority import Authority, SessionKey, is_signed, public_key
 from flower_vfl.transport.dialling import attend
 from flower_vfl.transport.stream import StreamLink

@@ -17,8 +17,7 @@ from flwr.app import ConfigRecord
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.config import build_config, to_run_config
 from flower_vfl.errors import PartyLostError, ProtocolError
-from flower_vfl.protocol.codec import OVERHEAD, encode
-from flower_vfl.protocol.frame import Frame, Kind, to_records
+from flower_vfl.protocol.frame import OVERHEAD, Frame, Kind, encode, to_records
 from flower_vfl.transport import stream
 from flower_vfl.transport.authority import Authority, SessionKey
 from flower_vfl.transport.dialling import attend

@@ -1,0 +1,12 @@
+"""JSON is read where it has one meaning; what a frame refuses of it is tested with frames."""
+
+import pytest
+
+from flower_vfl.protocol import strict_json
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("[1, -2.5e3, true, null]", [1, -2500.0, True, None]), (b'{"a": {}}', {"a": {}})]
+)
+def test_strict_json_reads_plain_json(text, value):
+    assert strict_json.loads(text) == value
