@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_vfl.errors import ArgumentError
-from flower_vfl.metrics.leakage import leak_auc
 
 Matrix = NDArray[np.float64]
 
@@ -133,30 +132,6 @@ class Together:
         if self.others:
             found += self.others * _sum_kl(np.zeros(len(self.outside[0])), *self.outside)
         return found
-
-    def best_auc(self, samples: int = 20_000, seed: int = 0) -> float:
-        """Return the AUC of the best rule there is, the ratio of the likelihoods, from so many examples of each class.
-
-        Its standard error is at most ``sqrt(1 / (6 * samples))``.
-
-        Raises
-        ------
-        ArgumentError
-            Where a class has no variance in some direction: there is no density then.
-        """
-        rng, scores = np.random.default_rng(seed), np.zeros((2, samples))
-        parts = [(self.difference, self.inside, 1)]
-        if self.others:
-            parts.append((np.zeros(len(self.outside[0])), self.outside, self.others))
-        for difference, covariances, copies in parts:
-            factors = [_factor(covariance) for covariance in covariances]
-            inverses = [np.linalg.inv(factor) for factor in factors]
-            for _ in range(copies):
-                for label in (0, 1):
-                    drawn = rng.standard_normal((samples, len(difference))) @ factors[label].T + label * difference
-                    near, far = ((drawn - c * difference) @ inverses[c].T for c in (0, 1))
-                    scores[label] += 0.5 * ((near**2).sum(axis=1) - (far**2).sum(axis=1))
-        return leak_auc(scores.ravel(), np.repeat([False, True], samples))
 
 
 def together(releases: Sequence[Release], *, rho: float, kept: float | Matrix) -> Together:
@@ -325,10 +300,3 @@ def _sum_kl(difference: NDArray[np.float64], first: Matrix, second: Matrix) -> f
     away = turned.T @ (white.T @ difference)
     found = 0.5 * float((((1.0 - 2.0 * alpha) ** 2 + away**2) / (alpha * (1.0 - alpha))).sum())
     return found if math.isfinite(found) else math.inf  # NaN promises nothing
-
-
-def _factor(covariance: Matrix) -> Matrix:
-    try:
-        return np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
-    except np.linalg.LinAlgError:
-        raise ArgumentError("A class has no variance in some direction: its likelihood has no density.") from None

@@ -64,7 +64,6 @@ class ConvBottom(nn.Module):
                 parts.append(nn.MaxPool2d(2))
                 height, width = height // 2, width // 2
         self.first, self.rest = nn.Sequential(*parts[:2]), nn.Sequential(*parts[2:])
-        self.cut_shape = (cut, height, width)
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images (B, C, H, W) to feature maps (B, D, H', W')."""

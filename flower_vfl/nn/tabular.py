@@ -98,7 +98,6 @@ class TabularBottom(nn.Module):
         _check_widths({"embedding_width": embedding_width, "cut": cut}, hidden)
         self.numeric = spec.numeric
         self.categorical = columns
-        self.cut_shape = (cut,)
         if columns:
             self.embedding = _embedding_table(spec.cardinalities, embedding_width)
             self.register_buffer("offsets", column_offsets(spec.cardinalities), persistent=False)

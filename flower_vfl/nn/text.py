@@ -59,7 +59,6 @@ class TextBottom(nn.Module):
         self.embedding = _embedding(spec, embedding_width)
         width, filters = self.embedding.embedding_dim, cut // len(WIDTHS)
         self.convolutions = nn.ModuleList(nn.Sequential(nn.Conv1d(width, filters, span), nn.ReLU()) for span in WIDTHS)
-        self.cut_shape = (cut,)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Map word ids (B, length) to embeddings (B, D)."""

@@ -19,23 +19,24 @@ def kinds(model):
 @pytest.mark.parametrize(("channels", "pools"), [((5,), 0), ((5,), 1), ((5, 4), 3)])
 def test_images_become_feature_maps_of_the_promised_shape(shape, channels, pools):
     bottom = ConvBottom(FeatureSpec(0, (), shape), channels=channels, cut=6, pools=pools, dropout=0.1)
-    assert tuple(bottom(torch.randn(2, *shape)).shape[1:]) == bottom.cut_shape
-    assert bottom.cut_shape[0] == 6
+    pooled = sum(isinstance(part, nn.MaxPool2d) for part in bottom.modules())
+    assert bottom(torch.randn(2, *shape)).shape == (2, 6, *(side // 2**pooled for side in shape[1:]))
 
 
 def test_a_map_that_is_too_small_is_not_pooled_further():
     bottom = ConvBottom(FeatureSpec(0, (), (1, 8, 8)), channels=(2, 2), pools=3)
     assert kinds(bottom).count("MaxPool2d") == 2
-    assert bottom.cut_shape[1:] == (2, 2)
+    assert bottom(torch.randn(1, 1, 8, 8)).shape[2:] == (2, 2)
 
 
 def test_the_preset_for_shirts_is_the_network_of_the_paper_at_28_x_28():
     config = load_config("fashion-shirt")
     bottom = default_bottom(CLOTHES, config)
-    top = default_top(bottom.cut_shape, 2, config)
+    cut = tuple(bottom(torch.randn(1, *CLOTHES.shape)).shape[1:])
+    top = default_top(cut, 2, config)
     block = ["Conv2d", "ReLU"]
     assert kinds(bottom) == [*block, "MaxPool2d", *block, "MaxPool2d", *block, *block]
-    assert bottom.cut_shape == (64, 7, 7)
+    assert cut == (64, 7, 7)
     assert kinds(top) == [*block, *block, "Linear", "ReLU", "Linear"]
     convolutions = [part for model in (bottom, top) for part in model.modules() if isinstance(part, nn.Conv2d)]
     assert {(part.out_channels, part.kernel_size, part.padding) for part in convolutions} == {(64, (3, 3), (1, 1))}

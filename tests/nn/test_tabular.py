@@ -26,7 +26,6 @@ def test_a_table_becomes_an_embedding_of_the_width_of_the_cut(spec, hidden):
     bottom = TabularBottom(spec, hidden=hidden, cut=5, dropout=0.1)
     z = bottom(*batch(spec))
     assert z.shape == (8, 5)
-    assert bottom.cut_shape == (5,)
     assert (z >= 0).all()
 
 
@@ -78,7 +77,8 @@ def train(make_bottoms, batches, how, *, split):
     """Train a few steps, cut at the embeddings or joined in one graph, and return all weights."""
     torch.manual_seed(5)
     bottoms = make_bottoms()
-    width = int(np.prod(fused_shape([bottom.cut_shape for bottom in bottoms], how)))
+    cuts = [tuple(bottom(*mine).shape[1:]) for bottom, mine in zip(bottoms, batches[0][0], strict=True)]
+    width = int(np.prod(fused_shape(cuts, how)))
     modules = [*bottoms, Top(width)]
     optimizers = [Optimizers(module, "adam", learning_rate=0.01) for module in modules]
     for inputs, y in batches:

@@ -24,12 +24,12 @@ def batch(rows=6):
 
 def test_it_is_the_network_of_the_paper():
     bottom = default_bottom(FeatureSpec(0, (), (12,), vocabulary=9, vectors=np.ones((9, 50), np.float32)), config_of())
-    top = default_top(bottom.cut_shape, 14, config_of())
+    top = default_top((600,), 14, config_of())
     filters = [part for part in bottom.modules() if isinstance(part, nn.Conv1d)]
     assert [(f.in_channels, f.out_channels, f.kernel_size) for f in filters] == [
         (50, 200, (span,)) for span in (3, 4, 5)
     ]
-    assert bottom.cut_shape == (600,)
+    assert bottom(torch.zeros(2, 12, dtype=torch.int64)).shape == (2, 600)
     linear = [part for part in top.modules() if any(True for _ in part.parameters(recurse=False))]
     assert [(type(part), part.in_features, part.out_features) for part in linear] == [(nn.Linear, 600, 14)]
 
