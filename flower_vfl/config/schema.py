@@ -215,6 +215,9 @@ class TrainingConfig(Section):
     )
     eval_batch_size: int = Field(default=8192, ge=1, description="rows of one evaluation message")
     optimizer: Literal["adam", "adamw", "sgd"] = Field(default="adam", description="optimizer of every party")
+    fused: bool = Field(
+        default=False, description="PyTorch's fused optimizers: faster for small models, weights not bit-equal"
+    )
     learning_rate: Annotated[float, *_automatic(0)] = Field(
         default=AUTO, ge=0.0, description='learning rate; "auto": 0.001'
     )

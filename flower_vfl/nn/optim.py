@@ -72,6 +72,8 @@ class Optimizers:
         85 % of the steps; straight down to 0.
     steps : int
         Steps of the whole training; needed by every schedule but "constant".
+    fused : bool
+        True for PyTorch's fused kernel of dense weights; it rounds otherwise, so weights are not equal bit for bit.
 
     Raises
     ------
@@ -89,6 +91,7 @@ class Optimizers:
         embedding_decay: float = 0.0,
         schedule: str = "constant",
         steps: int = 0,
+        fused: bool = False,
     ) -> None:
         self._factor = lookup("learning-rate schedule", schedule, _SCHEDULES)
         dense, sparse = split_parameters(module)
@@ -101,7 +104,8 @@ class Optimizers:
         self._parameters = dense | sparse
         self._optimizers: list[torch.optim.Optimizer] = []
         if dense:
-            more: dict[str, Any] = {"lr": learning_rate, "weight_decay": weight_decay, "foreach": True}
+            kernel = "fused" if fused else "foreach"
+            more: dict[str, Any] = {"lr": learning_rate, "weight_decay": weight_decay, kernel: True}
             self._optimizers.append(_DENSE[name](list(dense.values()), **more))
         if sparse:
             self._optimizers.append(_SPARSE[name](list(sparse.values()), lr=learning_rate))  # type: ignore[call-arg]

@@ -75,4 +75,5 @@ def optimizers_of(
         embedding_decay=training.embedding_decay,
         schedule=training.schedule,
         steps=schedule.steps,
+        fused=training.fused,
     )

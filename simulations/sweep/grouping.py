@@ -47,6 +47,7 @@ TAKES: Mapping[str, Callable[[Config], bool]] = {
     "training.epochs": lambda config: config.training.patience > 0 or not config.training.ends_early,
     "training.patience": lambda config: config.training.patience <= 0,
     "training.order": lambda config: config.training.order == "random",
+    "training.fused": lambda config: not config.training.fused,
     "training.clip_norm": lambda config: not config.training.clip_norm,
     "training.pretrain": lambda config: not config.training.pretrain,
     "training.gradients": lambda config: config.training.gradients,

@@ -78,12 +78,14 @@ def test_rows_without_a_gradient_do_not_decay():
     assert (table.weight != before).any(dim=1).nonzero().flatten().tolist() == [1, 4]
 
 
-def test_dense_weights_are_updated_exactly_as_torch_does_it():
+@pytest.mark.parametrize("fused", [False, True])
+def test_dense_weights_are_updated_exactly_as_torch_does_it(fused):
     for name, kind in {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}.items():
         ours, theirs = nn.Linear(4, 3), nn.Linear(4, 3)
         theirs.load_state_dict(ours.state_dict())
-        mine = Optimizers(ours, name, learning_rate=0.1, weight_decay=0.01)
-        reference = kind(theirs.parameters(), lr=0.1, weight_decay=0.01)
+        mine = Optimizers(ours, name, learning_rate=0.1, weight_decay=0.01, fused=fused)
+        reference = kind(theirs.parameters(), lr=0.1, weight_decay=0.01, fused=fused)
+        assert mine._optimizers[0].defaults["fused"] is (True if fused else None)
         for step in range(4):
             x = torch.randn(5, 4, generator=torch.Generator().manual_seed(step))
             mine.zero_grad()
@@ -127,9 +129,10 @@ def test_the_learning_rate_follows_the_schedule_by_the_count_of_steps(schedule, 
     assert optimizers.state_dict()["steps"] == 5
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
-def test_training_goes_on_bit_for_bit_after_its_state_was_stored_as_tensors_and_json(name):
-    bottom, optimizers = make(name=name, schedule="cosine", steps=10)
+def test_training_goes_on_bit_for_bit_after_its_state_was_stored_as_tensors_and_json(name, fused):
+    bottom, optimizers = make(name=name, schedule="cosine", steps=10, fused=fused)
     for step in range(4):
         advance(bottom, optimizers, step)
     state = optimizers.state_dict()
@@ -139,7 +142,7 @@ def test_training_goes_on_bit_for_bit_after_its_state_was_stored_as_tensors_and_
     torch.save(tensors, buffer)
     buffer.seek(0)
     stored = {**plain, **torch.load(buffer, weights_only=True)}
-    other, resumed = make(seed=1, name=name, schedule="cosine", steps=10)
+    other, resumed = make(seed=1, name=name, schedule="cosine", steps=10, fused=fused)
     other.load_state_dict(bottom.state_dict())
     resumed.load_state_dict(stored)
     for step in range(4, 8):
@@ -231,14 +234,15 @@ def test_impossible_settings_are_refused(options, text):
         Optimizers(TabularBottom(SPEC), options.pop("name", "adam"), **options)
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
-def test_no_optimizer_brings_in_the_compiler(name):
+def test_no_optimizer_brings_in_the_compiler(name, fused):
     """Its import takes as long as PyTorch's own, in every process of every party."""
     code = f"""
 import sys, torch
 from flower_vfl.nn.optim import Optimizers
 model = torch.nn.Sequential(torch.nn.Embedding(9, 2, sparse=True), torch.nn.Flatten(), torch.nn.Linear(2, 1))
-optimizers = Optimizers(model, {name!r})
+optimizers = Optimizers(model, {name!r}, fused={fused})
 model(torch.arange(3)[:, None]).sum().backward()
 optimizers.clip_grad(1.0)
 optimizers.step()
