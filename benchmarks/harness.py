@@ -28,7 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-_spawn = multiprocessing.get_context("spawn")
+SPAWN = multiprocessing.get_context("spawn")
 _TURN_SECONDS = 600.0
 _END_SECONDS = 120.0
 
@@ -121,8 +121,8 @@ class Lane:
 
     def __init__(self, name: str, work: Callable[..., Any], *arguments: Any) -> None:
         self.name = name
-        self._connection, theirs = _spawn.Pipe()
-        self._process = _spawn.Process(target=_run_lane, args=(theirs, work, arguments))
+        self._connection, theirs = SPAWN.Pipe()
+        self._process = SPAWN.Process(target=_run_lane, args=(theirs, work, arguments))
         self._process.start()
         theirs.close()
         self.result: dict[str, Any] = {}

@@ -8,6 +8,7 @@ import multiprocessing
 import tempfile
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from harness import Enough, Gate
@@ -30,7 +31,8 @@ from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.result import RunResult
 from flower_vfl.apps.server_app import make_server_app
 from flower_vfl.config import Config, build_config, load_config, to_run_config
-from flower_vfl.data import PartyTable, VerticalData
+from flower_vfl.data import Labels, MemoryData, PartyTable, VerticalData
+from flower_vfl.data.store.memory import array_table
 from flower_vfl.nn import bind_dropout, fuse, seeded_initialisation
 from flower_vfl.nn.fusion import fused_shape
 from flower_vfl.nn.placement import Placement
@@ -87,34 +89,34 @@ def split(gate: Gate, config: Config, journal: bool = False, data: DataFactory =
 class _ProcessGrid(LocalGrid):
     """A grid whose parties are processes of their own."""
 
-    def __init__(self, config: Config, parties: tuple[str, ...]) -> None:
+    def __init__(self, config: Config, parties: tuple[str, ...], data: DataFactory) -> None:
         super().__init__(make_client_app(config=config), len(parties), to_run_config(config))
-        self._config, self._parties = config, parties
+        self._config, self._parties, self._data = config, parties, data
 
     def _handle(self, message: Message) -> None:
         offer = dict(message.content.config_records[OFFER])
         party = self._parties[message.metadata.dst_node_id - 2]
-        process = _spawn.Process(target=_attend, args=(self._config, party, offer))
+        process = _spawn.Process(target=_attend, args=(self._config, party, offer, self._data))
         process.start()
         process.join()
         self._replies[message.metadata.message_id] = Message(RecordDict(), reply_to=message)
 
 
-def _attend(config: Config, party: str, offer: dict[str, Any]) -> None:
+def _attend(config: Config, party: str, offer: dict[str, Any], data: DataFactory) -> None:
     """Be a feature party in a process of its own."""
     torch.set_num_threads(1)
     secret = Secret.for_simulation(config.seed, party)
-    machine = build_feature_party(party, config, open_data(config), secret, simulation=True)
+    machine = build_feature_party(party, config, data(config), secret, simulation=True)
     try:
         attend(ConfigRecord(offer), str(offer["session"]), machine, timeout=60.0)
     except Exception as error:  # noqa: BLE001 - the benchmark ends its sessions in the middle of training
         logging.getLogger(__name__).info("%s", error)
 
 
-def split_processes(gate: Gate, config: Config) -> None:
+def split_processes(gate: Gate, config: Config, data: DataFactory = open_data) -> None:
     """Train over `stream`, each feature party in a process of its own."""
     logging.disable(logging.WARNING)
-    _train(config, gate, {})
+    _train(config, gate, {}, data)
 
 
 def over_a_link(gate: Gate, config: Config, round_trip: float, megabits: float) -> dict[str, Any]:
@@ -128,14 +130,14 @@ def over_a_link(gate: Gate, config: Config, round_trip: float, megabits: float) 
     return cost
 
 
-def _train(config: Config, gate: Gate, cost: dict[str, Any]) -> None:
-    grid = _ProcessGrid(config, party_names(config, open_data(config)))
+def _train(config: Config, gate: Gate, cost: dict[str, Any], data: DataFactory = open_data) -> None:
+    grid = _ProcessGrid(config, party_names(config, data(config)), data)
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=to_run_config(config))
 
     def note(result: RunResult) -> None:
         cost.update(result.summary["cost"])
 
-    make_server_app(config=config, observers=(Ticks(gate),), on_result=note)(grid, context)
+    make_server_app(config=config, data=data, observers=(Ticks(gate),), on_result=note)(grid, context)
 
 
 def joined(gate: Gate, config: Config, opened: DataFactory = open_data) -> None:
@@ -144,7 +146,23 @@ def joined(gate: Gate, config: Config, opened: DataFactory = open_data) -> None:
     On a card its batches are loaded ahead as those of a split run are: what is compared is the step.
     """
     with computing(config):
-        _joined(gate, config, opened)
+        _plain_loop(gate, config, opened, parted=False)
+
+
+def parted(gate: Gate, config: Config, opened: DataFactory = open_data) -> None:
+    """Do the same with one optimizer and one backward pass a party, as split learning has it."""
+    with computing(config):
+        _plain_loop(gate, config, opened, parted=True)
+
+
+def numbers(config: Config) -> MemoryData:
+    """Return 32,768 rows of 784 random numbers, as many as a digit has pixels, parted evenly, and ten classes."""
+    rng, rows, names = np.random.default_rng(0), 32_768, config.parties.features
+    shape = (rows + 1_024, 784 // len(names))
+    columns = {name: rng.random(shape, dtype=np.float32) for name in names}
+    tables = {name: array_table(name, x[:rows], x[rows:]) for name, x in columns.items()}
+    labels = rng.integers(0, 10, shape[0])
+    return MemoryData("numbers", tables, "label", Labels(labels[:rows], labels[rows:], 10))
 
 
 def networks(config: Config, data: VerticalData) -> tuple[dict[str, nn.Module], dict[str, PartyTable], nn.Module]:
@@ -152,13 +170,13 @@ def networks(config: Config, data: VerticalData) -> tuple[dict[str, nn.Module], 
     parties = list(party_names(config, data))
     holder = data.label_party
     own = holder if config.parties.label_features and holder in data.parties and holder not in parties else ""
-    bottoms, tables = {}, {}
+    bottoms, tables, classes = {}, {}, data.labels().classes
     for party in [*parties, *([own] if own else [])]:
         secret = Secret.for_simulation(config.seed, "label" if party == own else party)
         tables[party] = data.party(party)
         with seeded_initialisation(secret.seed(*(("weights", "bottom") if party == own else ("weights",)))):
             spec = tables[party].spec
-            bottoms[party] = default_own(spec, 2, config) if party == own else default_bottom(spec, config)
+            bottoms[party] = default_own(spec, classes, config) if party == own else default_bottom(spec, config)
         bind_dropout(bottoms[party], secret.generator("dropout", device=config.device))
     few = schedule_of(config, data.alignment.rows, data.alignment.test_rows).train_batch(0)[:2]
     with torch.no_grad():
@@ -168,29 +186,38 @@ def networks(config: Config, data: VerticalData) -> tuple[dict[str, nn.Module], 
             if not adds_to_logits(bottom)
         ]
     with seeded_initialisation(Secret.for_simulation(config.seed, "label").seed("weights", "top")):
-        top = default_top(fused_shape(shapes, config.model.fusion), 2, config)
+        top = default_top(fused_shape(shapes, config.model.fusion), classes, config)
     return bottoms, tables, top
 
 
-def _joined(gate: Gate, config: Config, opened: DataFactory) -> None:
+def _plain_loop(gate: Gate, config: Config, opened: DataFactory, *, parted: bool) -> None:
     data, placement = opened(config), Placement.of(config)
     bottoms, tables, top = networks(config, data)
     adding = [party for party, bottom in bottoms.items() if adds_to_logits(bottom)]
     schedule = schedule_of(config, data.alignment.rows, data.alignment.test_rows)
     network = placement.place(nn.ModuleList([*bottoms.values(), top])).train()
-    optimizers = plain_optimizers(network, config.training.learning_rate)
-    labels = torch.from_numpy(data.labels().train)
+    optimizers = [
+        optimizer
+        for module in (network if parted else [network])
+        for optimizer in plain_optimizers(module, config.training.learning_rate)
+    ]
+    labels, several = torch.from_numpy(data.labels().train), data.labels().classes > 2
+    loss_of = nn.functional.cross_entropy if several else nn.functional.binary_cross_entropy_with_logits
     loaders = {party: Loader(table.train, schedule, placement) for party, table in tables.items()}
     for step in range(schedule.steps):
-        truth = labels[schedule.train_batch(step)].float().to(config.device, non_blocking=True)
-        outputs = {party: placement.forward(bottom, *loaders[party].batch(step)) for party, bottom in bottoms.items()}
+        truth = labels[schedule.train_batch(step)]
+        truth = (truth.long() if several else truth.float()).to(config.device, non_blocking=True)
+        sent = {party: placement.forward(bottom, *loaders[party].batch(step)) for party, bottom in bottoms.items()}
+        outputs = {party: z.detach().requires_grad_() for party, z in sent.items()} if parted else sent
         parts = [z for party, z in outputs.items() if party not in adding]
         logits = placement.forward(top, fuse(parts, config.model.fusion))
         logits = sum((outputs[party] for party in adding), logits)
-        loss: Tensor = nn.functional.binary_cross_entropy_with_logits(logits, truth)
+        loss: Tensor = loss_of(logits, truth)
         for optimizer in optimizers:
             optimizer.zero_grad()
         loss.backward()
+        for party in sent if parted else ():
+            sent[party].backward(outputs[party].grad)
         for optimizer in optimizers:
             optimizer.step()
         gate.tick(loss.item())
