@@ -14,11 +14,7 @@ SMALL = {"rows": 40, "test_rows": 10}
 
 def test_the_list_says_what_is_usable_and_what_to_do_if_not(monkeypatch):
     entries = {entry.name: entry for entry in available()}
-    assert set(entries) == {
-        *("census-income", "criteo", "avazu", "flights", "files", "breast-cancer", "digits"),
-        *("mnist", "mnist-5000", "fashion-mnist", "cifar10", "cifar10-jpeg", "isic"),
-        *("dbpedia", "dbpedia-5000", "wordnet-glosses", "synthetic", "toy-gap", "toy-hemispheres"),
-    }
+    assert set(entries) == set(RECIPES)
     assert entries["digits"].usable
     assert all(entry.description and entry.licence for entry in entries.values())
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
