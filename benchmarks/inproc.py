@@ -37,7 +37,7 @@ def config_of(case: str, quick: bool, training: dict[str, Any], kind: str) -> Co
         {
             "threads": 1,
             "parties": {"features": parties},
-            "model": {"bottom": [128], "cut": 32, "top": []},
+            "model": {"bottom": [128], "cut": 32, "top": [], "numeric_embedding": "none"},
             "training": {**size, "validation": 0.0, **training},
             "attack": {"names": [], "snapshots": [], "informed": 0, "monitor": False},
             "transport": transport,
