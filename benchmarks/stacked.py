@@ -87,7 +87,7 @@ def on_processors(configs: list[Config], pairs: int) -> dict[str, Any]:
     }
 
 
-def on_card(configs: list[Config], pairs: int) -> dict[str, Any]:
+def on_gpu(configs: list[Config], pairs: int) -> dict[str, Any]:
     """Compare one stack of all runs with one run; with checkpoints, and without."""
     middle = configs[len(configs) // 2]
     apart([middle])  # what is done once
@@ -122,7 +122,7 @@ def main() -> None:
         configs = runs_of("toy-gap", given.device, 1, 2, 2)
     else:
         configs = runs_of("census", given.device, 0 if card else 1, 20 if card else 4, SEEDS if card else 2)
-    measured = (on_card if card else on_processors)(configs, 1 if given.quick else 3)
+    measured = (on_gpu if card else on_processors)(configs, 1 if given.quick else 3)
     report(
         "stacked",
         target=f"on a card <= {TARGET} times one run; on processors none",

@@ -31,7 +31,7 @@ def show_log(*, verbose: bool) -> None:
 
 
 def print_names(title: str, rows: Iterable[tuple[str, ...]], out: Console | None = None) -> None:
-    """Print a name and what is said of it in a line each, which a terminal cuts at its edge."""
+    """Print a name and its description in a line each, which a terminal cuts at its edge."""
     out, rows = out or Console(), list(rows)
     widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
     out.print(Text(title, "bold"))

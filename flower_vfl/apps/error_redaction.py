@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 Outward = Callable[[Exception], Exception]
 """A function that returns the part of an error that may leave this host."""
 
-_TOLD = (ProtocolError, PermissionDeniedError, SessionError, WithheldError)
+_SENT = (ProtocolError, PermissionDeniedError, SessionError, WithheldError)
 
 
 def discreet(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -53,7 +53,7 @@ def outward_of(message: Message, context: Context) -> Outward:
     what = f"{who} could not take part in the {_job(message)}"
 
     def outward(error: Exception) -> Exception:
-        if isinstance(error, _TOLD):
+        if isinstance(error, _SENT):
             return error
         _log.error("%s: %s", what, words_of(error), exc_info=error)
         kind = OutputExistsError if isinstance(error, OutputExistsError) else WithheldError  # it may come back

@@ -82,8 +82,8 @@ class RunFolder:
         """Merge the journals into `steps.parquet`, summarise them by period if there are some, write `result.json`."""
         merge_steps(self.path)
         if periods is not None:
-            told = {entry["label"]: entry["left_out"] for entry in summary["attacks"]}
-            write_periods(self.path, periods, told)
+            known_positives = {entry["label"]: entry["left_out"] for entry in summary["attacks"]}
+            write_periods(self.path, periods, known_positives)
         write_json_atomic(self.path / RESULT, dict(summary))
 
 

@@ -68,12 +68,12 @@ class LocalGrid(Grid):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        told = isinstance(error, PartyError)
-        cause = next((failure for failure in self.failures if told and isinstance(failure, InputError)), None)
+        of_party = isinstance(error, PartyError)
+        cause = next((failure for failure in self.failures if of_party and isinstance(failure, InputError)), None)
         self.join(_JOIN_SECONDS)
         if cause is not None:
             raise cause from None
-        if error is not None and told and self.failures:
+        if error is not None and of_party and self.failures:
             error.__cause__ = self.failures[0]
 
     def serve(self, server: ServerApp) -> None:

@@ -68,7 +68,7 @@ def describe_periods(epochs: Sequence[Mapping[str, float]], periods: Periods) ->
     }
 
 
-def write_periods(folder: Path, periods: Periods, told: Mapping[str, int] | None = None) -> None:
+def write_periods(folder: Path, periods: Periods, known_positives: Mapping[str, int] | None = None) -> None:
     """Write `periods.parquet`: the steps of a run summarised by period, a row a value.
 
     Periods are counted from 1; the one behind the last is the test. With an attack, `auc_q95` and `auc_mean` (of the
@@ -82,11 +82,11 @@ def write_periods(folder: Path, periods: Periods, told: Mapping[str, int] | None
         Folder of the run, with its `steps.parquet`.
     periods
         Those of its data.
-    told
+    known_positives
         Number of positives of a batch that an attack knows, by its label; none where it is not named.
     """
     steps = read_steps(folder)
-    rows = sorted([*_leaks(steps, told or {}), *_utility(steps)])
+    rows = sorted([*_leaks(steps, known_positives or {}), *_utility(steps)])
     columns = list(zip(*rows, strict=True)) or [()] * 6
     names = [periods.name(period) for period in columns[0]]
     table = pa.table([pa.array(column) for column in (columns[0], names, *columns[1:])], names=SCHEMA.names)
@@ -105,7 +105,7 @@ def read_periods(folder: Path) -> pa.Table:
     return read_table(folder / PERIODS, SCHEMA)
 
 
-def _leaks(steps: pa.Table, told: Mapping[str, int]) -> Iterator[Row]:
+def _leaks(steps: pa.Table, known_positives: Mapping[str, int]) -> Iterator[Row]:
     """Yield the quantile and the mean of each attack's AUC in each period, and what chance reaches there."""
     table = steps.filter(pc.is_in(steps["metric"], pa.array(_LEAKS)))
     groups = table.group_by(["epoch", "party", "layer", "attack", "metric"]).aggregate(
@@ -114,7 +114,7 @@ def _leaks(steps: pa.Table, told: Mapping[str, int]) -> Iterator[Row]:
     scored: dict[tuple[int, str], set[int]] = {}
     for entry in groups.to_pylist():
         values = np.array(entry["value_list"])
-        for attack in {"", entry["attack"] if told.get(entry["attack"]) else ""}:
+        for attack in {"", entry["attack"] if known_positives.get(entry["attack"]) else ""}:
             scored.setdefault((entry["epoch"], attack), set()).update(entry["step_list"])
         keys = (entry["epoch"], entry["party"], entry["layer"], entry["attack"])
         known = values[np.isfinite(values)]
@@ -124,7 +124,7 @@ def _leaks(steps: pa.Table, told: Mapping[str, int]) -> Iterator[Row]:
     counts = {metric: _by_step(steps, metric) for metric in ("batch_rows", "batch_positives")}
     for (epoch, attack), which in scored.items():
         pairs = [(counts["batch_rows"][step], counts["batch_positives"][step]) for step in which]
-        left_out = told.get(attack, 0)
+        left_out = known_positives.get(attack, 0)
         null = null_quantile((int(rows - found), max(int(found) - left_out, 0)) for rows, found in pairs)
         yield epoch, "label", "", attack, "null_q95", null
 

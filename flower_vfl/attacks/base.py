@@ -276,9 +276,9 @@ class RowAttack(Attack):
         from flower_vfl.attacks.rows import as_rows
 
         rows = as_rows(transcript.last.gradients[layer])
-        return self.rate(rows, self.told(rows, side))
+        return self.rate(rows, self.side_rows(rows, side))
 
-    def told(self, rows: Tensor, side: SideInformation) -> Tensor | None:
+    def side_rows(self, rows: Tensor, side: SideInformation) -> Tensor | None:
         """Return the side information on one batch (B, D) as `rate` takes it, (k, D).
 
         Raises

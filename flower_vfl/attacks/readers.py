@@ -272,8 +272,8 @@ def _slopes(network: list[Tensor], x: Tensor, target: Tensor) -> list[Tensor]:
     """Return the gradients of the mean logistic loss, written out: what reads a step keeps no graph."""
     inner, offsets, outer, offset = network
     units = torch.tanh(x @ inner + offsets)
-    said = units @ outer + offset
-    chances = torch.sigmoid(said) if said.dim() == 1 else said.softmax(dim=1)
+    logits = units @ outer + offset
+    chances = torch.sigmoid(logits) if logits.dim() == 1 else logits.softmax(dim=1)
     error = (chances - target) / len(x)
     back = error.reshape(len(x), -1) @ outer.reshape(len(outer), -1).T * (1 - units.square())
     return [x.T @ back, back.sum(dim=0), units.T @ error, error.sum(dim=0)]

@@ -232,7 +232,7 @@ class Attacker(PartyObserver):
         bottom, dropout = self._point.bottom, self._point.dropout
         copies = {name: buffer.clone() for name, buffer in bottom.named_buffers()}
         drawn = None if dropout is None else dropout.get_state()
-        with torch.random.fork_rng(devices=[self._placement.device] if self._placement.on_card else []):
+        with torch.random.fork_rng(devices=[self._placement.device] if self._placement.on_gpu else []):
             output = self._placement.forward(partial(functional_call, bottom, copies), tuple(inputs))
         if any(not torch.equal(copies[name], buffer) for name, buffer in bottom.named_buffers()):
             self._left_traces = True

@@ -47,7 +47,7 @@ class PendingStep:
         The class that is to be detected.
     sides
         Side information of each target; None where the batch does not have what it needs.
-    said
+    scores
         (B,) scores of each target; None where it lacks side information, or has not scored yet.
     gradients
         (B, ...) by layer, not yet scored.
@@ -58,7 +58,7 @@ class PendingStep:
     labels: NDArray[Any]
     positive: int
     sides: list[SideInformation | None] = field(default_factory=list)
-    said: list[Any] = field(default_factory=list)
+    scores: list[Any] = field(default_factory=list)
     gradients: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -69,7 +69,7 @@ class PendingStep:
     def found(self, place: int) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
         """Return the scores of the target of that place, and the rows that it knows; None where it has not scored."""
         side = self.sides[place]
-        return None if side is None else (self.said[place], side.left_out)
+        return None if side is None else (self.scores[place], side.left_out)
 
     def add(self, target: Target, transcript: Transcript, side: SideInformation | None, shown: list[Tensor]) -> None:
         """Let a target score the transcript's last step, now or later.
@@ -92,11 +92,11 @@ class PendingStep:
         """
         attack, layer = target
         self.sides.append(side)
-        self.said.append(None)
+        self.scores.append(None)
         if isinstance(attack, RowAttack) and transcript.last.embedding.device.type != "cpu":
             self.gradients = transcript.last.gradients
         elif side is not None:
-            self.said[-1] = ask(attack, partial(attack.score, transcript, layer, side), shown)
+            self.scores[-1] = ask(attack, partial(attack.score, transcript, layer, side), shown)
 
 
 Unasked = Sequence[tuple[PendingStep, SideInformation]]
@@ -119,17 +119,17 @@ def answer(targets: Sequence[Target], waiting: Sequence[PendingStep]) -> None:
             for steps in _unasked(waiting, place, layer, sequential=attack.sequential):
                 asked.append((place, steps))
                 together.append(_ask_together(attack, layer, steps, stacks))
-    for (place, steps), said in zip(asked, _brought(together), strict=True):
-        for (step, _), scores in zip(steps, said, strict=True):
-            step.said[place] = scores
-    alone = [(step, place) for step in waiting for place, said in enumerate(step.said) if said is not None]
-    for (step, place), said in zip(alone, _brought([step.said[place] for step, place in alone]), strict=True):
-        step.said[place] = said_of(targets[place][0], said, len(step.labels))
+    for (place, steps), scores in zip(asked, _brought(together), strict=True):
+        for (step, _), own in zip(steps, scores, strict=True):
+            step.scores[place] = own
+    alone = [(step, place) for step in waiting for place, scores in enumerate(step.scores) if scores is not None]
+    for (step, place), scores in zip(alone, _brought([step.scores[place] for step, place in alone]), strict=True):
+        step.scores[place] = checked_scores(targets[place][0], scores, len(step.labels))
     for step in waiting:
         step.gradients = {}
 
 
-def said_of(attack: AttackMethod, said: Any, rows: int) -> NDArray[Any]:
+def checked_scores(attack: AttackMethod, scores: Any, rows: int) -> NDArray[Any]:
     """Return an attack's scores of so many rows as an array (N,).
 
     Raises
@@ -137,7 +137,7 @@ def said_of(attack: AttackMethod, said: Any, rows: int) -> NDArray[Any]:
     ArgumentError
         When it is not one number a row.
     """
-    found = as_numpy(said)
+    found = as_numpy(scores)
     if found.shape != (rows,):
         raise ArgumentError(f"the attack {attack.label!r} returned {found.shape} for {rows} rows: ({rows},) is needed")
     return found
@@ -183,7 +183,7 @@ def _unasked(waiting: Sequence[PendingStep], place: int, layer: str, *, sequenti
     groups: defaultdict[Any, list[tuple[PendingStep, SideInformation]]] = defaultdict(list)
     for step in waiting:
         side = step.sides[place]
-        if side is not None and step.said[place] is None:
+        if side is not None and step.scores[place] is None:
             groups[step.step if sequential else step.gradients[layer].shape].append((step, side))
     return list(groups.values())
 
@@ -196,16 +196,16 @@ def _ask_together(attack: RowAttack, layer: str, steps: Unasked, stacks: dict[An
     key = layer, tuple(step.step for step, _ in steps)
     if key not in stacks:
         stacks[key] = torch.stack([as_rows(step.gradients[layer]) for step, _ in steps])
-    told = [attack.told(rows, side) for rows, (_, side) in zip(stacks[key], steps, strict=True)]
-    given = [one for one in told if one is not None]
+    sides = [attack.side_rows(rows, side) for rows, (_, side) in zip(stacks[key], steps, strict=True)]
+    given = [one for one in sides if one is not None]
     known = torch.stack(given) if given else None
     if not attack.sequential:
         return rate(attack, stacks[key], known)
     return rate(attack, stacks[key][0], None if known is None else known[0])[None]
 
 
-def _brought(said: Sequence[Any]) -> list[Any]:
+def _brought(scores: Sequence[Any]) -> list[Any]:
     """Return all scores in main memory, also those on a GPU."""
-    there = [isinstance(one, Tensor) and one.device.type != "cpu" for one in said]
-    found = iter(brought([one for one, is_there in zip(said, there, strict=True) if is_there]))
-    return [next(found) if is_there else one for one, is_there in zip(said, there, strict=True)]
+    there = [isinstance(one, Tensor) and one.device.type != "cpu" for one in scores]
+    found = iter(brought([one for one, is_there in zip(scores, there, strict=True) if is_there]))
+    return [next(found) if is_there else one for one, is_there in zip(scores, there, strict=True)]

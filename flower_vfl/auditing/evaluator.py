@@ -330,7 +330,7 @@ class AttackEvaluator:
         for place, leaks in enumerate(self._leaks):
             side = self._tell(leaks, transcript, reference, hinted) if leaks.attack.needs else nothing
             step.add((leaks.attack, leaks.layer), transcript, side, shown)
-            self._shared_state.compare(place, transcript, leaks.layer, side, step.said[-1])
+            self._shared_state.compare(place, transcript, leaks.layer, side, step.scores[-1])
         self._waiting.append(step)
         if len(self._waiting) >= self._together or sum(one.held for one in self._waiting) > HELD:
             self.settle()

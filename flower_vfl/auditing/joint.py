@@ -159,8 +159,8 @@ class JointEvaluator:
         if rows_of == "train" and WITHOUT_OWN in scores:
             others[WITHOUT_OWN] = {**scores, "train": scores[WITHOUT_OWN]}
         reached = {
-            name: {part: leak_auc(said[part][kept[part]], parts[part][kept[part]]) for part in parts}
-            for name, said in others.items()
+            name: {part: leak_auc(own[part][kept[part]], parts[part][kept[part]]) for part in parts}
+            for name, own in others.items()
         }
         other = next((part for part in parts if part != rows_of), rows_of)
         best = max(reached, key=lambda name: _known(reached[name][other]), default="")
@@ -236,7 +236,7 @@ def check_joint_attacks(attacks: Iterable[AttackMethod], labels: NDArray[np.bool
             )
 
 
-def _scores(said: JointScores, parts: Mapping[str, Labels]) -> dict[str, NDArray[Any]]:
+def _scores(answer: JointScores, parts: Mapping[str, Labels]) -> dict[str, NDArray[Any]]:
     """Return scores as arrays, one number a row.
 
     Raises
@@ -244,9 +244,9 @@ def _scores(said: JointScores, parts: Mapping[str, Labels]) -> dict[str, NDArray
     ArgumentError
         Where there is not one number a row.
     """
-    found = {part: as_numpy(getattr(said, part)) for part in parts}
-    if said.without_own is not None:
-        found[WITHOUT_OWN] = as_numpy(said.without_own)
+    found = {part: as_numpy(getattr(answer, part)) for part in parts}
+    if answer.without_own is not None:
+        found[WITHOUT_OWN] = as_numpy(answer.without_own)
     for part, scores in found.items():
         rows = len(parts.get(part, parts["train"]))
         if scores.shape != (rows,):

@@ -18,7 +18,7 @@ from torch import Tensor
 from flower_vfl.attacks.base import HINTS
 from flower_vfl.attacks.embedding.inference import LEAKED
 from flower_vfl.attacks.longitudinal.base import NOBODY, Kept, KnownRows, Memory, MemoryAttack
-from flower_vfl.auditing.batched_scoring import said_of
+from flower_vfl.auditing.batched_scoring import checked_scores
 from flower_vfl.auditing.evaluator import AuditLabels, draw_examples, draw_positives, naming
 from flower_vfl.auditing.read_only import ask
 from flower_vfl.auditing.recorder import Recorder
@@ -242,8 +242,10 @@ class LongitudinalEvaluator:
         values, interval, scored = (math.nan, math.nan), None, labels[:0]
         if known is not None:
             others = ~np.isin(memory.order, known.rows) if known.rows.size else slice(None)
-            said = said_of(found.attack, ask(found.attack, partial(found.attack.score, memory, known)), len(labels))
-            scores, scored = said[others], labels[others]
+            of_rows = checked_scores(
+                found.attack, ask(found.attack, partial(found.attack.score, memory, known)), len(labels)
+            )
+            scores, scored = of_rows[others], labels[others]
             with naming(found.attack):
                 values, interval = separation(scores, scored), auc_interval(scores, scored)
         positives = int(np.count_nonzero(scored))

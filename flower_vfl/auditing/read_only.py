@@ -40,14 +40,14 @@ def ask(attack: AttackMethod, say: Callable[[], Tensor], shown: Sequence[Tensor]
     """
     before = [tensor._version for tensor in shown]
     try:
-        said = say()
+        answer = say()
     except ValueError as error:
         if "read-only" not in str(error):  # the word of numpy in all its messages about such arrays
             raise
         raise ConfigError(_writes(attack)) from error
     if [tensor._version for tensor in shown] != before:
         raise ConfigError(_writes(attack))
-    return said
+    return answer
 
 
 def _writes(attack: AttackMethod) -> str:

@@ -72,7 +72,7 @@ class _Reading:
     """An attack's answer on the attacked rows and its value in every measure, or the reason why there is none."""
 
     values: Mapping[str, float] = field(default_factory=dict)
-    said: Tensor | None = None
+    answer: Tensor | None = None
     why: str = ""
 
 
@@ -178,10 +178,10 @@ class TrainedModelEvaluator:
         of one's own, must not cost the run.
         """
         try:
-            said = say()
-            if said is None:
+            answer = say()
+            if answer is None:
                 return _Reading()
-            return _Reading(measured(attack.reads, said, self._labels, self._classes), said)
+            return _Reading(measured(attack.reads, answer, self._labels, self._classes), answer)
         except Exception as error:  # noqa: BLE001 - the training is done, and an attack may be anybody's
             why = reason_of(error)
             _log.warning("trained model of party %r: %s %s cannot be run: %s", self._party, attack.label, where, why)
@@ -209,12 +209,12 @@ class TrainedModelEvaluator:
         self, name: str, attack: InferenceAttack, readings: Sequence[_Reading], values: Sequence[float]
     ) -> list[float] | None:
         """Return the interval of the mean over draws; of a single draw, that of the attacked rows being a sample."""
-        said = readings[0].said
-        if said is None or any(map(math.isnan, values)):
+        answer = readings[0].answer
+        if answer is None or any(map(math.isnan, values)):
             return None
         if len(values) > 1:
             return _listed(mean_interval(values))
-        return _listed(sample_interval(name, values[0], attack.reads, said, self._labels, self._classes))
+        return _listed(sample_interval(name, values[0], attack.reads, answer, self._labels, self._classes))
 
     def _record(self, attack: InferenceAttack, layer: str, kind: str, draw: int, values: Mapping[str, float]) -> None:
         prefix = "monitor_" if self._source == "monitor" else ""

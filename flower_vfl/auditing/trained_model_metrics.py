@@ -28,14 +28,14 @@ AUC, ACCURACY, BALANCED = "auc", "accuracy", "balanced_accuracy"
 Labels = NDArray[np.int64]
 
 
-def measured(reads: Reads, said: Tensor, labels: Labels, classes: int) -> dict[str, float]:
+def measured(reads: Reads, answer: Tensor, labels: Labels, classes: int) -> dict[str, float]:
     """Return the values of an answer in all its measures, the main one first.
 
     Parameters
     ----------
     reads : str
         The kind of the answer, as `InferenceAttack.reads` declares.
-    said : Tensor
+    answer : Tensor
         (N,), logits of more than two classes (N, C).
     labels : NDArray
         (N,) true class numbers.
@@ -55,28 +55,30 @@ def measured(reads: Reads, said: Tensor, labels: Labels, classes: int) -> dict[s
         When the answer is not one of each row, or names classes that do not exist.
     """
     shape = (len(labels), classes) if reads == "logits" and classes > 2 else (len(labels),)
-    if not isinstance(said, Tensor):
-        raise ArgumentError(f"It returned a {type(said).__name__} for {len(labels)} rows: a tensor {shape} is needed.")
-    if tuple(said.shape) != shape:
-        raise ArgumentError(f"It returned {tuple(said.shape)} for {len(labels)} rows: {shape} is needed.")
+    if not isinstance(answer, Tensor):
+        raise ArgumentError(
+            f"It returned a {type(answer).__name__} for {len(labels)} rows: a tensor {shape} is needed."
+        )
+    if tuple(answer.shape) != shape:
+        raise ArgumentError(f"It returned {tuple(answer.shape)} for {len(labels)} rows: {shape} is needed.")
     if reads == "scores":
-        return {AUC: leak_auc(said, labels)}
+        return {AUC: leak_auc(answer, labels)}
     if reads == "clusters":
         return {
-            ACCURACY: matched_accuracy(said, labels, classes=classes),
-            BALANCED: matched_balanced_accuracy(said, labels, classes=classes),
+            ACCURACY: matched_accuracy(answer, labels, classes=classes),
+            BALANCED: matched_balanced_accuracy(answer, labels, classes=classes),
         }
-    if reads == "classes" and not bool(torch.isin(said, torch.arange(classes, device=said.device)).all()):
+    if reads == "classes" and not bool(torch.isin(answer, torch.arange(classes, device=answer.device)).all()):
         raise ArgumentError(f"Some class is no whole number from 0 to {classes - 1}, of {classes} classes.")
-    named = as_numpy(classes_of(said) if reads == "logits" else said)
+    named = as_numpy(classes_of(answer) if reads == "logits" else answer)
     values = {ACCURACY: float((named == labels).mean()), BALANCED: balanced_accuracy(named, labels)}
     if reads == "logits":
-        values[AUC] = leak_auc(said, labels) if classes == 2 else macro_auc(said, labels)
+        values[AUC] = leak_auc(answer, labels) if classes == 2 else macro_auc(answer, labels)
     return values
 
 
 def sample_interval(
-    measure: str, value: float, reads: Reads, said: Tensor, labels: Labels, classes: int
+    measure: str, value: float, reads: Reads, answer: Tensor, labels: Labels, classes: int
 ) -> Interval | None:
     """Return the 95 % interval of a value for the attacked rows being a sample; None where there is none.
 
@@ -85,9 +87,9 @@ def sample_interval(
     if measure == ACCURACY:
         return share_interval(value, len(labels))
     if measure == BALANCED:
-        named = classes_of(said) if reads == "logits" else said
+        named = classes_of(answer) if reads == "logits" else answer
         return None if reads == "clusters" else mean_share_interval(*recalls(named, labels))
-    return auc_interval(said, labels) if classes == 2 else None
+    return auc_interval(answer, labels) if classes == 2 else None
 
 
 def chance(measure: str, labels: Labels, classes: int) -> float:

@@ -47,7 +47,7 @@ class Config(Section):
     device: str = Field(default="cpu", description="torch device of models")
     precision: Literal["float32", "tf32", "bfloat16"] = Field(
         default="float32",
-        description="of a network's products: whole single precision, TF32 on a card, or bfloat16; all else is exact",
+        description="of a network's products: whole single precision, TF32 on a GPU, or bfloat16; all else is exact",
     )
     threads: int = Field(
         default=1, ge=0, le=1024, description="torch threads of each party; 0: leave torch's own choice"

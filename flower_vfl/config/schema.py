@@ -166,7 +166,7 @@ class ModelConfig(Section):
     )
     embedding_device: Literal["same", "cpu"] = Field(
         default="same",
-        description="where embedding tables are: with the rest, or in main memory, for those too large for a card",
+        description="where embedding tables are: with the rest, or in main memory, for those too large for a GPU",
     )
     bottom: list[int] = Field(default_factory=lambda: [128], description="hidden layers of a bottom model, for tables")
     channels: list[int] = Field(

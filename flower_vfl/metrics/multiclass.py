@@ -54,7 +54,7 @@ def macro_auc(scores: Array, labels: Array) -> float:
     return float(np.mean(aucs)) if aucs else math.nan
 
 
-def balanced_accuracy(said: Array, labels: Array) -> float:
+def balanced_accuracy(predicted: Array, labels: Array) -> float:
     r"""Mean over the classes of the share of a class that is recognised: its recall.
 
     .. math:: \frac{1}{C} \sum_{c=1}^{C} \frac{|\{i : \hat y_i = y_i = c\}|}{|\{i : y_i = c\}|}
@@ -64,7 +64,7 @@ def balanced_accuracy(said: Array, labels: Array) -> float:
 
     Parameters
     ----------
-    said
+    predicted
         (N,) predicted class numbers.
     labels
         (N,) true class numbers.
@@ -85,11 +85,11 @@ def balanced_accuracy(said: Array, labels: Array) -> float:
     >>> balanced_accuracy([0, 0, 0, 0, 1], [0, 0, 0, 1, 1])
     0.75
     """
-    shares, _ = recalls(said, labels)
+    shares, _ = recalls(predicted, labels)
     return float(shares.mean()) if shares.size else math.nan
 
 
-def recalls(said: Array, labels: Array) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def recalls(predicted: Array, labels: Array) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return the share of each class that is recognised and the class's size, of the classes that occur.
 
     Raises
@@ -97,7 +97,7 @@ def recalls(said: Array, labels: Array) -> tuple[NDArray[np.float64], NDArray[np
     ArgumentError
         For two vectors that do not fit.
     """
-    values, y = as_numpy(said), as_numpy(labels)
+    values, y = as_numpy(predicted), as_numpy(labels)
     if values.ndim != 1 or values.shape != y.shape:
         raise ArgumentError(f"Classes {values.shape} and labels {y.shape}: give two vectors of one length (N,).")
     _, which, counts = np.unique(y, return_inverse=True, return_counts=True)

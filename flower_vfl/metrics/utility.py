@@ -31,17 +31,17 @@ def utility(logits: Tensor, labels: NDArray[Any], classes: int) -> dict[str, flo
         scores = logits.double()
         probabilities = torch.sigmoid(scores)
         loss = torch.nn.functional.binary_cross_entropy_with_logits(scores, target.double())
-        said = (scores > 0).long()
+        predicted = (scores > 0).long()
         metrics = {"auc": leak_auc(scores.numpy(), labels)}
     else:
         probabilities = torch.softmax(logits.double(), dim=1)
         loss = torch.nn.functional.cross_entropy(logits.double(), target)
-        said = logits.argmax(dim=1)
+        predicted = logits.argmax(dim=1)
         metrics = {"macro_auc": macro_auc(probabilities.numpy(), labels)}
     return {
         **metrics,
         "loss": float(loss),
-        "accuracy": float((said == target).double().mean()),
-        "balanced_accuracy": balanced_accuracy(said, labels),
+        "accuracy": float((predicted == target).double().mean()),
+        "balanced_accuracy": balanced_accuracy(predicted, labels),
         "ace": adaptive_calibration_error(probabilities.numpy(), labels),
     }

@@ -50,14 +50,14 @@ class Placement:
         return cls(config.device, config.model.embedding_device, config.precision)
 
     @property
-    def on_card(self) -> bool:
+    def on_gpu(self) -> bool:
         """True if the network is not in main memory."""
         return torch.device(self.device).type != "cpu"
 
     @property
     def mixed(self) -> bool:
         """True if embedding tables are not on the device of the network."""
-        return self.on_card and self.embeddings == "cpu"
+        return self.on_gpu and self.embeddings == "cpu"
 
     def place(self, model: nn.Module) -> nn.Module:
         """Move a model to its place; its tables never pass a device on which they might not fit."""
@@ -91,7 +91,7 @@ class Placement:
 
     def travels(self, tensor: Tensor) -> bool:
         """Return whether a tensor goes to the device: integers are looked up where the embedding tables are."""
-        return self.on_card and (tensor.is_floating_point() or not self.mixed)
+        return self.on_gpu and (tensor.is_floating_point() or not self.mixed)
 
     def bring(self, tensor: Tensor) -> Tensor:
         """Return a tensor in main memory, such as one that was gathered, on the device of the model."""

@@ -50,9 +50,9 @@ class Loader:
     ) -> None:
         self._schedule, self._placement = schedule, placement
         self._gather = Windows(source, schedule).batch if in_windows(source) else _directly(source, schedule)
-        ahead = placement.on_card if ahead is None else ahead
+        ahead = placement.on_gpu if ahead is None else ahead
         self._stream: torch.Stream | None = None
-        if ahead and placement.on_card:
+        if ahead and placement.on_gpu:
             self._stream = torch.get_device_module(placement.device).Stream(placement.device)
         self._ahead: _Ahead[_Loaded] | None = _Ahead() if ahead else None
 

@@ -138,9 +138,9 @@ def _attack(entry: Mapping[str, Any]) -> str:
     """Name an attack by how it reads, without the number of labels, as in ``embedding_reader(reader=linear)``."""
     params = entry.get("params")
     known = params.items() if isinstance(params, dict) else ()
-    said = [f"{name}={value}" for name, value in known if value is not False]
+    settings = [f"{name}={value}" for name, value in known if value is not False]
     name = str(entry.get("attack", "model_completion"))  # once the only one, and not named
-    return f"{name}({','.join(said)})" if said else name
+    return f"{name}({','.join(settings)})" if settings else name
 
 
 def _points(curve: Sequence[Mapping[str, Any]], name: str, interval: str) -> list[Reached]:

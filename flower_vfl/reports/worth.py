@@ -67,10 +67,12 @@ def _sentence(rows: tuple[Row, ...], together: float, margin: float, test_rows: 
     alone = max((row for row in rows if row.columns != JOINED), key=lambda row: row.best)
     gain = together - alone.best
     if abs(gain) <= margin:
-        said = f"no more than {test_rows:,} test rows can tell from"
+        compared = f"no more than {test_rows:,} test rows can tell from"
     else:
-        said = f"{number(abs(gain), 4)} {'above' if gain > 0 else 'below'}"
-    words = f"Together {number(together, 4)}: {said} the best party alone ({alone.columns}, {number(alone.best, 4)})"
+        compared = f"{number(abs(gain), 4)} {'above' if gain > 0 else 'below'}"
+    words = (
+        f"Together {number(together, 4)}: {compared} the best party alone ({alone.columns}, {number(alone.best, 4)})"
+    )
     joined = next((row for row in rows if row.columns == JOINED), None)
     if joined is not None:
         words += f"; scikit-learn on the joined table, without any privacy, {number(joined.best, 4)}"

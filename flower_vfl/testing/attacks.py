@@ -170,8 +170,8 @@ def _parameters(subject: _Subject) -> Iterator[str]:
         yield f"`leaks` is {attack.leaks!r} and `needs` {set(attack.needs)}; an attack that knows labels declares both"
 
 
-def _are_groups(said: Tensor) -> bool:
-    return not said.is_floating_point() and bool(((said >= 0) & (said < NOTHING.classes)).all())
+def _are_groups(answer: Tensor) -> bool:
+    return not answer.is_floating_point() and bool(((answer >= 0) & (answer < NOTHING.classes)).all())
 
 
 def _shapes(subject: _Subject) -> Iterator[str]:

@@ -51,15 +51,15 @@ def _own(rows: int, seed: int) -> OwnRows:
     return OwnRows((gradients((rows, 3), seed=seed), ids), gradients((rows, 4), seed=seed + 10))
 
 
-def _problems_of(said: Any, view: JointView, what: str) -> Iterator[str]:
-    """Say what is wrong with what is said of a view."""
-    if not isinstance(said, JointScores):
-        yield f"{what}: it returns {type(said).__name__}; JointScores(train, test) is needed"
+def _problems_of(answer: Any, view: JointView, what: str) -> Iterator[str]:
+    """Say what is wrong with the scores of a view."""
+    if not isinstance(answer, JointScores):
+        yield f"{what}: it returns {type(answer).__name__}; JointScores(train, test) is needed"
         return
-    yield from score_problems(said.train, len(view.train), f"{what}, training rows")
-    yield from score_problems(said.test, len(view.test), f"{what}, test rows")
-    if said.without_own is not None:
-        yield from score_problems(said.without_own, len(view.train), f"{what}, without the row's own gradient")
+    yield from score_problems(answer.train, len(view.train), f"{what}, training rows")
+    yield from score_problems(answer.test, len(view.test), f"{what}, test rows")
+    if answer.without_own is not None:
+        yield from score_problems(answer.without_own, len(view.train), f"{what}, without the row's own gradient")
 
 
 def _declarations(subject: JointSubject) -> Iterator[str]:
@@ -86,8 +86,8 @@ def _views(subject: JointSubject) -> Iterator[str]:
     views["equal columns and embeddings"] = replace(usual, train=equal)
     for what, view in views.items():
         yield from _problems_of(subject.read(view), view, what)
-        for name, said in subject.make().baselines(view).items():
-            yield from _problems_of(said, view, f"{what}, baseline {name!r}")
+        for name, answer in subject.make().baselines(view).items():
+            yield from _problems_of(answer, view, f"{what}, baseline {name!r}")
 
 
 def _bare(rows: OwnRows) -> OwnRows:

@@ -107,20 +107,20 @@ def _parameters(subject: TrainedSubject) -> Iterator[str]:
         yield f"`leaks` is {attack.leaks!r} and `needs` {set(attack.needs)}; an attack that knows labels declares both"
 
 
-def _problems_of(said: Any, attack: InferenceAttack, view: TrainedView, what: str) -> Iterator[str]:
+def _problems_of(answer: Any, attack: InferenceAttack, view: TrainedView, what: str) -> Iterator[str]:
     rows = len(view.embeddings)
     shape = (rows, view.classes) if attack.reads == "logits" and view.classes > 2 else (rows,)
-    if not isinstance(said, Tensor) or said.shape != shape:
-        found = tuple(said.shape) if isinstance(said, Tensor) else type(said).__name__
+    if not isinstance(answer, Tensor) or answer.shape != shape:
+        found = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
         wanted = "one number a row" if len(shape) == 1 else "one number a row and class"
         yield f"{what}: it returned {found}, {wanted} is needed: a tensor {shape}"
-    elif said.requires_grad:
+    elif answer.requires_grad:
         yield f"{what}: its answer keeps a graph; compute on detached tensors"
     elif attack.reads in ("scores", "logits"):
-        if bool(torch.isnan(said.double()).any()):
+        if bool(torch.isnan(answer.double()).any()):
             yield f"{what}: some {attack.reads} are NaN; finite embeddings have numbers"
-    elif said.is_floating_point() or not bool(((said >= 0) & (said < view.classes)).all()):
-        yield f"{what}: it returned {sorted(set(said.tolist()))[:5]}; whole numbers below {view.classes} are needed"
+    elif answer.is_floating_point() or not bool(((answer >= 0) & (answer < view.classes)).all()):
+        yield f"{what}: it returned {sorted(set(answer.tolist()))[:5]}; whole numbers below {view.classes} are needed"
 
 
 def _answers(subject: TrainedSubject) -> Iterator[str]:
@@ -134,9 +134,9 @@ def _answers(subject: TrainedSubject) -> Iterator[str]:
             view = _view(attack, z, classes)
             yield from _problems_of(attack.infer(view), attack, view, f"{what}, {classes} classes")
         view = _view(attack, g, classes)
-        said = attack.baseline(view)
-        if said is not None:
-            yield from _problems_of(said, attack, view, f"the baseline, {classes} classes")
+        answer = attack.baseline(view)
+        if answer is not None:
+            yield from _problems_of(answer, attack, view, f"the baseline, {classes} classes")
 
 
 def _repeatable(subject: TrainedSubject) -> Iterator[str]:

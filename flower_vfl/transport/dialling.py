@@ -228,11 +228,11 @@ class _Dialler:
             except grpc.RpcError:
                 raise
             except Exception as error:
-                told = self._outward(error)
-                self._report(told, answers, outgoing)
-                if told is error:
+                outward = self._outward(error)
+                self._report(outward, answers, outgoing)
+                if outward is error:
                     raise
-                raise told from None
+                raise outward from None
             check_refusal(frame)
             if answer:
                 outgoing.put(self._traffic.pack(answer))

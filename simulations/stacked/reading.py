@@ -169,21 +169,23 @@ class Readers:
         ConfigError
             When an attack writes into what it is shown.
         """
-        said, measured, known = [], [], []
+        scores, measured, known = [], [], []
         everybody = torch.ones_like(batch.positive)
         asked = [_measured(attack, batch, everybody) for attack in self.attacks]
         for view in self.views:
             rows = _joined([gradients[party, view.layer, view.shows].flatten(2) for party in view.parties])
-            told = None
+            reference = None
             if self.refers:
-                told = _joined([references[party, view.layer] for party in view.parties])[:, None]
+                reference = _joined([references[party, view.layer] for party in view.parties])[:, None]
             hints = batch.at(batch.hints, rows) if self.most_hints else None
             for attack, (kept, possible) in zip(view.attacks, asked, strict=True):
-                said.append(rate(attack, rows, _told(attack, told, hints)))
+                scores.append(rate(attack, rows, _side_rows(attack, reference, hints)))
                 measured.append(kept)
                 known.append(possible)
-        if said:  # one after the other they would be ten times as many operations
-            found = separations(torch.stack(said), batch.positive, torch.stack(measured))  # in the widest format of all
+        if scores:  # one after the other they would be ten times as many operations
+            found = separations(
+                torch.stack(scores), batch.positive, torch.stack(measured)
+            )  # in the widest format of all
             self._waiting.append((step, epoch, torch.stack(found, dim=1), known))
 
     def settle(self, records: Records) -> None:
@@ -217,7 +219,7 @@ def _measured(attack: RowAttack, batch: Batch, kept: Tensor) -> tuple[Tensor, ND
     return kept, np.ones_like(batch.referred)
 
 
-def _told(attack: RowAttack, reference: Tensor | None, hints: Tensor | None) -> Tensor | None:
+def _side_rows(attack: RowAttack, reference: Tensor | None, hints: Tensor | None) -> Tensor | None:
     """Return the side information of an attack, (R, k, D)."""
     if HINTS in attack.needs and hints is not None:
         return hints[:, : attack.hints]

@@ -61,7 +61,7 @@ class Reading:
         The view's party and layer, and the attack's label.
     metrics
         Names of the leak AUC and the detection error in the log.
-    told
+    known_rows
         Number of rows of a batch that supplied side information.
     kept
         Returns the attack's state of a run.
@@ -71,7 +71,7 @@ class Reading:
     layer: str
     attack: str
     metrics: tuple[str, str]
-    told: int
+    known_rows: int
     kept: Callable[[int], Mapping[str, Any]]
 
 
@@ -164,6 +164,6 @@ def measured(
         (steps, epochs, values), (_, _, errors) = (curves[*place, metric] for metric in reading.metrics)
         classes = np.array([positives_in(step) for step in steps.tolist()])
         yes = positives[steps]  # of every step there is one
-        counts = rows[steps] - yes, yes - reading.told
+        counts = rows[steps] - yes, yes - reading.known_rows
         found.append(Measured(epochs, classes, values, errors, *counts, reading.kept(run)))
     return found

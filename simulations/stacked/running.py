@@ -15,7 +15,7 @@ from flower_vfl.config import Config
 from flower_vfl.data.store.memory import VerticalData
 from flower_vfl.metrics import Values
 from flower_vfl.simulations.stacked.member import Member
-from flower_vfl.simulations.stacked.training import StackedTraining, Told
+from flower_vfl.simulations.stacked.training import Progress, StackedTraining
 from flower_vfl.tracking import add_snapshot, write_steps
 
 _log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ def train_stack(
     folders: Sequence[Path],
     *,
     data: Callable[[Config], VerticalData] = open_data,
-    told: Told = lambda step, steps, loss: None,
+    progress: Progress = lambda step, steps, loss: None,
 ) -> list[int]:
     """Train runs together; each is left in its folder as after its last step, to be finished with ``resume``.
 
@@ -36,7 +36,7 @@ def train_stack(
         One a run; nothing has been trained in the folders.
     data : Callable
         Opens the data.
-    told : Told
+    progress : Progress
         Receives the progress of training.
 
     Returns
@@ -61,7 +61,7 @@ def train_stack(
             add_snapshot(folders[run], step, values)
 
         training = StackedTraining(members, dataset, keep_snapshot)
-        training.train(told)
+        training.train(progress)
         for run in np.flatnonzero(~training.diverged).tolist():
             trained, curves = training.trained(run)
             write_steps(folders[run], curves)

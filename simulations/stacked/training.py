@@ -47,7 +47,7 @@ SETTLE_STEPS = 64
 """Steps after which losses and leaks are read from the device, and runs that diverged are found."""
 
 Gradients = dict[tuple[str, str, str], Tensor]
-Told = Callable[[int, int, float], None]
+Progress = Callable[[int, int, float], None]
 """A function that receives the number of steps done, their total, and the mean loss."""
 
 
@@ -183,7 +183,7 @@ class StackedTraining:
         self._predict("test", most=1)
         return seconds
 
-    def train(self, told: Told = lambda step, steps, loss: None) -> None:
+    def train(self, progress: Progress = lambda step, steps, loss: None) -> None:
         """Train all runs to the end of their schedule; stop where every run has diverged."""
         schedule, began = self._members[0].schedule, time.perf_counter()
         for epoch in range(1, schedule.epochs + 1):
@@ -193,7 +193,7 @@ class StackedTraining:
                 self.steps = step + 1
                 last = self.steps == schedule.steps_of(epoch).stop
                 if last or self.steps % SETTLE_STEPS == 0:
-                    self._settle(told)
+                    self._settle(progress)
                     if self.diverged.all():
                         return
             self._evaluate(epoch)
@@ -346,7 +346,7 @@ class StackedTraining:
         for metric, values in counts.items():
             self.records.add(("label", "", "", metric), step, epoch, values[self._feeding.orders])
 
-    def _settle(self, told: Told) -> None:
+    def _settle(self, progress: Progress) -> None:
         """Read from the device what was measured since the last time."""
         losses = torch.stack(self._losses).double().cpu().numpy()
         schedule = self._members[0].schedule
@@ -356,7 +356,7 @@ class StackedTraining:
         self.diverged |= ~np.isfinite(losses).all(axis=0)
         self._readers.settle(self.records)
         well = losses[-1][~self.diverged]
-        told(self.steps, schedule.steps, float(well.mean()) if well.size else math.nan)
+        progress(self.steps, schedule.steps, float(well.mean()) if well.size else math.nan)
 
     def _evaluate(self, epoch: int) -> None:
         """Measure what each run predicts for its validation rows and for the test rows."""

@@ -24,8 +24,8 @@ from flower_vfl.tracking import require_sinks
 _SHOWN, _MOST = 8, 2000
 _NUMBERS = ("epochs", "learning_rate", "weight_decay", "embedding_decay", "schedule", "clip_norm")
 
-Told = Callable[[int, int], None]
-"""Is told how many settings have been tried, and of how many."""
+Progress = Callable[[int, int], None]
+"""Takes how many settings have been tried, and of how many."""
 
 
 class _EnoughError(Exception):
@@ -51,7 +51,7 @@ class OpenData:
         return self._opened[key]
 
 
-def check_trials(trials: Sequence[Trial], running: Running, told: Told = lambda done, total: None) -> None:
+def check_trials(trials: Sequence[Trial], running: Running, progress: Progress = lambda done, total: None) -> None:
     """Refuse a sweep of which a trial cannot run.
 
     Opens all data, and does the first step of each setting: seeds and plain numbers of the training, such as its
@@ -68,12 +68,12 @@ def check_trials(trials: Sequence[Trial], running: Running, told: Told = lambda 
     data, problems = OpenData(), []
     with quiet_log():
         for index, trial in enumerate(reversed(settings.values())):
-            told(index, len(settings))
+            progress(index, len(settings))
             try:
                 dry_run(trial.config, data)
             except Exception as error:  # noqa: BLE001 - a method of somebody else's may raise anything
                 problems.append(f"{trial.run}: {reason_of(error, _MOST)}")
-    told(len(settings), len(settings))
+    progress(len(settings), len(settings))
     if problems:
         more = f" (and {len(problems) - _SHOWN} more)" if len(problems) > _SHOWN else ""
         raise ConfigError(f"{len(problems)} settings cannot run: {'; '.join(problems[:_SHOWN])}{more}")
@@ -85,20 +85,20 @@ def check_devices(trials: Sequence[Trial], running: Running) -> None:
     Raises
     ------
     ConfigError
-        When trials on a card are given none, or a card of their own choice: Ray says which one a trial sees.
+        When trials on a GPU are given none, or a GPU of their own choice: Ray says which one a trial sees.
     """
     devices = {trial.config.device for trial in trials}
     numbered = sorted(device for device in devices if ":" in device)
     if numbered:
-        raise ConfigError(f"device is {numbered[0]!r}; in a sweep it is 'cuda': Ray chooses the card of each trial")
+        raise ConfigError(f"device is {numbered[0]!r}; in a sweep it is 'cuda': Ray chooses the GPU of each trial")
     if "cuda" in devices and not running.gpus:
-        raise ConfigError("device is 'cuda', but [sweep] gpus is 0: 1 gives each trial a card, 0.25 puts four on one")
+        raise ConfigError("device is 'cuda', but [sweep] gpus is 0: 1 gives each trial a GPU, 0.25 puts four on one")
     if "cuda" not in devices and running.gpus:
         raise ConfigError(f"[sweep] gpus is {running.gpus}, but no trial has device = 'cuda'")
 
 
 def dry_run(config: Config, data: Callable[[Config], VerticalData]) -> None:
-    """Do the first step of a configuration, on the processor where there is no card, and write nothing.
+    """Do the first step of a configuration, on the processor where there is no GPU, and write nothing.
 
     Raises
     ------

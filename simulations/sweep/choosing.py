@@ -1,4 +1,4 @@
-"""The choice to train trials together: measured on a part of the data, for this machine or this card."""
+"""The choice to train trials together: measured on a part of the data, for this machine or this GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flower_vfl.data.store.memory import VerticalData
 from flower_vfl.protocol.printable import reason_of
 from flower_vfl.simulations.stacked.member import Member
 from flower_vfl.simulations.stacked.training import StackedTraining
-from flower_vfl.simulations.sweep.checking import OpenData, Told, quiet_log
+from flower_vfl.simulations.sweep.checking import OpenData, Progress, quiet_log
 from flower_vfl.simulations.sweep.definition import Running
 from flower_vfl.simulations.sweep.grouping import Group, groups
 from flower_vfl.simulations.sweep.planning import fitting, measure, part_of, peak, reset_peak
@@ -43,7 +43,7 @@ class Measured:
     runs
         Of the stack.
     seconds, memory
-        Of a step, and at most, in bytes: resident memory, or tensors on the card.
+        Of a step, and at most, in bytes: resident memory, or tensors on the GPU.
     """
 
     runs: int
@@ -77,7 +77,7 @@ class Choice:
     memory: int = 0
 
     @property
-    def on_card(self) -> bool:
+    def on_gpu(self) -> bool:
         """True if that memory is a GPU's."""
         return self.group.trials[0].config.device != "cpu"
 
@@ -98,7 +98,7 @@ def choose(
     trials: Sequence[Trial],
     running: Running,
     places: int,
-    told: Told = lambda done, total: None,
+    progress: Progress = lambda done, total: None,
 ) -> list[Choice]:
     """Decide for each group of trials whether its members are trained together.
 
@@ -107,17 +107,17 @@ def choose(
     trials : Sequence[Trial]
         Of which nothing has been trained.
     running : Running
-        ``stacking`` says whether it is wanted; ``gpus`` which share of a card a trial has.
+        ``stacking`` says whether it is wanted; ``gpus`` which share of a GPU a trial has.
     places : int
         How many trials, or stacks, run at once.
-    told : Told
-        Is told how many groups are measured, of how many.
+    progress : Progress
+        Takes how many groups are measured, of how many.
     """
     found, data = [], OpenData()
     candidates = groups(trials)
     with quiet_log():
         for index, group in enumerate(candidates):
-            told(index, len(candidates))
+            progress(index, len(candidates))
             found.append(Choice(group, (), group.reason) if group.reason else _decide(group, running, places, data))
     return found
 
@@ -130,8 +130,8 @@ def _decide(group: Group, running: Running, places: int, data: Callable[[Config]
         return Choice(group, (), f"there is room for all {len(group.trials)} at once")
     if config.device != "cpu" and not torch.cuda.is_available():
         if forced:
-            return Choice(group, _cut(group.trials, wanted), "asked for; there is no card here to measure on")
-        return Choice(group, (), "there is no card here to measure on; stacking = 'on' does without")
+            return Choice(group, _cut(group.trials, wanted), "asked for; there is no GPU here to measure on")
+        return Choice(group, (), "there is no GPU here to measure on; stacking = 'on' does without")
     try:
         alone = measure(_some(group.trials, 3)[1].config, data).step
         few, more = (measure_stack(_some(group.trials, count), data) for count in (FEW, min(MORE, wanted)))
@@ -176,12 +176,12 @@ def _fitting(few: Measured, more: Measured, wanted: int, limit: int, data: Verti
     """Return how many runs, `wanted` at most, one stack can hold."""
     schedule = schedule_of(config, data.alignment.rows, data.alignment.test_rows)
     each = _ROW_BYTES * max(schedule.test_rows, schedule.validation_rows)
-    each += _STEP_BYTES * schedule.steps if config.device == "cpu" else 0  # recorded beside a card, not on it
+    each += _STEP_BYTES * schedule.steps if config.device == "cpu" else 0  # recorded beside a GPU, not on it
     return next((runs for runs in range(wanted, 0, -1) if fitting(limit, at(few, more, runs).memory + runs * each)), 0)
 
 
 def _limit(config: Config, running: Running, places: int) -> int:
-    """Return the bytes that one place may use, of the card or of this machine."""
+    """Return the bytes that one place may use, of the GPU or of this machine."""
     if config.device != "cpu":
         return int(torch.cuda.get_device_properties(0).total_memory * min(1.0, running.gpus or 1.0))
     return machine.memory() // max(1, places)

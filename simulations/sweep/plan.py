@@ -24,10 +24,10 @@ from flower_vfl.simulations.sweep.planning import (
     STEPS,
     WARM_UP,
     Shape,
-    check_cards,
+    check_gpus,
     fitting,
     makespan,
-    on_a_card,
+    on_one_gpu,
     shapes_of,
     summary,
 )
@@ -35,7 +35,7 @@ from flower_vfl.simulations.sweep.sweeping import processors
 from flower_vfl.simulations.sweep.trials import trials_of
 from flower_vfl.terminal import console
 
-CARDS = (1, 4, 8)
+GPUS = (1, 4, 8)
 
 
 def print_plan(
@@ -48,7 +48,7 @@ def print_plan(
     FlowerVflError
         When a trial cannot run.
     SetupError
-        When so many trials as [sweep] gpus says do not fit a card.
+        When so many trials as [sweep] gpus says do not fit a GPU.
     """
     trials, running = trials_of(definition, overrides), definition.running.with_stacking(stacking)
     places, refused = _places(processors(trials, running), running.gpus, workers)
@@ -63,9 +63,9 @@ def print_plan(
     screen.print(shape_table(shapes))
     screen.print(choice_table(choices) if choices else Text("Each trial is trained by itself: stacking is off."))
     screen.print(Text(_here(found, choices, places, refused)))
-    if found["card"]:
-        check_cards(shapes, running.gpus, workers)
-    screen.print(Text(_cards(found, choices, running.gpus)))
+    if found["gpu"]:
+        check_gpus(shapes, running.gpus, workers)
+    screen.print(Text(_gpus(found, choices, running.gpus)))
     screen.print(Text(_measured(shapes)))
 
 
@@ -113,7 +113,7 @@ def _here(found: Mapping[str, Any], choices: Sequence[Choice], places: int, refu
     if refused:
         return f"{count} trials, one after the other about {long}; not on this machine: {refused}."
     total = machine.memory()
-    memory = _largest(found["memory"], choices, card=False)
+    memory = _largest(found["memory"], choices, gpu=False)
     fits = fitting(total, memory)
     at_once = f"{places} at once{', a stack counted as one' if any(choice.stacks for choice in choices) else ''}"
     words = (
@@ -125,21 +125,21 @@ def _here(found: Mapping[str, Any], choices: Sequence[Choice], places: int, refu
     return words
 
 
-def _largest(trial: int, choices: Sequence[Choice], *, card: bool) -> int:
-    """Return the memory of the largest trial or stack, on a card or in main memory."""
-    return max([trial, *(choice.memory for choice in choices if choice.stacks and choice.on_card == card)])
+def _largest(trial: int, choices: Sequence[Choice], *, gpu: bool) -> int:
+    """Return the memory of the largest trial or stack, on a GPU or in main memory."""
+    return max([trial, *(choice.memory for choice in choices if choice.stacks and choice.on_gpu == gpu)])
 
 
-def _cards(found: Mapping[str, Any], choices: Sequence[Choice], gpus: float) -> str:
+def _gpus(found: Mapping[str, Any], choices: Sequence[Choice], gpus: float) -> str:
     """Say how long it takes on several GPUs, where one was measured."""
-    if not found["card"]:
+    if not found["gpu"]:
         return (
             "On GPUs: not measured, for there is none here or no trial has device = 'cuda'. Plan on a machine with "
-            "one; gpus in [sweep] says which share of a card a trial gets."
+            "one; gpus in [sweep] says which share of a GPU a trial gets."
         )
-    each = on_a_card(gpus)
-    times = (f"{n}: {duration(makespan(found['seconds'], n * each))}" for n in CARDS)
-    need = size(_largest(found["card"], choices, card=True) + CONTEXT)
+    each = on_one_gpu(gpus)
+    times = (f"{n}: {duration(makespan(found['seconds'], n * each))}" for n in GPUS)
+    need = size(_largest(found["gpu"], choices, gpu=True) + CONTEXT)
     what = "trials or stacks" if any(choice.stacks for choice in choices) else "trials"
     return f"{each} {what} of {need} on each GPU; on so many GPUs like this one: {', '.join(times)}."
 

@@ -27,7 +27,7 @@ from flower_vfl.data.store.source import SomeRows
 from flower_vfl.errors import SetupError
 from flower_vfl.reports import render
 from flower_vfl.reports.words import size
-from flower_vfl.simulations.sweep.checking import OpenData, Told, plain, quiet_log
+from flower_vfl.simulations.sweep.checking import OpenData, Progress, plain, quiet_log
 from flower_vfl.simulations.sweep.trials import Trial
 from flower_vfl.strategies import Observer
 from flower_vfl.training.factories import schedule_of
@@ -52,8 +52,8 @@ class Probe:
         Seconds until the first step, of a step (the median), and from the last epoch to the report.
     row : float
         Seconds of evaluating one row.
-    memory, card : int
-        Largest resident memory of the process, and largest memory of tensors on a card, in bytes; 0 where not known.
+    memory, gpu : int
+        Largest resident memory of the process, and largest memory of tensors on a GPU, in bytes; 0 where not known.
     rows, test_rows : int
         Of the whole data.
     measured_test_rows : int
@@ -67,7 +67,7 @@ class Probe:
     ending: float
     row: float
     memory: int
-    card: int
+    gpu: int
     rows: int
     test_rows: int
     measured_test_rows: int
@@ -128,13 +128,13 @@ def makespan(seconds: Sequence[float], places: int) -> float:
     return max(ends)
 
 
-def shapes_of(trials: Sequence[Trial], told: Told = lambda done, total: None) -> list[Shape]:
+def shapes_of(trials: Sequence[Trial], progress: Progress = lambda done, total: None) -> list[Shape]:
     """Measure each distinct shape of the trials: a few dozen steps, one evaluation, one end, on a part of the data.
 
     Raises
     ------
     SetupError
-        When a trial needs more memory than the card has.
+        When a trial needs more memory than the GPU has.
     """
     groups: dict[str, list[Trial]] = {}
     for trial in trials:
@@ -143,7 +143,7 @@ def shapes_of(trials: Sequence[Trial], told: Told = lambda done, total: None) ->
     with quiet_log():
         _probe(trials[0], data)  # what a process does once, such as importing, is no part of a trial
         for index, members in enumerate(groups.values()):
-            told(index, len(groups))
+            progress(index, len(groups))
             shapes.append(Shape(members, _probe(members[0], data)))
     return shapes
 
@@ -153,7 +153,7 @@ def _probe(trial: Trial, data: Callable[[Config], VerticalData]) -> Probe:
         return measure(trial.config, data)
     except torch.cuda.OutOfMemoryError as error:
         words = str(error).partition("\n")[0]
-        raise SetupError(f"{trial.run} by itself needs more memory than the card has: {words}") from None
+        raise SetupError(f"{trial.run} by itself needs more memory than the GPU has: {words}") from None
 
 
 def _shape(config: Config) -> str:
@@ -165,17 +165,17 @@ def _shape(config: Config) -> str:
 def measure(config: Config, data: Callable[[Config], VerticalData]) -> Probe:
     """Run a configuration for a few dozen steps and return what it cost.
 
-    The same path as a trial: journal, checkpoint and report included. On the processor where there is no card.
+    The same path as a trial: journal, checkpoint and report included. On the processor where there is no GPU.
     """
     whole = data(config)
     config = config.fitted(whole.alignment.rows)
     part = part_of(whole, config)
-    card = config.device != "cpu" and torch.cuda.is_available()
+    gpu = config.device != "cpu" and torch.cuda.is_available()
     training = config.training.model_copy(update={"epochs": 1, "patience": 0, "order": "random"})
     small = config.model_copy(
-        update={"training": training, "sinks": [], "device": config.device if card else "cpu", "data": config.data}
+        update={"training": training, "sinks": [], "device": config.device if gpu else "cpu", "data": config.data}
     )
-    watch = _Watch(card=card)
+    watch = _Watch(gpu=gpu)
     reset_peak()
     with tempfile.TemporaryDirectory(prefix="fvfl-plan-") as folder:
         out = Path(folder) / "run"
@@ -192,7 +192,7 @@ def measure(config: Config, data: Callable[[Config], VerticalData]) -> Probe:
         ending=ended - watch.evaluated,
         row=max(0.0, watch.evaluated - watch.steps[-1]) / evaluated,
         memory=peak(),
-        card=torch.cuda.max_memory_allocated() if card else 0,
+        gpu=torch.cuda.max_memory_allocated() if gpu else 0,
         rows=alignment.rows,
         test_rows=alignment.test_rows,
         measured_test_rows=part.alignment.test_rows,
@@ -201,15 +201,15 @@ def measure(config: Config, data: Callable[[Config], VerticalData]) -> Probe:
 
 
 class _Watch(Observer):
-    """Notes when what happened; on a card it waits for it."""
+    """Notes when what happened; on a GPU it waits for it."""
 
-    def __init__(self, *, card: bool) -> None:
+    def __init__(self, *, gpu: bool) -> None:
         self.started = self.evaluated = math.nan
         self.steps: list[float] = []
-        self._card = card
+        self._gpu = gpu
 
     def _now(self) -> float:
-        if self._card:
+        if self._gpu:
             torch.cuda.synchronize()
         return time.perf_counter()
 
@@ -269,30 +269,30 @@ def peak() -> int:
 
 
 def fitting(total: int, need: int) -> int:
-    """Return how many trials of so many bytes fit a card or a machine, a tenth of it left free."""
+    """Return how many trials of so many bytes fit a GPU or a machine, a tenth of it left free."""
     return int(0.9 * total // need) if need else 0
 
 
-def on_a_card(gpus: float, workers: int = 0) -> int:
-    """Return how many trials share a card, each with so much of one, `workers` at once at most where that is not 0."""
+def on_one_gpu(gpus: float, workers: int = 0) -> int:
+    """Return how many trials share a GPU, each with so much of one, `workers` at once at most where that is not 0."""
     each = max(1, int(1 / gpus + 1e-9)) if gpus <= 1 else 1
     return min(each, workers) if workers else each
 
 
-def check_cards(shapes: Sequence[Shape], gpus: float, workers: int = 0) -> None:
-    """Refuse more trials on a card than its memory holds, by what was measured on the first card of this machine.
+def check_gpus(shapes: Sequence[Shape], gpus: float, workers: int = 0) -> None:
+    """Refuse more trials on a GPU than its memory holds, by what was measured on the first GPU of this machine.
 
     Raises
     ------
     SetupError
         Saying how many would fit.
     """
-    need = max(shape.probe.card for shape in shapes) + CONTEXT
-    check_card(need, torch.cuda.get_device_properties(0).total_memory, on_a_card(gpus, workers))
+    need = max(shape.probe.gpu for shape in shapes) + CONTEXT
+    check_gpu(need, torch.cuda.get_device_properties(0).total_memory, on_one_gpu(gpus, workers))
 
 
-def check_card(need: int, total: int, at_once: int) -> None:
-    """Refuse so many trials at once on a card of `total` bytes, each of which needs `need`.
+def check_gpu(need: int, total: int, at_once: int) -> None:
+    """Refuse so many trials at once on a GPU of `total` bytes, each of which needs `need`.
 
     Raises
     ------
@@ -301,9 +301,9 @@ def check_card(need: int, total: int, at_once: int) -> None:
     """
     fits = fitting(total, need)
     if fits < at_once:
-        cure = f"{fits} would: gpus = {1 / fits:.3g}" if fits else "smaller batches or a larger card are needed"
+        cure = f"{fits} would: gpus = {1 / fits:.3g}" if fits else "smaller batches or a larger GPU are needed"
         raise SetupError(
-            f"{at_once} trials on a card need {size(at_once * need)}, and it has {size(total)}; {cure} in [sweep]"
+            f"{at_once} trials on a GPU need {size(at_once * need)}, and it has {size(total)}; {cure} in [sweep]"
         )
 
 
@@ -320,5 +320,5 @@ def summary(shapes: Sequence[Shape], order: Sequence[Trial], saved: Mapping[str,
     return {
         "seconds": [seconds[trial.run] for trial in order],
         "memory": max(shape.probe.memory for shape in shapes),
-        "card": max(shape.probe.card for shape in shapes),
+        "gpu": max(shape.probe.gpu for shape in shapes),
     }

@@ -22,7 +22,7 @@ from flower_vfl.simulations.sweep.checking import check_trials
 from flower_vfl.simulations.sweep.choosing import choose
 from flower_vfl.simulations.sweep.definition import Budget, Definition, Running
 from flower_vfl.simulations.sweep.folder import SweepFolder
-from flower_vfl.simulations.sweep.planning import check_cards, shapes_of
+from flower_vfl.simulations.sweep.planning import check_gpus, shapes_of
 from flower_vfl.simulations.sweep.results import write_results
 from flower_vfl.simulations.sweep.trials import Trial, trials_of
 from flower_vfl.terminal import console
@@ -123,7 +123,7 @@ def _carry_out(
 
 
 def check_memory(trials: Sequence[Trial], running: Running, workers: int) -> None:
-    """Refuse more trials on a card than it holds, by a few dozen steps of each shape; where no card is, none is asked.
+    """Refuse more trials on a GPU than it holds, by a few dozen steps of each shape; where no GPU is, none is asked.
 
     Raises
     ------
@@ -133,9 +133,9 @@ def check_memory(trials: Sequence[Trial], running: Running, workers: int) -> Non
     trials = [trial for trial in trials if trial.config.device != "cpu"]
     if not trials or not torch.cuda.is_available():
         return
-    with Status("measuring how much memory of a card a trial needs", console=console()):
+    with Status("measuring how much memory of a GPU a trial needs", console=console()):
         shapes = shapes_of(trials)
-    check_cards(shapes, running.gpus, workers)
+    check_gpus(shapes, running.gpus, workers)
 
 
 def _stacks(folder: SweepFolder, running: Running, board: Board) -> list[tuple[Trial, ...]]:

@@ -112,7 +112,7 @@ def _tune(
     budget: Budget | None = None,
 ) -> None:
     """Call a function for each name, as many at once as there are places."""
-    storage, told = folder.path / STORAGE, _Told(folder, board)
+    storage, reporter = folder.path / STORAGE, TrialReporter(folder, board)
     shutil.rmtree(storage, ignore_errors=True)
     tuner = tune.Tuner(
         tune.with_resources(trainable, resources),
@@ -121,7 +121,7 @@ def _tune(
         run_config=tune.RunConfig(
             name="trials",
             storage_path=str(storage),
-            callbacks=[told],
+            callbacks=[reporter],
             failure_config=tune.FailureConfig(max_failures=retries),
             verbose=0,
         ),
@@ -129,9 +129,9 @@ def _tune(
     try:
         tuner.fit()
     except tune.TuneError:
-        if told.lost is None:
+        if reporter.lost is None:
             raise
-        raise told.lost from None  # of which Tune has made a text
+        raise reporter.lost from None  # of which Tune has made a text
     finally:
         shutil.rmtree(storage, ignore_errors=True)
 
@@ -155,7 +155,7 @@ def _search(places: int, budget: Budget | None) -> tune.TuneConfig:
     )
 
 
-class _Told(tune.Callback):
+class TrialReporter(tune.Callback):
     """Passes on what Tune says of trials.
 
     Attributes
@@ -232,8 +232,8 @@ def _words(error: BaseException) -> str:
 
 def _whole(error: BaseException) -> RuntimeError:
     """Return an error that Tune can send, and takes for no end: where another came from, and in the last line what."""
-    told = "".join(traceback.format_exception(error))[-_MOST_TRACED:]
-    return RuntimeError(f"{told}\n{_words(error)}")
+    traced = "".join(traceback.format_exception(error))[-_MOST_TRACED:]
+    return RuntimeError(f"{traced}\n{_words(error)}")
 
 
 class _Steps(Observer):
@@ -255,7 +255,7 @@ class _Steps(Observer):
             tune.report({"step": step + 1, "steps": self._steps, "loss": loss, "leak": leak})
 
 
-def _told(step: int, steps: int, loss: float) -> None:
+def _report(step: int, steps: int, loss: float) -> None:
     tune.report({"step": step, "steps": steps, "loss": loss, "leak": math.nan})
 
 
@@ -267,8 +267,8 @@ def _train_stack(params: Mapping[str, str], *, plans: Mapping[str, list[Plan]]) 
     configs, folders = [build_config(values) for values, _, _ in entries], [Path(folder) for _, folder, _ in entries]
     try:
         with quiet_log(logging.ERROR):
-            lost = train_stack(configs, folders, told=_told)
-    except (FlowerVflError, RuntimeError) as error:  # memory of a card, for instance
+            lost = train_stack(configs, folders, progress=_report)
+    except (FlowerVflError, RuntimeError) as error:  # memory of a GPU, for instance
         tune.report({_FAILED: _words(error)})
     except BaseException as error:  # noqa: BLE001 - see `_whole`
         raise _whole(error) from None

@@ -123,7 +123,7 @@ def differences(there, here):
     return {at: (there[at], here[at]) for at in here.keys() - alike}
 
 
-def on_card(config, data, **more):
+def on_gpu(config, data, **more):
     with card() as device:
         return run(config.model_copy(update={"device": device}), data=lambda _: data, **more)
 
@@ -135,17 +135,17 @@ QUICK = {"none", "marvell", "marvell_full", "wide and deep", "tables in main mem
 def test_a_run_ends_with_the_same_weights_and_leaks_as_much(name):
     make, *rest = RUNS[name]
     config, data = config_of(*rest), make()
-    here, there = run(config, data=lambda _: data).summary, on_card(config, data).summary
+    here, there = run(config, data=lambda _: data).summary, on_gpu(config, data).summary
     assert there["weights"] == here["weights"]
     assert not differences(there, here)
 
 
 def test_a_run_that_was_interrupted_goes_on(tmp_path):
     config, data = config_of({"checkpoint": {"every": 4}}, "marvell(s=1.0)", ON_STEPS), mixed_data()
-    whole = on_card(config, data).summary
+    whole = on_gpu(config, data).summary
     with pytest.raises(KeyboardInterrupt):
-        on_card(config, data, out=tmp_path / "run", observers=(Interrupt(10),))
-    again = on_card(config, data, out=tmp_path / "run", resume=True).summary
+        on_gpu(config, data, out=tmp_path / "run", observers=(Interrupt(10),))
+    again = on_gpu(config, data, out=tmp_path / "run", resume=True).summary
     assert again["weights"] == whole["weights"]
     assert not differences(again, whole)
 
@@ -184,7 +184,7 @@ def test_a_step_waits_only_for_what_it_must_know(defenses, attacks, expected):
     for epochs in (1, 2):
         config = config_of({"training": {"epochs": epochs, "batch_size": 20, "validation": 0.0}}, defenses, attacks)
         with counting() as counted:
-            on_card(config, data)
+            on_gpu(config, data)
         waits.append(counted)
     steps = 400 // 20
     in_a_step = {name: (count - waits[0][name]) / steps for name, count in waits[1].items()}
@@ -197,7 +197,7 @@ def test_one_wait_brings_what_attacks_say_of_sixteen_steps():
         training = {"epochs": 1, "batch_size": 20, "validation": 0.0}
         config = config_of({"training": training, "attack": {"monitor": False}}, "", attacks)
         with counting() as waits:
-            on_card(config, data)
+            on_gpu(config, data)
         counts[len(attacks)] = waits["tensors.brought"]
     assert counts == {0: 0, 5: 2}  # 20 steps: once after sixteen, once at the end
 
@@ -205,8 +205,8 @@ def test_one_wait_brings_what_attacks_say_of_sixteen_steps():
 def test_memory_of_the_card_that_waits_for_attacks_is_bounded(monkeypatch):
     data = mixed_data()
     config = config_of({"training": {"epochs": 1}, "attack": {"monitor": False}}, "", ["norm"])
-    steps = on_card(config, data).summary["cost"]["steps"]
+    steps = on_gpu(config, data).summary["cost"]["steps"]
     monkeypatch.setattr("flower_vfl.auditing.evaluator.HELD", 1)
     with counting() as waits:
-        on_card(config, data)
+        on_gpu(config, data)
     assert waits["tensors.brought"] == steps

@@ -9,13 +9,13 @@ from tests.simulations.stacked.test_running import DEFENSES, configs
 from tests.toys import mixed_data
 
 
-def on_card(defenses, seeds, **more):
+def on_gpu(defenses, seeds, **more):
     return [config.model_copy(update={"device": "card"}) for config in configs(more, defenses, seeds)]
 
 
 @pytest.mark.slow
 def test_a_stack_gives_what_its_runs_give_there(tmp_path):
-    data, runs = mixed_data(), on_card(DEFENSES, [0, 1, 0, 0, 1, 0])
+    data, runs = mixed_data(), on_gpu(DEFENSES, [0, 1, 0, 0, 1, 0])
     folders = [tmp_path / str(number) for number in range(len(runs))]
     with card():
         assert train_stack(runs, folders, data=lambda _: data) == []
@@ -46,13 +46,13 @@ def test_a_hundred_runs_are_at_most_three_times_the_work_of_one(defense, tmp_pat
 
     def stack(count):
         def train(more):
-            runs = on_card([defense.format(1.0 + number) for number in range(count)], list(range(count)), **more)
+            runs = on_gpu([defense.format(1.0 + number) for number in range(count)], list(range(count)), **more)
             folder = tmp_path / f"{count}-{more['training']['epochs']}"
             train_stack(runs, [folder / str(number) for number in range(count)], data=lambda _: data)
 
         return launches_a_step(train)
 
     two, six = stack(2), stack(6)
-    one = launches_a_step(lambda more: run(on_card([defense.format(1.0)], [0], **more)[0], data=lambda _: data))
+    one = launches_a_step(lambda more: run(on_gpu([defense.format(1.0)], [0], **more)[0], data=lambda _: data))
     each = (six - two) / 4
     assert two - 2 * each + 100 * each <= 3 * one

@@ -41,6 +41,9 @@ BANNED = {
 }
 """Private metaphors, and the words of the field in their place."""
 
+NAMES = {"told", "said", "hears", "heard", "cards", "on_card"}
+"""Identifiers that name no thing of the field: write scores, answer, side rows, progress, GPU."""
+
 _BANNED = re.compile(rf"\b({'|'.join(map(re.escape, BANNED))})\b")
 
 
@@ -63,6 +66,19 @@ def problems(source: str) -> list[tuple[int, str]]:
             inside = text.count("\n", 0, match.start())
             found.append((line + inside, f"{match[0]!r}: write {BANNED[match[0]]!r} or the like"))
     return found
+
+
+def identifiers(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the line and the name of all functions, classes, parameters, variables and attributes that are defined."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.lineno, node.name
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.attr
 
 
 def modules() -> list[Path]:
@@ -96,3 +112,13 @@ def test_a_planted_mistake_is_found_at_its_line(source, line):
 
 def test_names_and_plain_sentences_are_no_mistakes():
     assert not problems('"""Return the rows of a step."""\nname = "remembers"\nwords = "a row that recurs"')
+
+
+def test_identifiers_are_terms_of_the_field():
+    found = [
+        f"{path}:{line}: {name}"
+        for path in modules()
+        for line, name in identifiers(ast.parse((ROOT / path).read_text(encoding="utf8")))
+        if name.strip("_").lower() in NAMES
+    ]
+    assert not found, "\n".join(found)

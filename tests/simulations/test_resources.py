@@ -65,17 +65,17 @@ def test_more_than_a_cluster_has_is_refused_before_anything_starts(asked, words)
         check_room(cluster, read_resources(asked, PARTIES))
 
 
-def test_cards_go_with_the_device():
-    cards, none = read_resources(["gpus=0.5"], PARTIES), read_resources([], PARTIES)
-    on_card = build_config({"device": "cuda"})
-    check_devices(on_card, cards)
+def test_gpus_go_with_the_device():
+    gpus, none = read_resources(["gpus=0.5"], PARTIES), read_resources([], PARTIES)
+    on_gpu = build_config({"device": "cuda"})
+    check_devices(on_gpu, gpus)
     check_devices(build_config({}), none)
     with pytest.raises(ConfigError, match="device is 'cpu'"):
-        check_devices(build_config({}), cards)
+        check_devices(build_config({}), gpus)
     with pytest.raises(ConfigError, match=r"not every party gets a GPU: --resources gpus=0\.25"):
-        check_devices(on_card, read_resources(["a: gpus=1"], PARTIES))
+        check_devices(on_gpu, read_resources(["a: gpus=1"], PARTIES))
     with pytest.raises(ConfigError, match="Ray chooses the GPU"):
-        check_devices(build_config({"device": "cuda:1"}), cards)
+        check_devices(build_config({"device": "cuda:1"}), gpus)
 
 
 TWO = Cluster(((4.0, 0.0), (4.0, 0.0)), ("10.0.0.1", "10.0.0.2"), "10.0.0.1")

@@ -146,8 +146,8 @@ class LabelSide:
                     raise ProtocolError(f"a count of {count} IDs; 1 to {limit} are allowed (align.max_ids)")
                 self._counts[party], self._publics[party] = count, read_blocks(reply, "key", 1, POINT_BYTES)
                 read_point(self._publics[party])
-        said = ", ".join(f"{party} {count}" for party, count in self._counts.items())
-        _log.info("alignment by %s: %d IDs here, %s", self._config.method, len(self._ids), said)
+        counts = ", ".join(f"{party} {count}" for party, count in self._counts.items())
+        _log.info("alignment by %s: %d IDs here, %s", self._config.method, len(self._ids), counts)
 
     def _compare(self) -> tuple[NDArray[np.bool_], dict[str, _Names]]:
         """Return which of the own IDs all have, and each party's names for them."""

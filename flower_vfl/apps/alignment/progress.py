@@ -23,13 +23,13 @@ class LoggedProgress:
     """
 
     def __init__(self, party: str) -> None:
-        self._party, self._what, self._said = party, "", 0.0
+        self._party, self._what, self._logged = party, "", 0.0
 
     def __call__(self, what: str, done: float) -> None:
         """Log the stage, if it is due."""
         now = time.monotonic()
-        if what != self._what or now - self._said >= _LOG_SECONDS:
-            self._what, self._said = what, now
+        if what != self._what or now - self._logged >= _LOG_SECONDS:
+            self._what, self._logged = what, now
             _log.info("alignment, party %s: %s, %.0f %%", self._party, what, 100 * done)
 
 

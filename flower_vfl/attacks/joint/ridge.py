@@ -53,19 +53,19 @@ def cross_fitted(rows: Callable[[], Iterable[Tensor]], targets: Tensor) -> tuple
         for k in range(FOLDS)
     ]
     weights = torch.stack(fits).flatten(2)  # (FOLDS, F, penalties * T)
-    said = torch.empty(len(targets), len(PENALTIES), targets.shape[1], dtype=torch.float64)
+    held_out = torch.empty(len(targets), len(PENALTIES), targets.shape[1], dtype=torch.float64)
     low = 0
     for piece in rows():
         for fold in range(FOLDS):
             mine = slice((fold - low) % FOLDS, None, FOLDS)
             at = slice(low + mine.start, low + len(piece), FOLDS)
             found = piece[mine] @ weights[fold].to(piece)
-            said[at] = found.double().reshape(-1, len(PENALTIES), targets.shape[1])
+            held_out[at] = found.double().reshape(-1, len(PENALTIES), targets.shape[1])
         low += len(piece)
-    best = (said - targets[:, None]).square().sum(dim=0).argmin(dim=0)  # of each target
+    best = (held_out - targets[:, None]).square().sum(dim=0).argmin(dim=0)  # of each target
     every = _solutions(grams.sum(0), crosses.sum(0), float(len(targets)))
     chosen = torch.arange(targets.shape[1])
-    return said[:, best, chosen], every[:, best, chosen]
+    return held_out[:, best, chosen], every[:, best, chosen]
 
 
 def _moments(rows: Callable[[], Iterable[Tensor]], targets: Tensor) -> tuple[Tensor, Tensor]:

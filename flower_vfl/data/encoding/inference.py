@@ -181,8 +181,8 @@ class _Column:
         if bad and not why:
             self._refuse_almost(*style.parse(self.known), f"numbers{f' ({style.words})' if style.words else ''}")
             return None
-        said = style.words or "reads as numbers"
-        return Reading(self.name, "number", f"{why}; {said}" if why and style.words else why or said, style)
+        described = style.words or "reads as numbers"
+        return Reading(self.name, "number", f"{why}; {described}" if why and style.words else why or described, style)
 
     def _refuse_almost(self, read: object, bad: np.ndarray, what: str) -> None:
         number = int(bad.sum())

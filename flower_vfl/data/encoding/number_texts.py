@@ -49,9 +49,9 @@ class NumberStyle:
     @property
     def words(self) -> str:
         """The style in words; "" for a plain one."""
-        said = [] if self.decimal == "." and not self.thousands else [_NAMED[self.decimal]]
-        said += [f"thousands in {_GROUPS[self.thousands]}"] if self.thousands else []
-        return ", ".join([*said, *([f"with {self.sign}"] if self.sign else [])])
+        parts = [] if self.decimal == "." and not self.thousands else [_NAMED[self.decimal]]
+        parts += [f"thousands in {_GROUPS[self.thousands]}"] if self.thousands else []
+        return ", ".join([*parts, *([f"with {self.sign}"] if self.sign else [])])
 
     def parse(self, values: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Return trimmed texts as numbers, NaN for null, and a mask of what is neither a finite number nor null.

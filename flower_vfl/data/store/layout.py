@@ -350,7 +350,7 @@ def new_folder(out: Path) -> Iterator[Path]:
     Raises
     ------
     DataError
-        When nothing can be put in the place of `out`, said before any work.
+        When nothing can be put in the place of `out`; checked before any work.
     OutputExistsError
         When `out` exists, before or after, or when another process is at the same work.
     StorageError
@@ -385,7 +385,7 @@ def lasting_folder(out: Path, plan: str) -> Iterator[tuple[Path, Path]]:
     Raises
     ------
     DataError
-        When nothing can be put in the place of `out`, said before any work.
+        When nothing can be put in the place of `out`; checked before any work.
     OutputExistsError
         When `out` exists, before or after, or when another process is at the same work.
     StorageError

@@ -249,7 +249,7 @@ def test_a_stack_that_is_interrupted_leaves_runs_that_begin_anew(tmp_path):
     data, runs = toy_data(), configs({}, ["", "max_norm"], [0, 1])
     folders = [tmp_path / "a", tmp_path / "b"]
     with pytest.raises(KeyboardInterrupt):
-        train_stack(runs, folders, data=lambda _: data, told=interrupt)
+        train_stack(runs, folders, data=lambda _: data, progress=interrupt)
     assert not any(map(is_begun, folders))
     train_stack(runs, folders, data=lambda _: data)
     assert all(map(is_begun, folders))

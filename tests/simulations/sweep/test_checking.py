@@ -68,7 +68,7 @@ def test_a_rehearsal_writes_nothing(trials, tmp_path, monkeypatch):
     ("device", "gpus", "words"),
     [("cuda", 0.0, r"gpus is 0"), ("cuda:1", 1.0, "Ray chooses"), ("cpu", 0.5, "no trial has device")],
 )
-def test_devices_and_cards_must_fit(trials, device, gpus, words):
+def test_devices_and_gpus_must_fit(trials, device, gpus, words):
     sweep = trials(f'device = "{device}"\n[grid]\nseed = [0, 1]')
     with pytest.raises(ConfigError, match=words):
         check_devices(sweep, Running(gpus=gpus))

@@ -123,13 +123,13 @@ def test_what_methods_of_others_keep_from_being_measured_is_said_and_each_trial_
     assert choice.why == "they could not be measured together: RuntimeError: shape '[2, 64]' is invalid"
 
 
-def test_a_card_that_is_not_here_is_not_guessed_at(trials):
+def test_a_gpu_that_is_not_here_is_not_guessed_at(trials):
     away = [changed(trial, device="cuda") for trial in trials]
     if choosing.torch.cuda.is_available():
-        pytest.skip("there is a card here")
+        pytest.skip("there is a GPU here")
     (choice,) = choose(away, Running(gpus=1.0), 1)
     assert choice.stacks == ()
-    assert "no card here" in choice.why
+    assert "no GPU here" in choice.why
     (choice,) = choose(away, Running(gpus=1.0, stacking="on"), 1)
     assert [len(stack) for stack in choice.stacks] == [20]
 

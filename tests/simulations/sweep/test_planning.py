@@ -17,7 +17,7 @@ from flower_vfl.simulations import cluster
 from flower_vfl.simulations.sweep import plan, planning, sweeping
 from flower_vfl.simulations.sweep.definition import load_definition
 from flower_vfl.simulations.sweep.plan import print_plan
-from flower_vfl.simulations.sweep.planning import Probe, check_card, fitting, makespan, measure, on_a_card, shapes_of
+from flower_vfl.simulations.sweep.planning import Probe, check_gpu, fitting, makespan, measure, on_one_gpu, shapes_of
 from flower_vfl.simulations.sweep.trials import trials_of
 from flower_vfl.tracking import read_steps
 from tests.apps.test_time_order import DAYS, in_time, timed
@@ -123,25 +123,25 @@ def test_trials_begin_where_a_place_is_free_first(seconds, places, whole):
     assert makespan(seconds, places) == whole
 
 
-def test_more_trials_than_a_card_holds_are_refused_with_how_many_it_would(monkeypatch):
-    check_card(2 * 2**30, 10 * 2**30, on_a_card(0.25))
-    check_card(3 * 2**30, 10 * 2**30, on_a_card(0.25, workers=3))
-    with pytest.raises(SetupError, match=r"4 trials on a card need 12\.0 GiB.*3 would: gpus = 0\.333"):
-        check_card(3 * 2**30, 10 * 2**30, on_a_card(0.25))
+def test_more_trials_than_a_gpu_holds_are_refused_with_how_many_it_would(monkeypatch):
+    check_gpu(2 * 2**30, 10 * 2**30, on_one_gpu(0.25))
+    check_gpu(3 * 2**30, 10 * 2**30, on_one_gpu(0.25, workers=3))
+    with pytest.raises(SetupError, match=r"4 trials on a GPU need 12\.0 GiB.*3 would: gpus = 0\.333"):
+        check_gpu(3 * 2**30, 10 * 2**30, on_one_gpu(0.25))
     with pytest.raises(SetupError, match="smaller batches"):
-        check_card(11 * 2**30, 10 * 2**30, on_a_card(1.0))
+        check_gpu(11 * 2**30, 10 * 2**30, on_one_gpu(1.0))
     assert fitting(100, 0) == 0
 
 
 @pytest.mark.parametrize(
     ("gpus", "workers", "at_once"), [(0.25, 0, 4), (0.3, 0, 3), (1.0, 0, 1), (2.0, 0, 1), (0.1, 4, 4)]
 )
-def test_so_many_trials_share_a_card(gpus, workers, at_once):
-    assert on_a_card(gpus, workers) == at_once
+def test_so_many_trials_share_a_gpu(gpus, workers, at_once):
+    assert on_one_gpu(gpus, workers) == at_once
 
 
-class Card:
-    """A card of 10 GiB, as far as torch is asked."""
+class Gpu:
+    """A GPU of 10 GiB, as far as torch is asked."""
 
     def __init__(self, monkeypatch, probe):
         self.measured = 0
@@ -160,36 +160,36 @@ class Card:
 @pytest.mark.parametrize(
     ("probe", "workers", "words"),
     [
-        (3 * 2**30, 0, r"4 trials on a card need 14\.3 GiB, and it has 10\.0 GiB; 2 would: gpus = 0\.5"),
-        (11 * 2**30, 1, "1 trials on a card need .* smaller batches"),
+        (3 * 2**30, 0, r"4 trials on a GPU need 14\.3 GiB, and it has 10\.0 GiB; 2 would: gpus = 0\.5"),
+        (11 * 2**30, 1, "1 trials on a GPU need .* smaller batches"),
         (
             torch.cuda.OutOfMemoryError("CUDA out of memory. Tried\nmore"),
             0,
-            "by itself needs more memory than the card",
+            "by itself needs more memory than the GPU",
         ),
     ],
 )
-def test_a_sweep_refuses_a_card_that_is_too_small_before_ray_starts(
+def test_a_sweep_refuses_a_gpu_that_is_too_small_before_ray_starts(
     definition, tmp_path, monkeypatch, probe, workers, words
 ):
     """Also where it was never planned: `--plan` says the same."""
-    card = Card(monkeypatch, dataclasses.replace(PROBE, card=probe) if isinstance(probe, int) else probe)
-    on_cards = dataclasses.replace(definition, running=definition.running.model_copy(update={"gpus": 0.25}))
+    gpu = Gpu(monkeypatch, dataclasses.replace(PROBE, gpu=probe) if isinstance(probe, int) else probe)
+    on_gpus = dataclasses.replace(definition, running=definition.running.model_copy(update={"gpus": 0.25}))
     monkeypatch.setattr(sweeping, "check_trials", lambda *_: None)
     monkeypatch.setattr(cluster, "ray_cluster", lambda *_: pytest.fail("Ray was started"))
     with pytest.raises(SetupError, match=words):
-        sweeping.run_sweep(on_cards, tmp_path / "out", {"device": "cuda"}, workers=workers)
+        sweeping.run_sweep(on_gpus, tmp_path / "out", {"device": "cuda"}, workers=workers)
     assert not (tmp_path / "out").exists()
-    assert card.measured <= 3  # strengths, seeds and lengths cost the same: two shapes, and one that does not count
+    assert gpu.measured <= 3  # strengths, seeds and lengths cost the same: two shapes, and one that does not count
 
 
-def test_trials_that_fit_or_use_no_card_are_let_through(definition, monkeypatch):
-    card = Card(monkeypatch, dataclasses.replace(PROBE, card=1 * 2**30))
+def test_trials_that_fit_or_use_no_gpu_are_let_through(definition, monkeypatch):
+    gpu = Gpu(monkeypatch, dataclasses.replace(PROBE, gpu=1 * 2**30))
     running = definition.running.model_copy(update={"gpus": 0.25})
     sweeping.check_memory(trials_of(definition), running, 0)
-    assert not card.measured
+    assert not gpu.measured
     sweeping.check_memory(trials_of(definition, {"device": "cuda"}), running, 0)
-    assert card.measured
+    assert gpu.measured
 
 
 def test_the_plan_says_what_was_measured_and_what_was_computed(definition, monkeypatch, capsys):
