@@ -21,7 +21,7 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,9 +30,9 @@ import torch
 from numpy.typing import NDArray
 from sklearn.decomposition import PCA
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis, QuadraticDiscriminantAnalysis
-from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.ensemble import ExtraTreesClassifier, HistGradientBoostingClassifier
 from sklearn.metrics import roc_auc_score
-from sklearn.neighbors import KNeighborsClassifier
+from sklearn.neighbors import KNeighborsClassifier, NearestNeighbors
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -219,10 +219,17 @@ class Recording(InformedAudit):
 MODELS: dict[str, Callable[[], Any]] = {
     "LDA": lambda: LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto"),
     "QDA": lambda: make_pipeline(StandardScaler(), PCA(0.99), QuadraticDiscriminantAnalysis(reg_param=0.05)),
-    "kNN": lambda: make_pipeline(StandardScaler(), KNeighborsClassifier(40)),
     "boosting": lambda: HistGradientBoostingClassifier(max_iter=120, learning_rate=0.08, early_stopping=True),
     "MLP": lambda: make_pipeline(StandardScaler(), MLPClassifier((48,), alpha=1e-2, max_iter=25, early_stopping=True)),
 }
+SLOWER: dict[str, Callable[[], Any]] = {
+    "kNN": lambda: make_pipeline(StandardScaler(), KNeighborsClassifier(40)),
+    "forest": lambda: ExtraTreesClassifier(150, min_samples_leaf=4, random_state=0),
+}
+"""Readers of what changes between epochs, and of everything."""
+
+CHANGES, ALIKE = "changes between epochs", "beside people alike"
+
 WITHIN = {
     "LDA": MODELS["LDA"],
     "QDA": lambda: make_pipeline(StandardScaler(), PCA(4), QuadraticDiscriminantAnalysis(reg_param=0.3)),
@@ -237,6 +244,34 @@ def rich(x: Matrix, fitted: NDArray[np.bool_]) -> Matrix:
     logs = np.log(np.abs(x) + 1e-6)
     found = [x, np.log(length + 1e-6), np.abs(length - 1), logs, along, np.square(along), x / (length + 1e-6)]
     return np.concatenate(found, axis=1).astype(np.float32)
+
+
+def changes(by_epoch: Matrix) -> Matrix:
+    """Return from gradients (E, n, D) how they change between epochs, and their signs in each of them."""
+    lengths = np.log(np.linalg.norm(by_epoch, axis=2) + 1e-6).T
+    found = [np.sign(by_epoch).sum(axis=0), lengths, *(lengths.min(axis=1), lengths.max(axis=1), lengths.std(axis=1))]
+    for before, after in pairwise(by_epoch):
+        inner = (before * after).sum(axis=1)
+        scale = np.linalg.norm(before, axis=1) * np.linalg.norm(after, axis=1) + 1e-6
+        found += [np.sign(before), np.sign(before * after), after - before, inner, inner / scale]
+    found += [np.sign(by_epoch[-1]), np.abs(by_epoch).max(axis=2).T]
+    return np.concatenate([one.reshape(len(lengths), -1) for one in found], axis=1).astype(np.float32)
+
+
+def products(x: Matrix, z: Matrix) -> Matrix:
+    """Return all products of a number of the gradient (n, D) with one of the embedding (n, E), and their cosine."""
+    units = StandardScaler().fit_transform(z)
+    outer = (x[:, :, None] * units[:, None, :]).reshape(len(x), -1)
+    cosine = (x * z).sum(axis=1) / (np.linalg.norm(x, axis=1) * np.linalg.norm(z, axis=1) + 1e-6)
+    return np.concatenate([outer, cosine[:, None]], axis=1).astype(np.float32)
+
+
+def beside_alike(x: Matrix, own: Matrix) -> Matrix:
+    """Return the mean of what people received who are alike by what a party holds of them, and what differs from it."""
+    units = StandardScaler().fit_transform(own)
+    near = NearestNeighbors(n_neighbors=31).fit(units).kneighbors(units, return_distance=False)[:, 1:]
+    mean = x[near].mean(axis=1)
+    return np.concatenate([x, mean, x - mean, np.abs(x - mean)], axis=1).astype(np.float32)
 
 
 def samples(audit: Recording) -> Iterator[tuple[str, str, Matrix, Labels, NDArray[np.int8]]]:
@@ -260,15 +295,21 @@ def samples(audit: Recording) -> Iterator[tuple[str, str, Matrix, Labels, NDArra
     every = np.concatenate([*by_epoch[:, kept]], axis=1)
     sizes = np.linalg.norm(by_epoch[:, kept], axis=2).T
     views += [("all epochs", np.concatenate([mean, sizes, np.log(sizes + 1e-6).mean(axis=1, keepdims=True)], axis=1))]
-    views += [("all epochs, side by side", every)]
+    views += [("all epochs, side by side", every), (CHANGES, changes(by_epoch[:, kept]))]
     for span, x in views:
         yield "gradients", span, x, y, of
     own = z[kept]
     for span, x in (views[1], views[2]):
         product = x[:, :width] * own
         yield "embeddings", span, np.concatenate([x, own, product], axis=1), y, of
+    average = by_epoch[:, kept].mean(axis=0)
+    sent = np.concatenate([average, np.log(sizes + 1e-6)], axis=1)
+    yield "embeddings", "products", np.concatenate([average, own, products(average, own)], axis=1), y, of
     columns = [tensor.flatten(1).float().numpy() for table in audit.tables for tensor in table.train.gather(kept)]
-    yield "columns", "all epochs", np.concatenate([views[2][1], *columns, own], axis=1), y, of
+    held = np.concatenate([*columns, own], axis=1)
+    yield "columns", "all epochs", np.concatenate([views[2][1], held], axis=1), y, of
+    yield "columns", CHANGES, np.concatenate([views[4][1], average, held], axis=1), y, of
+    yield "columns", ALIKE, np.concatenate([beside_alike(sent, held), held], axis=1), y, of
 
 
 def _some(generator: np.random.Generator, mask: NDArray[np.bool_], most: int) -> NDArray[np.int64]:
@@ -306,7 +347,7 @@ def unseen(audit: Recording) -> dict[str, dict[str, Any]]:
     found = [("gradients", *one) for one in within_batches(audit)]
     for sees, span, x, y, of in samples(audit):
         fitted, choose, score = (of == part for part in (FIT, CHOOSE, SCORE))
-        for name, model in MODELS.items():
+        for name, model in (MODELS | SLOWER if sees == "columns" or span == CHANGES else MODELS).items():
             scores = model().fit(x[fitted], y[fitted]).predict_proba(x)[:, 1]
             found.append((sees, name, span, _auc(y[choose], scores[choose]), _auc(y[score], scores[score])))
     best = {}
@@ -326,8 +367,8 @@ def headline(result: dict[str, Any]) -> dict[str, Any]:
     ends = [worst.value or 0.5] + ([informed["interval95"][1]] if informed and informed["interval95"] else [])
     found: dict[str, Any] = {"status": lines.status, "gradients": [worst.value, max(ends)]}
     more = [one for one in result["leakage"] if one["phase"] == "audit" and one.get("mean") is not None]
-    for sees in ("embeddings", "columns"):
-        here = [one for one in more if sees in one["sees"]]
+    for sees, without in (("embeddings", "columns"), ("columns", "")):
+        here = [one for one in more if sees in one["sees"] and without not in one["sees"]]
         tops = [one["interval95"][1] if one["interval95"] else one["mean"] for one in here]
         found[sees] = [max(one["mean"] for one in here), max(tops)] if here else [None, None]
     return found
@@ -375,7 +416,7 @@ def row_of(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measure what is missing in the folder, and print the table."""
+    """Measure what is missing in the folder of these epochs and this seed, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
@@ -389,7 +430,7 @@ def main() -> None:
     print("| defense | verdict | gradients: headline; unseen | with embeddings | with columns and embeddings |")
     print("|---|---|---|---|---|", flush=True)
     for name in given.only:
-        path = given.out / f"{name.replace(', ', '-')}.json"
+        path = given.out / f"{name.replace(', ', '-')}-{given.epochs}-{given.seed}.json"
         if not path.exists():
             path.write_text(json.dumps(measure(name, data, given.epochs, given.seed), indent=1))
         print(row_of(json.loads(path.read_text())), flush=True)

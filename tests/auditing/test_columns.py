@@ -1,13 +1,20 @@
 """The informed reader with columns: near the best score where that is known, and no gain where there is nothing."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
+from flower_vfl.apps import run
 from flower_vfl.attacks.joint import JointView, OwnRows
 from flower_vfl.auditing.columns import read_with_columns
 from flower_vfl.auditing.halves import SCORE, Split
+from flower_vfl.data.store.dataset import Labels
+from flower_vfl.strategies import GradientDefense
+from tests.toys import toy_config, toy_data
 
 
 def draw(seed, *, rows=4000, shift=1.5):
@@ -81,3 +88,30 @@ def test_lengths_over_the_epochs_are_read_beside_a_mean_gradient_that_tells_noth
     found = read_with_columns(view, y, parts, lengths=lengths, party="a", defended=True)
     assert without["mean"] < 0.57
     assert abs(found["mean"] - 0.76) < 0.04  # of two normal classes a standard deviation apart: Phi(1 / sqrt 2)
+
+
+class RandomLengths(GradientDefense):
+    """Sends random directions; lengths are log-normal, and those of positives longer by half a deviation."""
+
+    name = "random_lengths"
+
+    def perturb(self, g, y):
+        generator = np.random.default_rng(int(g.abs().sum().view(torch.int32)))
+        x = torch.from_numpy(generator.normal(size=g.shape)).float()
+        logs = torch.from_numpy(generator.normal(size=len(g))).float() + 0.5 * (y > 0)
+        return torch.nn.functional.normalize(x, dim=1) * logs.exp()[:, None], {}
+
+
+def test_a_run_hands_the_reader_with_columns_the_lengths_of_all_epochs():
+    """Sixteen lengths tell classes apart by two deviations; of random directions the mean tells little."""
+    data = toy_data(rows=1500, test_rows=100, parties=1)
+    y = (np.random.default_rng(1).random(1600) < 0.4).astype(np.int64)  # columns tell nothing
+    config = toy_config(
+        training={"epochs": 16, "batch_size": 256, "validation": 0.0},
+        attack={"names": [], "informed": 6000},
+        defenses=[f"{__name__}:RandomLengths"],
+    )
+    source = replace(data, target=Labels(y[:1500], y[1500:], 2))
+    leakage = run(config, data=lambda _: source).summary["leakage"]
+    (entry,) = (one for one in leakage if "columns" in one.get("sees", ()))
+    assert entry["mean"] == pytest.approx(norm.cdf(0.5 * np.sqrt(16) / np.sqrt(2)), abs=0.05)
