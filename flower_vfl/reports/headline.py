@@ -250,6 +250,15 @@ class Headline:
         return max(self.lines, key=lambda lines: lines.rank, default=None)
 
     @property
+    def gaps(self) -> str:
+        """What should have run and did not, in one line, each reason once."""
+        by_reason: dict[str, list[str]] = {}
+        for one in self.missing:
+            name, _, reason = one.partition(": ")
+            by_reason.setdefault(reason, []).append(name)
+        return "; ".join(f"{listed(names)}: {reason}" for reason, names in by_reason.items())
+
+    @property
     def sentence(self) -> str:
         """The verdict in one sentence: the proof where there is one, else what was found."""
         if not self.sent:
@@ -273,7 +282,7 @@ class Headline:
         who = "Parties that put their gradients together can read" if "+" in worst.party else "A party can read"
         if worst.verdict["leak"]["leaks"]:
             read = reading(worst.value or 0.0, worst.null, found=True)
-            more = " At least so much: not everything that could read more ran." if worst.partial else ""
+            more = " At least so much: this run was not fully tested." if worst.partial else ""
             return f"{who} the labels from the gradients {read}.{more}"
         return f"{who} more of the labels with the gradients than from {worst.verdict['gain']['over']} alone."
 

@@ -282,6 +282,7 @@ def _row(setting: SweepSetting, places: Sequence[tuple[str, str]], measure: str)
     return {
         "setting": setting,
         "title": setting.title,
+        "name": _name(setting),
         "validation": setting.validation,
         "utility": setting.utility(measure),
         "loss": setting.utility("test_loss"),
@@ -298,6 +299,11 @@ def _row(setting: SweepSetting, places: Sequence[tuple[str, str]], measure: str)
     }
 
 
+def _name(setting: SweepSetting) -> str:
+    """Return a setting's title, in which no defense is called one."""
+    return setting.title.replace("none", "no defense", 1) if words.undefended(setting.runs[0].result) else setting.title
+
+
 def _link(run: Run, number: int) -> tuple[str, str]:
     """Return a run's seed, or its number where that is not known, and where its report lies."""
     environment = run.result.get("environment")
@@ -306,7 +312,7 @@ def _link(run: Run, number: int) -> tuple[str, str]:
 
 
 def _price(rows: Sequence[dict[str, Any]]) -> str | None:
-    """Write into each row its utility less that of no defense, and return the title of the row that it is less of.
+    """Write into each row its utility less that of no defense, and return the name of the row that it is less of.
 
     Of several settings without a defense it is the one that validates best.
     """
@@ -316,7 +322,7 @@ def _price(rows: Sequence[dict[str, Any]]) -> str | None:
     plain = max(open_, key=lambda row: _mean(row["validation"]) or 0.0)
     for row in rows:
         row["cost"] = row["utility"].mean - plain["utility"].mean if row["utility"] else None
-    return str(plain["title"])
+    return str(plain["name"])
 
 
 def _choice(rows: Sequence[Mapping[str, Any]], measure: str) -> Choice:
@@ -330,7 +336,7 @@ def _candidate(row: Mapping[str, Any]) -> Candidate:
     setting = row["setting"]
     return Candidate(
         row,
-        row["title"].replace("none", "no defense", 1) if words.undefended(setting.runs[0].result) else row["title"],
+        row["name"],
         row["status"],
         tested=not any(one.missing for one in setting.headlines),
         worst=None if row["worst"] is None else Worst(row["worst"].mean, row["null"]),

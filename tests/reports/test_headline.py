@@ -45,7 +45,7 @@ GAIN = informed(0.93, 1e-9, ("gradients", "embeddings"), advantage=0.03, advanta
         (complete()[1:], "No leak was found, but not everything that could find one ran: not tested.", "warn"),
         (
             [step("norm", 0.57)],
-            "A party can read the labels from the gradients slightly better than by guessing. At least so much:",
+            "A party can read the labels from the gradients slightly better than by guessing. At least so much",
             "bad",
         ),
         ([], "Whether the gradients give the labels away was not tested.", "warn"),
@@ -254,7 +254,10 @@ def test_the_console_says_the_verdict_and_why_something_was_not_tested(run_folde
     print_results([json.loads((folder / "result.json").read_text())])
     shown = " ".join(capsys.readouterr().out.split())
     assert "Verdict: not tested. Party" in shown
-    assert "Not tested, because these gave no number: residual: did not run; direction: did not run" in shown
+    assert (
+        "Not tested, because these gave no number: residual, direction, shell, remembered_direction, informed reader of"
+        in shown
+    )
 
 
 def write(run_folder, name, *leakage, defenses=(), validation=0.93, utility=0.92, status="finished"):
@@ -267,6 +270,18 @@ def write(run_folder, name, *leakage, defenses=(), validation=0.93, utility=0.92
 
     change(folder, edit)
     return folder
+
+
+@pytest.mark.parametrize(("together", "said"), [(0.8, True), (0.94, False)])
+def test_a_federation_that_is_worse_than_one_party_alone_says_so_above_the_fold(run_folder, together, said):
+    folder = run_folder(steps=3, epochs=1, parties=("a",))
+    baselines = [
+        {"model": "logistic regression", "columns": who, "value": v} for who, v in (("a", 0.7), ("label", 0.95))
+    ]
+    worth = {"measure": "test_auc", "together": together, "margin": 0.02, "test_rows": 300, "baselines": baselines}
+    change(folder, lambda found: found.update(worth=worth))
+    above = page(render([folder])).text.partition("For engineers")[0]
+    assert ("not worth it. Test AUC. Together 0.8000: 0.1500 below the best party alone (label" in above) is said
 
 
 ISO = [{"name": "iso", "params": {"t": 9.0}}]
