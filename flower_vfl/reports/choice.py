@@ -91,7 +91,7 @@ def choice_of(candidates: Sequence[Candidate], measure: str, noun: str = "run") 
     statuses = (NO_LEAK, PROVEN, NOT_TESTED, LEAKS)
     free, proven, untested, leaking = ([one for one in candidates if one.status == s] for s in statuses)
     if free:
-        return _among(free, leaking, measure, noun)
+        return _among(free, proven, leaking, measure, noun)
     if proven:
         return _with_proof(proven, leaking, measure, noun)
     if untested:
@@ -117,7 +117,9 @@ def _count(found: Sequence[Candidate], what: str, noun: str) -> str:
     return f"{len(found)} {'were' if many else 'was'} {what}"
 
 
-def _among(free: Sequence[Candidate], leaking: Sequence[Candidate], measure: str, noun: str) -> Choice:
+def _among(
+    free: Sequence[Candidate], proven: Sequence[Candidate], leaking: Sequence[Candidate], measure: str, noun: str
+) -> Choice:
     """Choose among those without a found leak."""
     known = [(one.validation, one) for one in free if one.validation is not None]
     if len(known) < len(free) > 1:
@@ -134,6 +136,12 @@ def _among(free: Sequence[Candidate], leaking: Sequence[Candidate], measure: str
         else ""
     )
     others = f" {_count(leaking, 'leak', noun)}." if leaking else ""
+    if proven:
+        other = _smallest(proven)
+        others += (
+            f" With a proof: {other.name}, epsilon {upper(other.epsilon or 0.0)} for each person's label. "
+            f"{_utility(other, measure)}"
+        )
     found = "No leak was found." if best.sent else "Nothing that depends on labels left the label party."
     return Choice(
         f"Recommended: {best.name}. {found}", f"{_utility(best, measure)}{why}{others}", TONES[NO_LEAK], best.row
@@ -142,7 +150,7 @@ def _among(free: Sequence[Candidate], leaking: Sequence[Candidate], measure: str
 
 def _with_proof(proven: Sequence[Candidate], leaking: Sequence[Candidate], measure: str, noun: str) -> Choice:
     """Name the one with the smallest proven epsilon; how much is too much is not ours to say."""
-    best = min(proven, key=lambda one: one.epsilon or 0.0)
+    best = _smallest(proven)
     epsilon = upper(best.epsilon or 0.0)
     why = f" Of {len(proven)} {noun}s with a proof its epsilon is the smallest." if len(proven) > 1 else ""
     others = f" {_count(leaking, 'leak', noun)} without a proof." if leaking else ""
@@ -153,6 +161,10 @@ def _with_proof(proven: Sequence[Candidate], leaking: Sequence[Candidate], measu
         TONES[PROVEN],
         best.row,
     )
+
+
+def _smallest(proven: Sequence[Candidate]) -> Candidate:
+    return min(proven, key=lambda one: one.epsilon or 0.0)
 
 
 def _least(leaking: Sequence[Candidate], measure: str, noun: str) -> Choice:

@@ -349,6 +349,16 @@ def test_of_runs_with_a_proof_the_smallest_epsilon_is_named_and_left_to_be_weigh
     assert "Recommended" not in text
 
 
+def test_a_proof_stands_beside_a_run_without_a_found_leak(run_folder):
+    folders = [
+        write(run_folder, "good", *complete(), defenses=FULL),
+        write(run_folder, "proof", *complete(step("norm", 0.9)), defenses=proven_run(proves=0.5)["defenses"]),
+    ]
+    text = page(render(folders)).text
+    assert "Recommended: marvell_full(s=4) (run good). No leak was found." in text
+    assert "With a proof: local_head(epsilon=0.5) (run proof), epsilon 0.5 for each person's label. It reaches" in text
+
+
 def test_a_run_that_did_not_end_is_never_recommended(run_folder):
     folders = [
         write(run_folder, "none", step("norm", 0.97)),
