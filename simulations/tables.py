@@ -124,7 +124,7 @@ def _verdict_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
         headline = headline_of(summary)
         lines.append(f"{defenses(summary)}: {headline.line}" if len(summaries) > 1 else headline.line)
         if headline.missing and headline.status == NOT_TESTED:
-            lines.append(f"Not tested, because these gave no number: {'; '.join(headline.missing)}.")
+            lines.append(f"Not tested, because these gave no number: {headline.gaps}.")
     return lines
 
 

@@ -34,7 +34,9 @@ name = "files"
 # epochs = 20
 # class_weights = "balanced"       # where a class is rare
 
-# What the other parties receive tells them the labels, unless it is defended:
+# What the other parties receive tells them the labels. A defense makes that less, and each report says what is left:
+# on census, five seeds, an attack reads 0.79 behind this one, where 1 is every label and guessing reaches 0.52.
+# The name local_head with epsilon = 1.0 and patience = 0 has a proof instead, at a price.
 # [[defenses]]
 # name = "marvell_full"
 # s = 4.0

@@ -1,4 +1,4 @@
-"""Recommendation among several runs: the most useful one, by validation, of those in which no leak was found."""
+"""Recommendation among several runs, or settings: the most useful, by validation, of those without a found leak."""
 
 from __future__ import annotations
 
@@ -7,13 +7,49 @@ from dataclasses import dataclass
 from typing import Any
 
 from flower_vfl.auditing.verdict import LEAKS, NO_LEAK, NOT_TESTED, PROVEN
-from flower_vfl.reports.headline import TONES, signed
+from flower_vfl.reports.headline import TONES, Worst, signed
 from flower_vfl.reports.proof import upper
-from flower_vfl.reports.ranking import validation
-from flower_vfl.reports.words import METRICS, listed, number, undefended
+from flower_vfl.reports.words import METRICS, listed, number
 
 Row = Mapping[str, Any]
-"""One run of a comparison: ``run``, ``headline``, ``defenses``, ``last`` and ``cost``."""
+"""A line of the page's table."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A run to choose among, or a setting of a sweep with the runs of all its seeds.
+
+    Attributes
+    ----------
+    row
+        Its line of the page's table.
+    name
+        Its defenses, and what else tells it apart.
+    status
+        The verdict on it.
+    tested
+        False if something that should have run gave no number.
+    worst
+        Its worst leak, and what guessing reaches there; None without any.
+    validation, utility, cost
+        What it is chosen by, what it reaches on the test set, and how much that is above no defense; None where that is
+        not known.
+    epsilon
+        What its defense proves; None without a proof.
+    sent
+        False if nothing that depends on labels left the label party.
+    """
+
+    row: Row
+    name: str
+    status: str
+    tested: bool
+    worst: Worst | None
+    validation: float | None
+    utility: float | None
+    cost: float | None
+    epsilon: float | None = None
+    sent: bool = True
 
 
 @dataclass(frozen=True)
@@ -36,114 +72,123 @@ class Choice:
     row: Row | None = None
 
 
-def choice_of(rows: Sequence[Row], measure: str) -> Choice:
-    """Return what to recommend among the runs that ended, and why.
+def choice_of(candidates: Sequence[Candidate], measure: str, noun: str = "run") -> Choice:
+    """Return what to recommend among runs that ended, or among settings, and why.
 
-    A run is chosen by validation, never by the test set. Where no run is free of a found leak there is none to
-    recommend: the one that leaks least stands in the sentence with what it costs. A proof is no finding: where some
-    runs have one, and no other run is free of a found leak, the one with the smallest epsilon is named.
+    One is chosen by validation, never by the test set. Where none is free of a found leak there is none to recommend:
+    the one that leaks least stands in the sentence with what it costs. A proof is no finding: where some have one, and
+    no other is free of a found leak, the one with the smallest epsilon is named.
 
     Parameters
     ----------
-    rows
-        The runs.
+    candidates
+        The runs or settings.
     measure
         The utility of the test set that is shown beside: ``test_auc`` or ``test_accuracy``.
+    noun
+        Word for one of them.
     """
-    ended = [row for row in rows if row["run"].ended]
     statuses = (NO_LEAK, PROVEN, NOT_TESTED, LEAKS)
-    free, proven, untested, leaking = ([row for row in ended if row["headline"].status == s] for s in statuses)
+    free, proven, untested, leaking = ([one for one in candidates if one.status == s] for s in statuses)
     if free:
-        return _among(free, leaking, measure)
+        return _among(free, proven, leaking, measure, noun)
     if proven:
-        return _with_proof(proven, leaking, measure)
+        return _with_proof(proven, leaking, measure, noun)
     if untested:
-        names = listed([_name(row) for row in untested])
+        names = listed([one.name for one in untested])
         return Choice(
-            f"No run can be recommended: {_count(leaking, 'leak')} and {_count(untested, 'not fully tested')}."
+            f"No {noun} can be recommended: {_count(leaking, 'leak', noun)} and "
+            f"{_count(untested, 'not fully tested', noun)}."
             if leaking
-            else "No run can be recommended: what could find a leak did not run.",
+            else f"No {noun} can be recommended: what could find a leak did not run.",
             f"No leak was found in {names}, but not everything that could find one ran. Run what is missing first.",
             TONES[NOT_TESTED],
         )
     if leaking:
-        return _least(leaking, measure)
+        return _least(leaking, measure, noun)
     return Choice("No run ended by itself.", "There is nothing to compare yet.", TONES[NOT_TESTED])
 
 
-def _count(rows: Sequence[Row], what: str) -> str:
-    """Return how many runs leak, or are something else."""
-    many = len(rows) != 1
+def _count(found: Sequence[Candidate], what: str, noun: str) -> str:
+    """Return how many leak, or are something else."""
+    many = len(found) != 1
     if what == "leak":
-        return f"{len(rows)} {'runs leak' if many else 'run leaks'}"
-    return f"{len(rows)} {'were' if many else 'was'} {what}"
+        return f"{len(found)} {f'{noun}s leak' if many else f'{noun} leaks'}"
+    return f"{len(found)} {'were' if many else 'was'} {what}"
 
 
-def _among(free: Sequence[Row], leaking: Sequence[Row], measure: str) -> Choice:
-    """Choose among runs without a found leak."""
-    known = [(value, row) for row in free if (value := validation(row["run"].result)) is not None]
+def _among(
+    free: Sequence[Candidate], proven: Sequence[Candidate], leaking: Sequence[Candidate], measure: str, noun: str
+) -> Choice:
+    """Choose among those without a found leak."""
+    known = [(one.validation, one) for one in free if one.validation is not None]
     if len(known) < len(free) > 1:
         return Choice(
-            f"No leak was found in {listed([_name(row) for row in free])}.",
+            f"No leak was found in {listed([one.name for one in free])}.",
             "Not all of them have a validation part to choose by, and nothing may be chosen by the test set: take the "
             "simplest, or train again with training.validation.",
             TONES[NO_LEAK],
         )
-    row = max(known, key=lambda pair: pair[0])[1] if known else free[0]
-    why = f" Of {len(free)} runs without a found leak it predicts best on the validation part." if len(free) > 1 else ""
-    others = f" {_count(leaking, 'leak')}." if leaking else ""
-    found = "No leak was found." if row["headline"].sent else row["headline"].sentence
+    best = max(known, key=lambda pair: pair[0])[1] if known else free[0]
+    why = (
+        f" Of {len(free)} {noun}s without a found leak it predicts best on the validation part."
+        if len(free) > 1
+        else ""
+    )
+    others = f" {_count(leaking, 'leak', noun)}." if leaking else ""
+    if proven:
+        other = _smallest(proven)
+        others += (
+            f" With a proof: {other.name}, epsilon {upper(other.epsilon or 0.0)} for each person's label. "
+            f"{_utility(other, measure)}"
+        )
+    found = "No leak was found." if best.sent else "Nothing that depends on labels left the label party."
     return Choice(
-        f"Recommended: {_name(row)}. {found}",
-        f"{_utility(row, measure)}{why}{others}",
-        TONES[NO_LEAK],
-        row,
+        f"Recommended: {best.name}. {found}", f"{_utility(best, measure)}{why}{others}", TONES[NO_LEAK], best.row
     )
 
 
-def _with_proof(proven: Sequence[Row], leaking: Sequence[Row], measure: str) -> Choice:
-    """Name the run with the smallest proven epsilon; how much is too much is not ours to say."""
-    row = min(proven, key=lambda row: float(row["headline"].epsilon.proof.epsilon))
-    epsilon = upper(row["headline"].epsilon.proof.epsilon)
-    why = f" Of {len(proven)} runs with a proof its epsilon is the smallest." if len(proven) > 1 else ""
-    others = f" {_count(leaking, 'leak')} without a proof." if leaking else ""
+def _with_proof(proven: Sequence[Candidate], leaking: Sequence[Candidate], measure: str, noun: str) -> Choice:
+    """Name the one with the smallest proven epsilon; how much is too much is not ours to say."""
+    best = _smallest(proven)
+    epsilon = upper(best.epsilon or 0.0)
+    why = f" Of {len(proven)} {noun}s with a proof its epsilon is the smallest." if len(proven) > 1 else ""
+    others = f" {_count(leaking, 'leak', noun)} without a proof." if leaking else ""
     return Choice(
-        f"Proven: {_name(row)}, epsilon {epsilon} for each person's label.",
-        f"{_utility(row, measure)}{why}{others} Decide whether this epsilon is enough: the proof bounds what the "
+        f"Proven: {best.name}, epsilon {epsilon} for each person's label.",
+        f"{_utility(best, measure)}{why}{others} Decide whether this epsilon is enough: the proof bounds what the "
         "messages add about a person, not what a party's own columns tell.",
         TONES[PROVEN],
-        row,
+        best.row,
     )
 
 
-def _least(leaking: Sequence[Row], measure: str) -> Choice:
-    """Say that every run leaks, and which does least of those in which all that should have run did."""
-    found = "Every run leaks: none can be recommended." if len(leaking) > 1 else "The run leaks."
-    known = [row for row in leaking if row["headline"].worst is not None and row["headline"].worst.value is not None]
-    tested = [row for row in known if not row["headline"].missing]
+def _smallest(proven: Sequence[Candidate]) -> Candidate:
+    return min(proven, key=lambda one: one.epsilon or 0.0)
+
+
+def _least(leaking: Sequence[Candidate], measure: str, noun: str) -> Choice:
+    """Say that all of them leak, and which does least of those in which all that should have run did."""
+    found = f"Every {noun} leaks: none can be recommended." if len(leaking) > 1 else f"The {noun} leaks."
+    known = [(one.worst, one) for one in leaking if one.worst is not None]
+    tested = [(worst, one) for worst, one in known if one.tested]
     if not tested:
         unknown = "Which leaks least was not tested: not everything that could find a leak ran, or not on enough steps."
         return Choice(found, unknown if known else "", TONES[LEAKS])
-    row = min(tested, key=lambda row: row["headline"].worst.value)
-    worst, name = row["headline"].worst, _name(row).replace("no defense", "No defense", 1)
+    worst, least = min(tested, key=lambda pair: pair[0].value)
+    name = least.name.replace("no defense", "No defense", 1)
     others = " Others were not fully tested." if len(tested) < len(leaking) else ""
     return Choice(
         found,
         f"{name} leaks least: leak AUC {number(worst.value)}, guessing reaches {number(worst.null)}.{others} "
-        f"{_utility(row, measure)}",
+        f"{_utility(least, measure)}",
         TONES[LEAKS],
     )
 
 
-def _name(row: Row) -> str:
-    """Return a run's defenses, and its folder where that says more."""
-    name, defenses = row["run"].name, "no defense" if undefended(row["run"].result) else row["defenses"]
-    return f"{defenses} (run {name})"
-
-
-def _utility(row: Row, measure: str) -> str:
+def _utility(one: Candidate, measure: str) -> str:
     """Return what a run reaches on the test set, and what its defense costs there."""
-    value, cost = row["last"].get(measure), row["cost"]
     words = METRICS[measure].replace("Test", "test")
-    reached = f"It reaches a {words} of {number(value, 4)}"
+    reached = f"It reaches a {words} of {number(one.utility, 4)}"
+    cost = one.cost
     return f"{reached}, {signed(cost, 4)} against no defense." if cost is not None and cost != 0 else f"{reached}."

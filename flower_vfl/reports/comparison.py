@@ -13,10 +13,11 @@ from flower_vfl.apps.result_schema import kept_utility
 from flower_vfl.auditing.entries import sends_nothing
 from flower_vfl.reports import words
 from flower_vfl.reports.certified import certificates
-from flower_vfl.reports.choice import choice_of
+from flower_vfl.reports.choice import Candidate, choice_of
 from flower_vfl.reports.figures import leak_comparison_figure, setting_figure, trade_off_figure
-from flower_vfl.reports.headline import headline_of
+from flower_vfl.reports.headline import Worst, headline_of
 from flower_vfl.reports.leaks import is_remembered, reached, worst
+from flower_vfl.reports.ranking import validation
 from flower_vfl.reports.settings import UTILITIES, differences, families, measured_at, settings_of
 from flower_vfl.reports.trained import of_settings, worst_answer
 
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
 
     from flower_vfl.reports.figures.training import Curve
     from flower_vfl.reports.leaks import Entry
+    from flower_vfl.reports.ranking import validation
     from flower_vfl.reports.run import Run
-    from flower_vfl.reports.settings import Setting
+from flower_vfl.reports.settings import Setting
 
 PAGE = "report.html"
 """The file of a run's own report."""
@@ -53,7 +55,7 @@ def of_several(runs: Sequence[Run], folder: Path) -> dict[str, Any]:
     return {
         "title": f"{len(runs)} runs compared",
         "date": max(run.date for run in runs),
-        "choice": choice_of(rows, measure),
+        "choice": choice_of([_candidate(row, measure) for row in rows if row["run"].ended], measure),
         "costs": undefended > 0 and len(rows) > 1,
         "undefended": undefended,
         "missing": _missing(rows),
@@ -93,6 +95,24 @@ def _row(index: int, run: Run, places: Sequence[tuple[str, str]], folder: Path) 
         "defenses": words.defenses(run.result),
         "speed": words.ratio(cost.get("steps"), cost.get("seconds")),
     }
+
+
+def _candidate(row: Mapping[str, Any], measure: str) -> Candidate:
+    """Return a run to choose among: its name is that of its defenses, and of its folder."""
+    run, headline = row["run"], row["headline"]
+    worst, proof = headline.worst, None if headline.epsilon is None else headline.epsilon.proof
+    return Candidate(
+        row,
+        f"{'no defense' if words.undefended(run.result) else row['defenses']} (run {run.name})",
+        headline.status,
+        tested=not headline.missing,
+        worst=None if worst is None or worst.value is None else Worst(worst.value, worst.null),
+        validation=validation(run.result),
+        utility=row["last"].get(measure),
+        cost=row["cost"],
+        epsilon=None if proof is None else float(proof.epsilon),
+        sent=headline.sent,
+    )
 
 
 def _price(rows: Sequence[dict[str, Any]], measure: str) -> int:

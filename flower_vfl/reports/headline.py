@@ -19,7 +19,7 @@ from flower_vfl.auditing.verdict import (
     verdict_of,
 )
 from flower_vfl.reports.proof import CANARIES, Epsilon, epsilon_of
-from flower_vfl.reports.words import defenses, interval, listed, number, reading, worst_leak
+from flower_vfl.reports.words import GRADES, defenses, interval, listed, number, reading, worst_leak
 
 if TYPE_CHECKING:
     from flower_vfl.reports.run import Run
@@ -112,6 +112,11 @@ class Lines:
         leak, gain = self.verdict["leak"], self.verdict["gain"]
         found = ((leak["leaks"], leak["informed"], 0.5), (gain is not None and gain["leaks"], gain, 0.0))
         return any(not leaks and self._above(one, chance) for leaks, one, chance in found)
+
+    @property
+    def partial(self) -> bool:
+        """True if something that reads gradients alone did not run, and could read much more than was read."""
+        return bool(self._gaps("leak")) and reading(self.value or 0.0, self.null, found=True) != GRADES[-1]
 
     @staticmethod
     def _above(found: Mapping[str, Any] | None, chance: float) -> bool:
@@ -245,6 +250,15 @@ class Headline:
         return max(self.lines, key=lambda lines: lines.rank, default=None)
 
     @property
+    def gaps(self) -> str:
+        """What should have run and did not, in one line, each reason once."""
+        by_reason: dict[str, list[str]] = {}
+        for one in self.missing:
+            name, _, reason = one.partition(": ")
+            by_reason.setdefault(reason, []).append(name)
+        return "; ".join(f"{listed(names)}: {reason}" for reason, names in by_reason.items())
+
+    @property
     def sentence(self) -> str:
         """The verdict in one sentence: the proof where there is one, else what was found."""
         if not self.sent:
@@ -267,7 +281,9 @@ class Headline:
             return "No leak was found: nothing that ran reads the labels better than by guessing."
         who = "Parties that put their gradients together can read" if "+" in worst.party else "A party can read"
         if worst.verdict["leak"]["leaks"]:
-            return f"{who} the labels from the gradients {reading(worst.value or 0.0, worst.null, found=True)}."
+            read = reading(worst.value or 0.0, worst.null, found=True)
+            more = " At least so much: this run was not fully tested." if worst.partial else ""
+            return f"{who} the labels from the gradients {read}.{more}"
         return f"{who} more of the labels with the gradients than from {worst.verdict['gain']['over']} alone."
 
     @property
@@ -307,7 +323,7 @@ class Headline:
             f"gain over {worst.verdict['gain']['over']} {worst.gain}" if worst.gain else "",
         ]
         numbers = "; ".join(filter(None, parts)) or "no leak was measured"
-        found = self.epsilon.unbounded if self.epsilon is not None else ""
+        found = self.epsilon.unbounded if self.epsilon is not None and self.epsilon.shown else ""
         return f"Verdict: {self.status}. {worst.title}: {numbers}. {found.partition('. ')[0]}".rstrip() + (
             "." if found else ""
         )
@@ -439,14 +455,14 @@ def _against(result: Result, headline: Headline) -> list[str]:
         return [stop, f"Train fewer epochs or with a stronger defense, and measure again: {people}"]
     practical = worst.verdict["leak"]["practical"] if worst is not None else None
     label = "" if practical is None else str(practical["label"])
+    if name not in used:
+        return [stop, f'Train again with what the evidence recommends: defenses = ["{recommended}"]; then compare.']
     if label.startswith("remembered") and "periods" not in result:
         longer = (
             "The noise averages out over the epochs of a person. Let a part of it stay with each person (rho, "
             "docs/methods/persistent-noise.md), or train fewer epochs."
         )
         return [stop, longer]
-    if name not in used:
-        return [stop, f'Train again with what the evidence recommends: defenses = ["{recommended}"]; then compare.']
     return [stop, f"Make {defenses(result)} stronger, which costs test AUC: sweep its strength and compare."]
 
 

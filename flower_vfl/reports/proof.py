@@ -67,6 +67,11 @@ class Epsilon:
         return found is not None and proof is not None and not found.proven and found.lower > proof.epsilon
 
     @property
+    def shown(self) -> bool:
+        """True if a bound from below was found that is above 0."""
+        return self.found is not None and lower(self.found.lower) != "0.0"
+
+    @property
     def tone(self) -> str:
         """The colour: of a proof neither that of an alarm nor that of an all-clear."""
         if self.refuted:
@@ -96,8 +101,8 @@ class Epsilon:
             return "not measured"
         if not self.found.proven:
             return f"estimated from below: {lower(self.found.lower)}"
-        if lower(self.found.lower) == "0.0":
-            return f"measured: nothing above 0 ({percent(self.found.confidence)} confidence)"
+        if not self.shown:
+            return f"measured: no epsilon above 0 could be shown ({percent(self.found.confidence)} confidence)"
         return f"measured: at least {lower(self.found.lower)} ({percent(self.found.confidence)} confidence)"
 
     @property
@@ -123,7 +128,7 @@ class Epsilon:
             return f"Not measured: {audit.get('unavailable') or 'the informed readers did not run'}."
         counts = f"{number(audit['right'])} of {number(audit['guesses'])}"
         sure = f"{percent(found.confidence)} confidence"
-        least = f"epsilon is at least {lower(found.lower)}" if lower(found.lower) != "0.0" else "nothing above 0"
+        least = f"epsilon is at least {lower(found.lower)}" if self.shown else "no epsilon above 0 could be shown"
         if found.proven:
             return (
                 f"Measured: {least} ({sure}). Of labels that were coins, {counts} guesses from the messages were right."
@@ -149,7 +154,7 @@ class Epsilon:
             f"at least {factor}."
         )
         above = " Nothing is proven of this run: no number bounds epsilon from above."
-        return f"{self.measured}{moved if lower(self.found.lower) != '0.0' else ''}{above}"
+        return f"{self.measured}{moved if self.shown else ''}{above}"
 
     @property
     def _trainings(self) -> str:

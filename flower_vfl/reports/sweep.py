@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from markupsafe import Markup
@@ -15,12 +17,14 @@ from flower_vfl.apps.folder import RESULT
 from flower_vfl.apps.result_schema import kept_utility
 from flower_vfl.apps.sweeps import Entry, read_record
 from flower_vfl.auditing.entries import sends_nothing
+from flower_vfl.auditing.verdict import NO_LEAK, NOT_TESTED
 from flower_vfl.errors import InputError
 from flower_vfl.metrics import mean_interval
 from flower_vfl.reports import words
+from flower_vfl.reports.choice import Candidate, Choice, choice_of
 from flower_vfl.reports.export import to_csv, to_latex
 from flower_vfl.reports.figures import Point, setting_figure
-from flower_vfl.reports.headline import TONES, Worst, status_of, worst_of
+from flower_vfl.reports.headline import TONES, Headline, Worst, headline_of, status_of, worst_of
 from flower_vfl.reports.leaks import reached, side_information, worst
 from flower_vfl.reports.ranking import NOT_RANKED, not_beaten, validation, validation_name
 from flower_vfl.reports.run import Run, load_run
@@ -36,8 +40,8 @@ LINES = 4
 NAMED = 8
 """Settings that one sentence names; of more it gives the number."""
 
-_SLIGHT = 1
-"""The grade of a leak (`words.Leak`) that counts as near guessing."""
+SETTING = "setting"
+"""Word for what a sweep chooses among."""
 
 
 @dataclass(frozen=True)
@@ -125,21 +129,40 @@ class SweepSetting:
         return estimate([leak.value for leak in self._leaks])
 
     @property
-    def level(self) -> int | None:
-        """The grade of the worst leak of the worst seed."""
-        return max((words.grade(leak.value, leak.null) for leak in self._leaks), default=None)
-
-    @property
     def null(self) -> float | None:
         """Chance level where the worst leak was measured."""
         return max((leak.null for leak in self._leaks), default=None)
 
+    @cached_property
+    def headlines(self) -> list[Headline]:
+        """The headline of each run."""
+        return [headline_of(run.result) for run in self.runs]
+
     @property
+    def gain(self) -> Estimate | None:
+        """Return what the gradients add to embeddings or columns, of the party that stands worst in each run."""
+        found = [one.worst.verdict["gain"] for one in self.headlines if one.worst is not None]
+        return estimate([float(gain["value"]) for gain in found if gain is not None])
+
+    @cached_property
     def status(self) -> str:
         """The verdict on all runs together."""
         return status_of([run.result for run in self.runs])
 
     @property
+    def tone(self) -> str:
+        """The colour of the verdict; amber where no leak was found and an interval of a run lies above chance."""
+        open_ = self.status == NO_LEAK and any(one.open for one in self.headlines)
+        return TONES[NOT_TESTED if open_ else self.status]
+
+    @property
+    def epsilon(self) -> float | None:
+        """The largest epsilon that is proven of a run; None unless each run has a proof."""
+        proofs = [None if one.epsilon is None else one.epsilon.proof for one in self.headlines]
+        known = [float(proof.epsilon) for proof in proofs if proof is not None]
+        return max(known) if len(known) == len(proofs) else None
+
+    @cached_property
     def _leaks(self) -> list[Worst]:
         return [leak for run in self.runs if (leak := worst_of(run)) is not None]
 
@@ -227,6 +250,7 @@ def _problem(values: Mapping[str, Any], settings: Sequence[SweepSetting]) -> dic
     places = measured_at(runs)
     measure = "test_auc" if any(setting.utility("test_auc") for setting in settings) else "test_accuracy"
     rows = [_row(setting, places, measure) for setting in settings]
+    undefended = _price(rows)
     for position in not_beaten([(_mean(row["validation"]), _mean(row["worst"])) for row in rows]):
         rows[position]["front"] = True
     # Figures of the trained models tell settings apart by their configurations.
@@ -241,7 +265,11 @@ def _problem(values: Mapping[str, Any], settings: Sequence[SweepSetting]) -> dic
         "places": places,
         "rows": rows,
         "chosen_by": words.METRICS[validation_name(runs[0].result)],
-        "verdict": _verdict(rows),
+        "choice": _choice(rows, measure),
+        "costs": undefended is not None and len(rows) > 1,
+        "undefended": undefended,
+        "baseline": _baseline(rows),
+        "measured": any(row["utility"] and row["worst"] for row in rows),
         "figures": _figures(settings, places),
         "rebuild_figure": trained["rebuild_figure"],
         "protections": trained["protections"],
@@ -254,33 +282,76 @@ def _row(setting: SweepSetting, places: Sequence[tuple[str, str]], measure: str)
     return {
         "setting": setting,
         "title": setting.title,
+        "name": _name(setting),
         "validation": setting.validation,
         "utility": setting.utility(measure),
         "loss": setting.utility("test_loss"),
         "worst": setting.worst,
-        "level": setting.level,
+        "gain": setting.gain,
         "status": setting.status,
-        "tone": TONES[setting.status],
+        "tone": setting.tone,
         "null": setting.null,
+        "sent": all(one.sent for one in setting.headlines),
+        "links": [_link(run, number) for number, run in enumerate(setting.runs)],
+        "cost": None,
         "leaks": [setting.leak(attack, layer) for attack, layer in places],
         "front": False,
     }
 
 
-def _verdict(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the best setting without a defense and the best that keeps attackers near guessing, by validation."""
-    measured = [row for row in rows if row["utility"] and row["worst"]]
-    known = [row for row in measured if row["validation"]]
-    open_ = [row for row in known if words.undefended(row["setting"].runs[0].result)]
-    silent = [row for row in rows if sends_nothing(row["setting"].runs[0].result) and row["utility"]]
-    kept = [row for row in known if row["level"] <= _SLIGHT]
-    return {
-        "undefended": max(open_, key=lambda row: row["validation"].mean, default={}),
-        "kept": max(kept, key=lambda row: row["validation"].mean, default=None),
-        "baseline": max(silent, key=lambda row: _mean(row["validation"]) or 0.0, default=None),
-        "measured": bool(measured),
-        "not_ranked": "" if known else NOT_RANKED,
-    }
+def _name(setting: SweepSetting) -> str:
+    """Return a setting's title, in which no defense is called one."""
+    return setting.title.replace("none", "no defense", 1) if words.undefended(setting.runs[0].result) else setting.title
+
+
+def _link(run: Run, number: int) -> tuple[str, str]:
+    """Return a run's seed, or its number where that is not known, and where its report lies."""
+    environment = run.result.get("environment")
+    seed = environment.get("seed", number) if isinstance(environment, Mapping) else number
+    return str(seed), f"{quote(run.folder.name)}/report.html"
+
+
+def _price(rows: Sequence[dict[str, Any]]) -> str | None:
+    """Write into each row its utility less that of no defense, and return the name of the row that it is less of.
+
+    Of several settings without a defense it is the one that validates best.
+    """
+    open_ = [row for row in rows if row["utility"] and words.undefended(row["setting"].runs[0].result)]
+    if not open_:
+        return None
+    plain = max(open_, key=lambda row: _mean(row["validation"]) or 0.0)
+    for row in rows:
+        row["cost"] = row["utility"].mean - plain["utility"].mean if row["utility"] else None
+    return str(plain["name"])
+
+
+def _choice(rows: Sequence[Mapping[str, Any]], measure: str) -> Choice:
+    """Return the setting that is recommended, by validation alone, or why none is."""
+    if not any(row["validation"] for row in rows):
+        return Choice(NOT_RANKED, "", TONES[NOT_TESTED])
+    return choice_of([_candidate(row) for row in rows], measure, SETTING)
+
+
+def _candidate(row: Mapping[str, Any]) -> Candidate:
+    setting = row["setting"]
+    return Candidate(
+        row,
+        row["name"],
+        row["status"],
+        tested=not any(one.missing for one in setting.headlines),
+        worst=None if row["worst"] is None else Worst(row["worst"].mean, row["null"]),
+        validation=_mean(row["validation"]),
+        utility=_mean(row["utility"]),
+        cost=row["cost"],
+        epsilon=setting.epsilon,
+        sent=row["sent"],
+    )
+
+
+def _baseline(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the setting that validates best of those that send nothing that depends on labels; None without any."""
+    silent = [row for row in rows if row["utility"] and not row["sent"]]
+    return max(silent, key=lambda row: _mean(row["validation"]) or 0.0, default=None)
 
 
 def _figures(settings: Sequence[SweepSetting], places: Sequence[tuple[str, str]]) -> list[Markup]:

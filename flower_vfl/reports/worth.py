@@ -38,6 +38,8 @@ class Worth(NamedTuple):
         Names of the models.
     sentence
         What it says.
+    worse
+        True if the federation is below the best party alone, by more than the test rows explain.
     """
 
     measure: str
@@ -45,6 +47,7 @@ class Worth(NamedTuple):
     rows: tuple[Row, ...]
     models: tuple[str, ...]
     sentence: str
+    worse: bool
 
 
 def worth_in(result: Mapping[str, Any]) -> Worth | None:
@@ -60,11 +63,16 @@ def worth_in(result: Mapping[str, Any]) -> Worth | None:
     measure = METRICS.get(str(found.get("measure")), "test")
     margin = float(found.get("margin") or 0.0)
     sentence = _sentence(rows, float(together), margin, int(found.get("test_rows") or 0))
-    return Worth(measure, float(together), rows, tuple(next(iter(values.values()))), sentence)
+    worse = float(together) < _best_alone(rows).best - margin
+    return Worth(measure, float(together), rows, tuple(next(iter(values.values()))), sentence, worse)
+
+
+def _best_alone(rows: tuple[Row, ...]) -> Row:
+    return max((row for row in rows if row.columns != JOINED), key=lambda row: row.best)
 
 
 def _sentence(rows: tuple[Row, ...], together: float, margin: float, test_rows: int) -> str:
-    alone = max((row for row in rows if row.columns != JOINED), key=lambda row: row.best)
+    alone = _best_alone(rows)
     gain = together - alone.best
     if abs(gain) <= margin:
         compared = f"no more than {test_rows:,} test rows can tell from"

@@ -43,6 +43,11 @@ GAIN = informed(0.93, 1e-9, ("gradients", "embeddings"), advantage=0.03, advanta
         (complete(GAIN), "A party can read more of the labels with the gradients than from embeddings alone.", "bad"),
         (complete(), "No leak was found: nothing that ran reads the labels better than by guessing.", "good"),
         (complete()[1:], "No leak was found, but not everything that could find one ran: not tested.", "warn"),
+        (
+            [step("norm", 0.57)],
+            "A party can read the labels from the gradients slightly better than by guessing. At least so much",
+            "bad",
+        ),
         ([], "Whether the gradients give the labels away was not tested.", "warn"),
         (
             [*complete(), *complete(step("residual", 0.9, "a+b"), party="a+b")],
@@ -130,6 +135,7 @@ def test_what_did_not_run_is_named_once_with_the_parties_of_which_it_is_true():
         ([step("norm", 0.97, defended=False)], {"defenses": []}, 'defenses = ["marvell_full(s=4)"]'),
         ([step("norm", 0.97, defended=False)], {"defenses": []}, "for a proof, take local_head(epsilon=1): defenses ="),
         (complete(step("residual", 0.99)), {}, 'what the evidence recommends: defenses = ["marvell_full(s=4)"]'),
+        (complete(remembered(values=(0.6, 0.8))), {}, 'what the evidence recommends: defenses = ["marvell_full(s=4)"]'),
         (complete(step("direction", 0.64)), {"defenses": FULL}, "Make marvell_full(s=4) stronger"),
         (complete(remembered(values=(0.6, 0.8))), {"defenses": FULL}, "averages out over the epochs of a person"),
         (complete(GAIN), {"defenses": FULL}, "people whose columns are similar"),
@@ -161,7 +167,7 @@ def measured(lower, kind="canaries", **facts):
     ("audit", "sentence", "tone", "status"),
     [
         (measured(0.755), "; measured: at least 0.75 (95 % confidence).", "proof", "proven"),
-        (measured(0.0), "; measured: nothing above 0 (95 % confidence).", "proof", "proven"),
+        (measured(0.0), "; measured: no epsilon above 0 could be shown (95 % confidence).", "proof", "proven"),
         (measured(0.4, "estimated"), "; estimated from below: 0.4.", "proof", "proven"),
         (measured(1.4, "estimated"), "; not measured.", "proof", "proven"),
         ({}, "; not measured.", "proof", "proven"),
@@ -205,7 +211,10 @@ def test_a_measurement_without_a_proof_bounds_nothing_from_above(run_folder):
     headline = headline_of(whole)
     assert headline.sentence.startswith("A party can read the labels")
     assert "factor of at least 8.2" in headline.epsilon.unbounded
-    nothing = headline_of({**whole, "epsilon": measured(0.0, "estimated", expected=1396.4)}).epsilon.unbounded
+    none = headline_of({**whole, "epsilon": measured(0.0, "estimated", expected=1396.4)})
+    assert "Estimated" not in none.line
+    nothing = none.epsilon.unbounded
+    assert nothing.startswith("Estimated: no epsilon above 0 could be shown (95 % confidence, if")
     assert "factor" not in nothing
     assert "1,396 by the estimated odds" in nothing
     assert "Nothing is proven of this run" in headline.epsilon.unbounded
@@ -245,7 +254,10 @@ def test_the_console_says_the_verdict_and_why_something_was_not_tested(run_folde
     print_results([json.loads((folder / "result.json").read_text())])
     shown = " ".join(capsys.readouterr().out.split())
     assert "Verdict: not tested. Party" in shown
-    assert "Not tested, because these gave no number: residual: did not run; direction: did not run" in shown
+    assert (
+        "Not tested, because these gave no number: residual, direction, shell, remembered_direction, informed reader of"
+        in shown
+    )
 
 
 def write(run_folder, name, *leakage, defenses=(), validation=0.93, utility=0.92, status="finished"):
@@ -258,6 +270,18 @@ def write(run_folder, name, *leakage, defenses=(), validation=0.93, utility=0.92
 
     change(folder, edit)
     return folder
+
+
+@pytest.mark.parametrize(("together", "said"), [(0.8, True), (0.94, False)])
+def test_a_federation_that_is_worse_than_one_party_alone_says_so_above_the_fold(run_folder, together, said):
+    folder = run_folder(steps=3, epochs=1, parties=("a",))
+    baselines = [
+        {"model": "logistic regression", "columns": who, "value": v} for who, v in (("a", 0.7), ("label", 0.95))
+    ]
+    worth = {"measure": "test_auc", "together": together, "margin": 0.02, "test_rows": 300, "baselines": baselines}
+    change(folder, lambda found: found.update(worth=worth))
+    above = page(render([folder])).text.partition("For engineers")[0]
+    assert ("not worth it. Test AUC. Together 0.8000: 0.1500 below the best party alone (label" in above) is said
 
 
 ISO = [{"name": "iso", "params": {"t": 9.0}}]
@@ -323,6 +347,16 @@ def test_of_runs_with_a_proof_the_smallest_epsilon_is_named_and_left_to_be_weigh
     assert "Proven: local_head(epsilon=0.5) (run half), epsilon 0.5 for each person" in text
     assert "1 run leaks without a proof" in text
     assert "Recommended" not in text
+
+
+def test_a_proof_stands_beside_a_run_without_a_found_leak(run_folder):
+    folders = [
+        write(run_folder, "good", *complete(), defenses=FULL),
+        write(run_folder, "proof", *complete(step("norm", 0.9)), defenses=proven_run(proves=0.5)["defenses"]),
+    ]
+    text = page(render(folders)).text
+    assert "Recommended: marvell_full(s=4) (run good). No leak was found." in text
+    assert "With a proof: local_head(epsilon=0.5) (run proof), epsilon 0.5 for each person's label. It reaches" in text
 
 
 def test_a_run_that_did_not_end_is_never_recommended(run_folder):

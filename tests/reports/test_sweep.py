@@ -13,6 +13,7 @@ from flower_vfl.metrics import mean_interval
 from flower_vfl.reports import render, render_sweep
 from flower_vfl.reports.run import load_run
 from flower_vfl.reports.sweep import estimate, of_sweep
+from tests.auditing.test_verdict import complete, step
 
 from .conftest import write_run
 from .test_page import change, page
@@ -59,20 +60,24 @@ def test_settings_are_means_over_seeds_with_students_interval(folder):
     assert estimate([]) is None
 
 
-def test_what_another_setting_beats_is_not_on_the_front_and_the_verdict_names_the_best_that_protects(folder):
+def test_what_another_setting_beats_is_not_on_the_front(folder):
     (problem,) = of_sweep(folder)["problems"]
     assert [row["front"] for row in problem["rows"]] == [True, True, False]
-    assert problem["verdict"]["undefended"]["title"] == "none"
-    assert problem["verdict"]["kept"]["title"] == "marvell(s=4)"
 
 
-def ranked(tmp_path, **of_settings):
-    """The section of a sweep of settings, each with its leak, its validation AUC and its test AUC."""
+def ranked(tmp_path, edit=lambda result, name: None, **of_settings):
+    """The section of a sweep of settings in which all tests ran, each with leak, validation AUC and test AUC."""
     entries = []
     for index, (name, (leak, validation, test)) in enumerate(of_settings.items()):
         defenses = [] if name == "none" else [{"name": "marvell", "params": {"s": float(index)}}]
-        write_run(tmp_path / name, defenses=defenses, leak=leak, utility=test, steps=20, parties=("a",))
-        change(tmp_path / name, lambda result, value=validation: result["utility"]["last"].update(validation_auc=value))
+        write_run(tmp_path / name, defenses=defenses, utility=test, steps=3, epochs=1, parties=("a",))
+
+        def change_to(result, name=name, leak=leak, validation=validation, defended=bool(defenses)):
+            result["leakage"] = [{**one, "defended": defended} for one in complete(step("residual", leak))]
+            result["utility"]["last"]["validation_auc"] = validation
+            edit(result, name)
+
+        change(tmp_path / name, change_to)
         entries.append(Entry(name, name, {"defenses": name}))
     write_record(tmp_path, entries)
     (problem,) = of_sweep(tmp_path)["problems"]
@@ -83,19 +88,61 @@ def test_settings_are_ranked_and_recommended_by_validation_and_not_by_the_test(t
     settings = {"none": (0.98, 0.95, 0.95), "better": (0.5, 0.92, 0.80), "lucky": (0.5, 0.90, 0.94)}
     rows, problem = ranked(tmp_path, **settings)
     assert [name for name, row in rows.items() if row["front"]] == ["none", "better"]
-    assert problem["verdict"]["kept"] is rows["better"]
+    assert problem["choice"].row is rows["better"]
     assert [row["not_beaten"] for row in csv.DictReader(io.StringIO(problem["csv"]))] == ["1", "1", "0"]
-    assert "it costs 0.1500 of test AUC" in page(render_sweep(tmp_path)).text
+    found = render_sweep(tmp_path)
+    assert "Recommended: marvell(s=1). No leak was found." in page(found).text
+    assert "It reaches a test AUC of 0.8000, −0.1500 against no defense. Of 2 settings without" in page(found).text
+    assert found.read_text().count('class="chosen"') == 1
+
+
+def test_a_setting_that_leaks_is_not_recommended_however_little_and_the_least_is_named(tmp_path):
+    settings = {"none": (0.98, 0.95, 0.95), "little": (0.6, 0.92, 0.92), "more": (0.7, 0.94, 0.94)}
+    _, problem = ranked(tmp_path, **settings)
+    assert (problem["choice"].row, problem["choice"].tone) == (None, "bad")
+    text = page(render_sweep(tmp_path)).text
+    assert "Every setting leaks: none can be recommended." in text
+    assert "marvell(s=1) leaks least: leak AUC 0.600, guessing reaches 0.550." in text
+    assert "Recommended" not in text
+
+
+def test_a_setting_that_was_not_tested_is_not_recommended(tmp_path):
+    def drop(result, name):
+        if name == "gap":
+            result["leakage"] = [one for one in result["leakage"] if one["attack"] != "shell"]
+
+    _, problem = ranked(tmp_path, drop, none=(0.98, 0.95, 0.95), gap=(0.5, 0.92, 0.92))
+    assert problem["choice"].headline == ("No setting can be recommended: 1 setting leaks and 1 was not fully tested.")
+
+
+def test_a_setting_whose_proof_holds_is_named_with_its_largest_epsilon(tmp_path):
+    def prove(result, name):
+        if name != "none":
+            epsilon = 2.0 if name == "two" else 0.5
+            result["defenses"][0]["proven"] = {"epsilon": epsilon, "auc": 0.7}
+
+    _, problem = ranked(tmp_path, prove, none=(0.98, 0.95, 0.95), two=(0.9, 0.93, 0.93), half=(0.9, 0.92, 0.92))
+    assert problem["choice"].headline.startswith("Proven: marvell(s=2), epsilon 0.5")
+
+
+def test_each_setting_has_its_worst_leak_as_a_bar_with_links_to_its_runs_above_the_fold(folder):
+    text = render_sweep(folder).read_text()
+    above, _, folded = text.partition("For engineers")
+    assert above.count('class="gauge') == 3
+    for seed in range(3):
+        assert f'href="marv-{seed}/report.html">0</a>' in above  # all of them were written with seed 0
+    assert "<svg" not in above
+    assert folded.count("<svg") == 8
 
 
 def test_without_a_validation_part_nothing_is_ranked_or_recommended(tmp_path):
     settings = {"none": (0.98, None, 0.95), "one": (0.5, None, 0.80), "other": (0.5, None, 0.94)}
     rows, problem = ranked(tmp_path, **settings)
     assert not any(row["front"] for row in rows.values())
-    assert (problem["verdict"]["kept"], problem["verdict"]["undefended"]) == (None, {})
+    assert problem["choice"].row is None
     text = page(render_sweep(tmp_path)).text
     assert "nothing may be chosen by the test rows" in text
-    assert "near guessing" not in text.partition("Settings")[0]
+    assert "Recommended" not in text
     assert "0.9400" in text
 
 
@@ -156,7 +203,7 @@ def test_runs_that_did_not_end_are_in_no_mean_not_on_the_front_and_not_recommend
     found = of_sweep(folder)
     (problem,) = found["problems"]
     assert [row["title"] for row in problem["rows"]] == ["none"]
-    assert (problem["verdict"]["kept"], problem["rows"][0]["front"]) == (None, True)
+    assert (problem["choice"].row, problem["rows"][0]["front"]) == (None, True)
     assert list(found["broken"]) == ["marvell0", "marvell1"]
     text = page(render_sweep(folder)).text
     assert "2 runs of 1 settings" in text

@@ -13,6 +13,7 @@ from flower_vfl.apps.sweeps import Entry, write_record
 from flower_vfl.metrics import Exceedances, Observations
 from flower_vfl.reports import render, render_sweep
 from flower_vfl.reports.certified import Certificate, Measured
+from flower_vfl.reports.headline import signed
 from flower_vfl.reports.sweep import of_sweep
 from tests.reports.test_page import change, page
 from tests.reports.test_trained import rebuilt
@@ -324,7 +325,7 @@ def students(*values):
 
 @pytest.fixture
 def swept(tmp_path, run_folder):
-    """A sweep of no defense and three strengths, two seeds each: one keeps attackers near guessing, one hardly."""
+    """A sweep of no defense and three strengths, two seeds each: none is free of a found leak and tested."""
     entries = []
     settings = {
         "none": ([], (0.95, 0.97), (0.93, 0.94), (0.12, 0.14)),
@@ -369,11 +370,13 @@ def test_the_settings_of_a_sweep(swept):
         cells[4:4] = ["0.551", "leaks" if max(leaks) > 0.56 else "not tested"]
         assert row == [f"{name} · training.epochs = 1 ◆", "2", *cells]
     text = page(path).text
-    assert "Without a defense the attacker reaches 0.960 of 1." in text
-    assert "The best by validation that keeps it near guessing: marvell(s=4) ·" in text
-    assert "near guessing: marvell(s=4) · training.epochs = 1 , at 0.580; it costs 0.0150 of test AUC." in text
-    assert "Near guessing is not guessing: a test finds a leak there." in text
-    assert "guessing reaches 0.551 on the same batches" in text
+    assert "No setting can be recommended: 3 settings leak and 1 was not fully tested." in text
+    assert "No leak was found in marvell(s=9) · training.epochs = 1, but not everything" in text
+    _, *bars = table(path, "Setting", "Worst leak: AUC of the gradients alone")
+    for row, (_, leaks, aucs, _) in zip(bars, settings.values(), strict=True):
+        assert f"{np.mean(leaks):.3f}" in row[1]
+        assert row[2].startswith(f"{np.mean(aucs):.4f}")
+        assert row[3] == signed(np.mean(aucs) - 0.935, 4)
     seconds = 8 * 11.62
     assert f"{seconds:.1f} s of training in all" in text
     assert table(path, "Run", "seed")[1] == [

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from flower_vfl.apps.first_config import write_first_config
 from tests.studies.conftest import PAGES
 
 pytestmark = pytest.mark.usefixtures("beside_the_studies")
@@ -16,8 +17,19 @@ def test_every_page_shows_the_numbers_that_were_measured():
     shown = headline.pages(numbers)
     for path, text in shown.items():
         assert path.read_text(encoding="utf-8") == text, path.name
-    assert sum("<!-- begin headline -->" in text for text in shown.values()) >= 4
+    assert sum("<!-- begin headline -->" in text for text in shown.values()) >= 8
     assert "<!-- begin conditional -->" in shown[headline.ROOT / "docs" / "methods" / "certificate.md"]
+
+
+def test_a_first_configuration_says_what_was_measured_behind_the_defense_that_it_shows(tmp_path):
+    table, out = tmp_path / "bank.csv", tmp_path / "run.toml"
+    table.write_text("id,age,paid\n1,30,0\n", encoding="utf-8")
+    write_first_config({"bank": table}, out, id_column="id", label="paid", ask=lambda *_: "")
+    shown = out.read_text(encoding="utf-8")
+    runs = json.loads((PAGES / "headline.json").read_text(encoding="utf-8"))["headline"]
+    reached, chance = (sum(one["practical"][key] for one in runs) / len(runs) for key in ("reached", "null"))
+    assert f"reads {reached:.2f} behind this one" in shown
+    assert f"guessing reaches {chance:.2f}" in shown
 
 
 def test_the_sentence_says_means_over_the_seeds_and_how_many_runs_leak():
