@@ -90,7 +90,7 @@ class DeviationCorrelation:
             away = deviations(g, y, here)
         else:
             away = g.index_select(0, here) - beside(means, g).index_select(0, y.index_select(0, here).long())
-        now[there] = (away / unit).float()
+        now.index_copy_(0, there, away.div_(unit).float())  # `now[there] =` takes twice as long
 
     def _find(self, rows: Rows, width: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return where rows (B,) of which gradients (B, width) came are in the sample, and which of them are."""

@@ -114,7 +114,7 @@ def _draw(
     else:
         normals, levels = source.fresh(work, work.shape[1]), noise.alike.expand_as(noise.levels)
     if noise.everywhere > 0.0:
-        stretched = beside((1.0 + levels / noise.everywhere).sqrt() - 1.0, work)
+        stretched = beside(torch.from_numpy(np.sqrt(1.0 + levels.numpy() / noise.everywhere) - 1.0), work)
         inside = (normals @ directions).mul_(stretched.index_select(0, y.long()))
         normals.addmm_(inside, directions.T)
     noisy = torch.add(work, normals, alpha=math.sqrt(noise.everywhere) * unit, out=normals)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -115,7 +115,7 @@ class FullAccountant:
         self._repeats, self._one_epoch = repeats, one_epoch
         self._recurrence = DeviationCorrelation(labels)
         self._chains: list[list[ShapedRelease]] = [[] for _ in range(CHAINS)]
-        self._drawn: list[ShapedRelease] = []
+        self._drawn: list[Callable[[], ShapedRelease]] = []  # most are replaced before the epoch ends
         self._epochs, self._batches, self._total, self._width = 0, 0, 0.0, 0
 
     def add(self, pair: Pair, parts: Sequence[Part], left: float, g: Tensor, y: Tensor, rows: Rows | None) -> None:
@@ -130,7 +130,7 @@ class FullAccountant:
         if place >= CHAINS:  # each batch of the epoch is as likely among those that are kept
             place = _drawn(self._epochs, place // TOGETHER)[place % TOGETHER]
         if place < CHAINS:
-            self._drawn[place : place + 1] = [release(pair, parts)]
+            self._drawn[place : place + 1] = [partial(release, pair, parts)]
         if rows is not None and pair.square > 0.0:
             unit = pair.unit * math.sqrt(pair.square)
             self._recurrence.add(working(g), y, rows, unit=unit, means=pair.centres * pair.unit)
@@ -148,8 +148,9 @@ class FullAccountant:
         self._epochs += 1
         if self._drawn:
             order = np.random.default_rng(self._epochs).permutation(CHAINS)
+            drawn = [made() for made in self._drawn]
             for chain, number in zip(self._chains, order, strict=True):
-                chain.append(self._drawn[number % len(self._drawn)])
+                chain.append(drawn[number % len(drawn)])
             self._drawn = []
             self._recurrence.end_epoch()
         count = self._epochs if self._repeats else 1
@@ -175,7 +176,7 @@ class FullAccountant:
         """Return plain values and tensors."""
         return {
             "chains": [[_plain(one) for one in chain] for chain in self._chains],
-            "drawn": [_plain(one) for one in self._drawn],
+            "drawn": [_plain(made()) for made in self._drawn],
             "numbers": [self._epochs, self._batches, self._width],
             "total": self._total,
             "largest": self.largest,
@@ -185,7 +186,7 @@ class FullAccountant:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
         self._chains = [[_made(one) for one in chain] for chain in state["chains"]]
-        self._drawn = [_made(one) for one in state["drawn"]]
+        self._drawn = [partial(_made, one) for one in state["drawn"]]
         self._epochs, self._batches, self._width = state["numbers"]
         self._total, self.largest = state["total"], state["largest"]
         self._recurrence.restore(state["recurrence"])

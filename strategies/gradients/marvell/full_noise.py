@@ -13,7 +13,7 @@ from torch import Tensor
 from flower_vfl.errors import UnprotectedBatchError
 from flower_vfl.protocol.tensors import brought
 from flower_vfl.strategies.gradients.checks import check_shapes, check_two_classes
-from flower_vfl.strategies.gradients.units import beside, unit_of, working
+from flower_vfl.strategies.gradients.units import beside, working
 
 EVERYWHERE = 0.5
 """Share, equal in every direction, of the noise that covers more than the covariances."""
@@ -122,24 +122,26 @@ def estimate(g: Tensor, y: Tensor) -> Pair:
     """
     check_shapes("marvell_full", g, y)
     work = working(g)
-    largest, labels = brought([unit_of(work)[None], y])
-    unit, sides = float(largest), [np.flatnonzero(labels.numpy() == label) for label in (0, 1)]
+    ends, labels = brought([torch.stack(torch.aminmax(work)), y])
+    low, high = ends.tolist()
+    unit, sides = max(-low, high) or 1.0, [np.flatnonzero(labels.numpy() == label) for label in (0, 1)]
     counts = [len(rows) for rows in sides]
     check_two_classes("marvell_full", [unit], counts, len(g))
     # Class by class, and what is small in NumPy: a small operation of PyTorch takes ten times as long.
     order = torch.from_numpy(np.concatenate(sides)).to(work.device, non_blocking=True)
     of_class = torch.split(work.index_select(0, order).div_(unit), counts)
-    centres = torch.stack([rows.mean(dim=0) for rows in of_class])
+    centres = [rows.mean(dim=0) for rows in of_class]
     apart = [rows.sub_(centre) for rows, centre in zip(of_class, centres, strict=True)]
-    basis = _basis(torch.cat([*apart, centres[1:] - centres[:1]])) if g.shape[1] > len(g) else None
+    basis = _basis(torch.cat([*apart, (centres[1] - centres[0])[None]])) if g.shape[1] > len(g) else None
     inside = apart if basis is None else [rows @ beside(basis, rows) for rows in apart]
-    covariances = torch.stack([rows.T @ rows for rows in inside]).double()
-    centres, covariances = brought([centres, covariances])
-    covariances.numpy()[:] /= np.array(counts)[:, None, None]
-    means, spreads = centres.double().numpy(), covariances.numpy().trace(axis1=1, axis2=2)
+    found = [one.numpy() for one in brought([*centres, *(rows.T @ rows for rows in inside)])]
+    means, squares = np.stack(found[:2]), np.stack(found[2:]).astype(np.float64)
+    squares /= np.array(counts)[:, None, None]
+    of_means, covariances = torch.from_numpy(means), torch.from_numpy(squares)
+    means, spreads = means.astype(np.float64), squares.trace(axis1=1, axis2=2)
     square = float(np.array(counts) @ (spreads + np.square(means).sum(axis=1))) / len(g)
     distance = float(np.square(means[1] - means[0]).sum())
-    return Pair(unit, counts[1] / len(g), square, distance, centres, basis, covariances)
+    return Pair(unit, counts[1] / len(g), square, distance, of_means, basis, covariances)
 
 
 def _basis(rows: Tensor) -> Tensor:
@@ -252,7 +254,7 @@ class _Family:
         rest = power - theta * self.matching
         covering = self._spread * rest if pair.g > 0.0 else rest  # without a line all of it covers
         alike = covering * (1.0 - EVERYWHERE) / self._total if self._total > 0.0 else 0.0
-        everywhere = (covering - alike * self._total) / len(line)
+        everywhere = (covering - alike * self._total) / line.shape[0]
         along = rest - covering
         levels = theta * self._lacks + alike * self._lacks.sum(axis=0)
         left = self._left(levels + everywhere, along)

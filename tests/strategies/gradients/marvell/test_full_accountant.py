@@ -192,11 +192,22 @@ def test_each_batch_of_an_epoch_is_as_likely_in_a_chain_as_any_other():
             course._batches = batch
             course.add(pair, [Part(noise, float(batch + 1))], 0.1, g, y, None)
         scale = release(pair, [Part(noise)]).noise[0, 0, 0]
-        for one in course._drawn:
-            seen[round(one.noise[0, 0, 0] / scale) - 1] += 1
+        for made in course._drawn:
+            seen[round(made().noise[0, 0, 0] / scale) - 1] += 1
     share = CHAINS / total
     assert seen.sum() == count * CHAINS
     assert np.abs(seen - count * share).max() < 5 * math.sqrt(count * share * (1 - share))
+
+
+def test_releases_are_made_of_the_batches_that_are_kept_alone(monkeypatch):
+    g, y = batches(2, rows=6)
+    pair, made = estimate(g, y), []
+    noise, course = optimal_noise(pair, 1.0), FullAccountant(LABELS)
+    monkeypatch.setattr(full_accountant, "release", lambda *given: made.append(given) or release(*given))
+    for _ in range(5 * CHAINS):
+        course.add(pair, [Part(noise)], 0.1, g, y, None)
+    course.end_epoch(0.0)
+    assert len(made) == CHAINS
 
 
 @pytest.mark.parametrize("count", [8, 3])
