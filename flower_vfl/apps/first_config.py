@@ -36,7 +36,7 @@ name = "files"
 
 # What the other parties receive tells them the labels, unless it is defended:
 # [[defenses]]
-# name = "marvell_full"
+# name = "marvell_full"            # of two classes; "marvell" takes any number
 # s = 4.0
 """
 
