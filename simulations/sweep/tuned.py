@@ -179,6 +179,11 @@ def _choose(
     """Return what validation chose among the trials that ended; of equal ones, the least validation loss."""
     by_run = {str(summary["run"]): summary for summary in summaries}
     found = {run: value for run, summary in by_run.items() if (value := validation(summary)) is not None}
+    if by_run and not found:
+        raise TrainingError(
+            f"{len(by_run)} trials ended, and none has a {measure.replace('_', ' ')} to compare: its rows are all "
+            "of one class; more of them are needed, as in training.validation = 0.2"
+        )
     if not found:
         raise TrainingError(
             f"no trial ended within {minutes:g} minutes with a validation to compare; give more with --minutes, and go "
