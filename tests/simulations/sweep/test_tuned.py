@@ -61,7 +61,11 @@ def test_of_settings_that_validate_equally_the_loss_decides_and_then_the_given_o
     def ended(definition, out, **options):
         runs.extend(trial.run for trial in trials_of(definition))
         last = [{"validation_auc": 1.0, "validation_loss": loss} for loss in losses]
-        return [{"run": run, "utility": {"last": use}} for run, use in zip(runs, last, strict=True)]
+        ended = [
+            {"run": run, "status": "finished", "utility": {"last": use}} for run, use in zip(runs, last, strict=True)
+        ]
+        halved = {"run": runs[2], "status": "interrupted", "utility": {"last": {**last[2], "validation_loss": 0.0}}}
+        return [*ended[:2], halved]
 
     monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.run_sweep", ended)
     (tmp_path / "out").mkdir()
@@ -72,7 +76,7 @@ def test_of_settings_that_validate_equally_the_loss_decides_and_then_the_given_o
 
 def test_trials_whose_validation_rows_are_of_one_class_are_not_called_too_slow(file, tmp_path, monkeypatch):
     last = {"validation_auc": None, "validation_loss": 0.1}
-    ended = [{"run": "one", "utility": {"last": last}}]
+    ended = [{"run": "one", "status": "finished", "utility": {"last": last}}]
     monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.run_sweep", lambda *_, **__: ended)
     with pytest.raises(
         TrainingError, match=r"1 trials ended, and none has a validation auc .*training\.validation = 0"
