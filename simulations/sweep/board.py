@@ -142,7 +142,10 @@ class Board:
         point = point_of(result) if result else Point()
         point = point if self.shows_test else point._replace(test=None)
         self.ended[run] = _Ended(point, self.clock() - state.began if state else math.nan)
-        self._say(f"finished: {run} ({point.words})")
+        if not self.shows_test and (result is None or result.get("status") not in ENDED):
+            self._say(f"ended early, for its validation or for the time: {run}")
+        else:
+            self._say(f"finished: {run} ({point.words})")
 
     def retried(self, run: str, reason: str) -> None:
         """A trial failed and is tried again."""

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flower_vfl.apps.factories import open_data
-from flower_vfl.apps.folder import read_result
+from flower_vfl.apps.folder import ENDED, read_result
 from flower_vfl.apps.result_schema import kept_utility
 from flower_vfl.apps.sweeps import runs_of
 from flower_vfl.config import Config, canonical_key, load_config, preset_names, read_source
@@ -177,8 +177,13 @@ def _choose(
     summaries: Sequence[Mapping[str, Any]], cases: Mapping[str, Mapping[str, Any]], measure: str, minutes: float
 ) -> Tuned:
     """Return what validation chose among the trials that ended; of equal ones, the least validation loss."""
-    by_run = {str(summary["run"]): summary for summary in summaries}
+    by_run = {str(summary["run"]): summary for summary in summaries if summary.get("status") in ENDED}
     found = {run: value for run, summary in by_run.items() if (value := validation(summary)) is not None}
+    if by_run and not found:
+        raise TrainingError(
+            f"{len(by_run)} trials ended, and none has a {measure.replace('_', ' ')} to compare: its rows are all "
+            "of one class; more of them are needed, as in training.validation = 0.2"
+        )
     if not found:
         raise TrainingError(
             f"no trial ended within {minutes:g} minutes with a validation to compare; give more with --minutes, and go "

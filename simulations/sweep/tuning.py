@@ -35,6 +35,8 @@ _ONE_MORE = "Failure # "
 
 _REPORT_SECONDS = 1.0
 _LOCKED_SECONDS = 20.0
+_ENDING_SECONDS = 60
+"""Seconds that a trial which Tune ended has to leave its worker to the next one."""
 _GRACE_EPOCHS, _MOST_EPOCHS = 8, 1000
 """Epochs that each trial of a search has before it is compared with others, and after which it is not any more."""
 _MOST_TRACED = 10_000
@@ -137,7 +139,7 @@ def _tune(
 
 
 def _search(places: int, budget: Budget | None) -> tune.TuneConfig:
-    """Return how Tune goes through the trials; a trial that was ended leaves a worker that no other can use."""
+    """Return how Tune goes through the trials; a worker, which takes seconds to begin, does one after another."""
     if budget is None:
         return tune.TuneConfig(reuse_actors=True, max_concurrent_trials=places)
     os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")  # reports of steps have no validation in them
@@ -151,7 +153,7 @@ def _search(places: int, budget: Budget | None) -> tune.TuneConfig:
         stop_last_trials=False,
     )
     return tune.TuneConfig(
-        reuse_actors=False, max_concurrent_trials=places, scheduler=halving, time_budget_s=budget.seconds
+        reuse_actors=True, max_concurrent_trials=places, scheduler=halving, time_budget_s=budget.seconds
     )
 
 
@@ -237,22 +239,37 @@ def _whole(error: BaseException) -> RuntimeError:
 
 
 class _Steps(Observer):
-    """Reports how far a trial is, once a second, and its validation after each epoch."""
+    """Reports how far a trial is, once a second, and its validation after each epoch.
+
+    Attributes
+    ----------
+    ended
+        Whether Tune has ended the trial, which it does by an exit out of a report; it takes no report after that.
+    """
 
     def __init__(self) -> None:
-        self._steps, self._due = 0, 0.0
+        self._steps, self._due, self.ended = 0, 0.0, False
 
     def on_start(self, steps: int, epochs: int, parties: tuple[str, ...]) -> None:
         self._steps = steps
 
     def on_epoch(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:
         values = {name: value for name, value in metrics.items() if name.startswith("validation_")}
-        tune.report({"epoch": epoch, **{name: value for name, value in values.items() if math.isfinite(value)}})
+        self._report({"epoch": epoch, **{name: value for name, value in values.items() if math.isfinite(value)}})
 
     def on_step(self, step: int, epoch: int, loss: float, leak: float) -> None:
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + _REPORT_SECONDS
-            tune.report({"step": step + 1, "steps": self._steps, "loss": loss, "leak": leak})
+            self._report({"step": step + 1, "steps": self._steps, "loss": loss, "leak": leak})
+
+    def _report(self, values: dict[str, Any]) -> None:
+        if self.ended:
+            return
+        try:
+            tune.report(values)
+        except SystemExit:
+            self.ended = True
+            raise
 
 
 def _report(step: int, steps: int, loss: float) -> None:
@@ -282,13 +299,16 @@ def _train(params: Mapping[str, str], *, plans: Mapping[str, Plan]) -> None:
     values, folder, place = plans[params[_RUN]]
     with suppress(OSError):  # on another node the place may not be there; data is then found by absolute paths
         os.chdir(place)
-    observers = (_Steps(),)
+    os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = str(_ENDING_SECONDS)
+    steps = _Steps()
     try:
         with quiet_log(logging.ERROR):
-            run_observed(build_config(values), Path(folder), resume=True, observers=observers, patience=_LOCKED_SECONDS)
+            run_observed(build_config(values), Path(folder), resume=True, observers=(steps,), patience=_LOCKED_SECONDS)
     except (InputError, TrainingError) as error:  # it would fail again
         tune.report({_FAILED: _words(error)})
     except BaseException as error:  # noqa: BLE001 - see `_whole`
+        if steps.ended:  # the exit that Tune expects: the next trial then has this worker
+            raise SystemExit(0) from None
         raise _whole(error) from None
     else:
         tune.report({"finished": True})

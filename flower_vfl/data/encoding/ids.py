@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -18,6 +19,7 @@ from flower_vfl.rng import scattered
 
 Join = Literal["strict", "inner"]
 _ID_TYPES = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string, pa.types.is_null)
+_SAMPLE, _LONGEST_FORM = 1000, 40
 _SHORTENED = r"^[0-9][.][0-9]+[eE][+][0-9]+$"
 
 
@@ -122,8 +124,22 @@ def join_ids(ids: Mapping[str, pa.Array], how: Join) -> list[str]:
                         f"{_rows(alone)}; align the files first, or keep the shared IDs with the option join = 'inner'"
                     )
     if not shared:
-        raise DataError(f"no ID is in all of {', '.join(ids)}; do they use the same kind of ID?")
+        forms = ", ".join(f"{_form(values)!r} in {file}" for file, values in ids.items())
+        raise DataError(
+            f"no ID is in all of {', '.join(ids)}. Most IDs look like {forms} (9: any digit, a: any letter); write "
+            "them alike in all files, or name the column of the ID in the option id"
+        )
     return sorted(shared)
+
+
+def _form(ids: pa.Array) -> str:
+    """Return the most frequent form of some IDs, without telling one: its digits as 9, its letters as a."""
+    forms = Counter("".join(map(_kind, text)) for text in ids.slice(0, _SAMPLE).to_pylist())
+    return forms.most_common(1)[0][0][:_LONGEST_FORM] if forms else ""
+
+
+def _kind(character: str) -> str:
+    return "9" if character.isdecimal() else "a" if character.isalpha() else character
 
 
 def select_ids(ids: Mapping[str, pa.Array], aligned: Sequence[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -49,12 +50,12 @@ def require_columns(table: pa.Table, names: Sequence[str], file: str) -> None:
     DataError
         Naming the column and the nearest that there is.
     """
+    counted = Counter(table.column_names)
     for name in names:
-        found = table.column_names.count(name)
-        if found == 0:
+        if not counted[name]:
             raise DataError(f"{file} has no column {name!r}; {suggestion(name, table.column_names)}")
-        if found > 1:
-            raise DataError(f"{file} has {found} columns named {name!r}; names must be unique")
+        if counted[name] > 1:
+            raise DataError(f"{file} has {counted[name]} columns named {name!r}; names must be unique")
 
 
 def texts(column: pa.ChunkedArray | pa.Array, place: Place) -> pa.Array:

@@ -6,6 +6,7 @@ import codecs
 import csv
 import gzip
 import io
+import logging
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,6 +26,8 @@ from flower_vfl.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from _csv import Reader
+
+_log = logging.getLogger(__name__)
 
 _BLOCK = 2**20
 _TABS = ("tab", "\\t", "\t")
@@ -117,7 +120,7 @@ def read_header(path: Path, dialect: Dialect = PLAIN) -> pa.Table:
         elif _kind(path) in (".csv", ".tsv", ".txt"):
             with _records(path, dialect) as records:
                 names = next(filter(None, records), [])
-            header = pa.schema([(name.strip(), pa.string()) for name in names]).empty_table()
+            header = pa.schema([(name.strip(), pa.string()) for name in names if name.strip()]).empty_table()
         else:
             raise DataError(
                 f"{path}: files end in .csv, .tsv, .txt (each also .gz), .parquet, .pq or .npz (numpy.savez of IDs and "
@@ -171,7 +174,9 @@ def _check_encoding(path: Path, dialect: Dialect) -> None:
             with opened(path) as file:
                 check_encoding(path, file)
         except DataError as error:
-            cure = "; or name its encoding in the option encoding, as in encoding=cp1252" if "UTF" in str(error) else ""
+            likely = "utf-16" if "UTF-16" in str(error) else "cp1252"
+            named = f"; or name its encoding in the option encoding, as in encoding={likely}"
+            cure = named if "UTF" in str(error) else ""
             raise DataError(f"{error}{cure}") from None
     with path.open("rb") as file:
         if path.suffix != ".gz" and file.read(len(GZIP)) == GZIP:
@@ -229,9 +234,13 @@ def _read_parquet(path: Path, wanted: list[str]) -> pa.Table:
 def _read_csv(path: Path, wanted: list[str], dialect: Dialect) -> pa.Table:
     _refuse_stray_quotes(path, dialect)
     with _records(path, dialect) as records:
-        names = {name: name.strip() for name in next(filter(None, records)) if name.strip() in wanted}
+        written = next(filter(None, records))
+        names = {name: name.strip() for name in written if name.strip() in wanted}
         if not _has_rows(records):
             raise DataError(f"{path} has no rows")
+    unnamed = [str(place) for place, name in enumerate(written, start=1) if not name.strip()]
+    if unnamed:
+        _log.warning("%s: left out: column %s, which the header gives no name", path, ", ".join(unnamed))
 
     def read(*, threads: bool) -> pa.Table:
         return pa_csv.read_csv(

@@ -67,7 +67,11 @@ class Builder:
         """
         for part in PARTS:
             if rows[part] < 1:
-                raise DataError(f"no row is left for the {part} part; there are {rows['train']} + {rows['test']} rows")
+                raise DataError(
+                    f"no row is left for the {part} part; there are {rows['train']} + {rows['test']} rows. More rows "
+                    "that all parties have are needed, or another share for the test, which the option test_fraction "
+                    "names where rows are drawn"
+                )
         self._rows = {part: rows[part] for part in PARTS}
         self._alignment = digest
         folder = self.folder / "ids"

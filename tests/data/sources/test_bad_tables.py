@@ -22,7 +22,7 @@ BAD = {
     "delimiter": (text(delimiter=";"), [], ["separated by semicolons", 'option delimiter=";"']),
     "tabs": (text(delimiter="\t"), [], ["separated by tabs", 'option delimiter="tab"']),
     "encoding": (put(4, 1, "é").encode("cp1252"), [], ["line 5", "UTF-8", "encoding=cp1252"]),
-    "utf-16": (text().encode("utf-16"), [], ["UTF-16", "option encoding"]),
+    "utf-16": (text().encode("utf-16"), [], ["UTF-16", "option encoding", "encoding=utf-16"]),
     "repeated id": (put(9, 0, "p2"), [], ["'id'", "rows 3, 9", "option id"]),
     "missing id": (put(9, 0, ""), [], ["'id'", "row 9"]),
     "label nan": (put(7, 3, "NaN"), [], ["'label'", "row 7", "unlabelled=drop"]),
@@ -44,6 +44,11 @@ BAD = {
     ),
     "missing number": (put(5, 1, "?"), [], ["'x'", "row 5", 'missing = "mean"']),
     "ragged": (text().replace("p3,3,3,1", "p3,3,3,1,9"), [], ["row 4", "option delimiter"]),
+    "few rows": (
+        text(ROWS[:3]),
+        ["test_fraction=0.001"],
+        ["no row is left for the test part", "3 + 0 rows", "option test_fraction"],
+    ),
     "no label": (text(header=("id", "x", "y", "lable")), [], ["'label'", "did you mean 'lable'"]),
 }
 
@@ -59,7 +64,7 @@ def test_a_bad_table_ends_with_one_message_and_code_2(tmp_path, capsys, mistake)
     message = capsys.readouterr().err
     assert done.value.code == 2
     assert "Traceback" not in message
-    for word in [*words, *(["bank.csv"] if mistake != "no label" else [])]:
+    for word in [*words, *(["bank.csv"] if mistake not in ("few rows", "no label") else [])]:
         assert word in message
     assert not (tmp_path / "out").exists()
 
@@ -81,3 +86,43 @@ def test_fewer_rows_than_a_batch_end_a_run_before_it_has_a_folder(tmp_path, caps
     assert "training.batch_size is 64" in message
     assert "leave it out: it fits the rows" in message
     assert not out.exists()
+
+
+def test_a_table_in_utf_16_is_read_with_the_option_that_the_message_names(tmp_path):
+    (tmp_path / "bank.csv").write_bytes(text().encode("utf-16"))
+    settings = ["--set", f"files.bank={tmp_path}/bank.csv", "--set", "encoding=utf-16"]
+    with pytest.raises(SystemExit) as done:
+        main(["data", "prepare", "files", "--out", str(tmp_path / "own"), *settings])
+    assert done.value.code == 0
+
+
+@pytest.mark.parametrize(
+    ("header", "left"), [("id,x,y,label,", "5"), (",id,x,y,label", "1"), (",id,x,y,label,", "1, 6")]
+)
+def test_columns_without_a_name_are_left_out_and_said(tmp_path, capsys, header, left):
+    """A spreadsheet writes them at the end of a row, pandas writes the number of a row as the first column."""
+    front, end = ("7," if header.startswith(",") else ""), ("," if header.endswith(",") else "")
+    (tmp_path / "bank.csv").write_text(f"{header}\n" + "".join(f"{front}{','.join(row)}{end}\n" for row in ROWS))
+    with pytest.raises(SystemExit) as done:
+        main(["data", "prepare", "files", "--out", str(tmp_path / "own"), "--set", f"files.bank={tmp_path}/bank.csv"])
+    shown = capsys.readouterr()
+    assert done.value.code == 0
+    assert f"left out: column {left}, which the header gives no name" in " ".join(shown.err.split())
+    assert "bank: x" in shown.out
+    assert "dtype.=" not in shown.out
+
+
+def test_ids_that_are_written_otherwise_are_told_by_their_form_and_not_by_themselves(tmp_path, capsys):
+    (tmp_path / "bank.csv").write_text(text())
+    (tmp_path / "shop.csv").write_text(text([(f"K-{row[0][1:]:>03}", *row[1:3]) for row in ROWS], ("id", "u", "v")))
+    prepare = ["data", "prepare", "files", "--out", str(tmp_path / "own"), "--set", "join=inner"]
+    for party in ("bank", "shop"):
+        prepare += ["--set", f"files.{party}={tmp_path}/{party}.csv"]
+    with pytest.raises(SystemExit) as done:
+        main(prepare)
+    message = capsys.readouterr().err
+    assert done.value.code == 2
+    assert "'a99' in" in message
+    assert "'a-999' in" in message
+    assert "option id" in message
+    assert "p12" not in message

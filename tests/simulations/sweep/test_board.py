@@ -44,6 +44,14 @@ def test_where_no_terminal_is_each_end_is_a_line(board):
     assert lines[2].startswith("3/6 failed: c: ValueError: no")
 
 
+def test_a_trial_of_a_search_without_a_result_is_not_called_finished(board):
+    board.shows_test = False
+    with board:
+        board.started("c")
+        board.completed("c")
+    assert text(board).startswith("2/6 ended early, for its validation or for the time: c")
+
+
 def test_a_trial_that_said_it_failed_is_no_finished_one_when_its_worker_ends(board):
     board.started("a")
     board.failed("a", "diverged")

@@ -7,7 +7,7 @@ import pytest
 from flower_vfl.cli import main
 from flower_vfl.config import load_config
 from flower_vfl.data.sources.catalog import load
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import ConfigError, TrainingError
 from flower_vfl.reports.ranking import validation
 from flower_vfl.simulations.sweep.trials import trials_of
 from flower_vfl.simulations.sweep.tuned import run_tune, search_space
@@ -61,13 +61,27 @@ def test_of_settings_that_validate_equally_the_loss_decides_and_then_the_given_o
     def ended(definition, out, **options):
         runs.extend(trial.run for trial in trials_of(definition))
         last = [{"validation_auc": 1.0, "validation_loss": loss} for loss in losses]
-        return [{"run": run, "utility": {"last": use}} for run, use in zip(runs, last, strict=True)]
+        ended = [
+            {"run": run, "status": "finished", "utility": {"last": use}} for run, use in zip(runs, last, strict=True)
+        ]
+        halved = {"run": runs[2], "status": "interrupted", "utility": {"last": {**last[2], "validation_loss": 0.0}}}
+        return [*ended[:2], halved]
 
     monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.run_sweep", ended)
     (tmp_path / "out").mkdir()
     tuned = run_tune(str(file), tmp_path / "out", {}, minutes=1, trials=3)
     assert tuned.run == runs[chosen]
     assert bool(tuned.values) == (chosen != 0)
+
+
+def test_trials_whose_validation_rows_are_of_one_class_are_not_called_too_slow(file, tmp_path, monkeypatch):
+    last = {"validation_auc": None, "validation_loss": 0.1}
+    ended = [{"run": "one", "status": "finished", "utility": {"last": last}}]
+    monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.run_sweep", lambda *_, **__: ended)
+    with pytest.raises(
+        TrainingError, match=r"1 trials ended, and none has a validation auc .*training\.validation = 0"
+    ):
+        run_tune(str(file), tmp_path / "out", {}, minutes=1, trials=3)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """What a worker says of its trials, and what is said of a worker that ended."""
 
 import copy
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -151,3 +152,30 @@ def test_a_worker_that_ended_is_told_by_the_last_line_of_its_own_file_and_all_th
     assert [text for _, text in folder.noted] == [
         *(FIRST.decode(errors="replace").strip(), SECOND.decode().strip(), silent, silent, "TrainingError: diverged")
     ]
+
+
+@pytest.mark.parametrize("name", ["on_epoch", "on_step"])
+def test_a_trial_that_tune_ends_leaves_its_worker_and_reports_nothing_more(tmp_path, monkeypatch, name):
+    """Tune ends a trial by an exit out of a report; anything else that comes out costs it the worker."""
+    reports = []
+
+    def report(values):
+        reports.append(values)
+        sys.exit(0)
+
+    def run(*_, observers, **__):
+        (steps,) = observers
+        values = {"on_epoch": (3, 1, {"validation_auc": 0.7}), "on_step": (3, 1, 0.5, 0.5)}
+        try:
+            getattr(steps, name)(*values[name])
+        finally:
+            steps.on_epoch(3, 1, {})
+            raise ConnectionError("what it looks like to the party that was left")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tuning.tune, "report", report)
+    monkeypatch.setattr(tuning, "run_observed", run)
+    with pytest.raises(SystemExit) as ended:
+        tuning._train({"run": "one"}, plans=alone(tmp_path))
+    assert ended.value.code == 0
+    assert len(reports) == 1
