@@ -69,8 +69,10 @@ _SURE = 0.9
 """The likeness from which a name is meant, and no other."""
 
 
-def suggestion(name: str, choices: Iterable[str]) -> str:
+def suggestion(name: str, choices: Iterable[str], *, other: str = "") -> str:
     """Return which of `choices` was probably meant, and what is allowed; of many, only those that come near.
+
+    `other` is what may be given instead of one of them.
 
     Examples
     --------
@@ -78,14 +80,17 @@ def suggestion(name: str, choices: Iterable[str]) -> str:
     "did you mean 'marvell'? Allowed: iso, marvell"
     >>> suggestion("epoch", ["epochs", *(f"x{i}" for i in range(40))])
     "did you mean 'epochs'?"
+    >>> suggestion("marvel", ["iso", "marvell"], other="module:Class")
+    "did you mean 'marvell'? Allowed: iso, marvell, or module:Class"
     """
     known = sorted(choices)
     near = nearest(name, known)
     if near and len(known) > SHOWN:
         *first, last = map(repr, near)
-        return f"did you mean {' or '.join([*([', '.join(first)] if first else []), last])}?"
+        meant = " or ".join([*([", ".join(first)] if first else []), last])
+        return f"did you mean {meant}?{other and f' Or give {other}'}"
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{hint}Allowed: {named(known) if known else 'nothing'}"
+    return f"{hint}Allowed: {named(known) if known else 'nothing'}{other and f', or {other}'}"
 
 
 def nearest(name: str, choices: Iterable[str]) -> list[str]:
@@ -233,8 +238,8 @@ class MethodNames:
         known = self.known()
         if ":" not in given and given not in known:
             raise ConfigError(
-                f"there is no {self.kind} named {given!r}; {suggestion(given, known)}, or module:Class of what is "
-                "installed"
+                f"there is no {self.kind} named {given!r}; "
+                f"{suggestion(given, known, other='module:Class of what is installed')}"
             )
 
     def known(self) -> set[str]:

@@ -13,8 +13,9 @@ from rich.text import Text
 from flower_vfl.config import preset_names, preset_text, sweep_names
 from flower_vfl.config.methods import ATTACK_NAMES, DEFENSE_NAMES
 from flower_vfl.config.reference import Key, all_keys, find_keys, sections
+from flower_vfl.data.sources.names import check_name
 from flower_vfl.errors import ConfigError
-from flower_vfl.registry import lookup, suggestion
+from flower_vfl.registry import suggestion
 from flower_vfl.terminal import print_names
 
 
@@ -35,9 +36,10 @@ def print_data_set(name: str) -> None:
     ConfigError
         When there is none of this name.
     """
+    check_name(name)
     from flower_vfl.data.sources.catalog import available
 
-    entry = lookup("data set", name, {entry.name: entry for entry in available()})
+    (entry,) = (entry for entry in available() if entry.name == name)
     rows = f"{entry.rows:,}" if entry.rows else "any number"
     facts = {"Rows": rows, "Licence": entry.licence, "Usable here": "yes" if entry.usable else f"no: {entry.advice}"}
     _explain(name, entry.description, facts)

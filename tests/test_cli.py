@@ -182,7 +182,9 @@ def test_a_prediction_that_cannot_be_made_ends_with_2_one_message_and_no_file(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run", "censsus"], "did you mean 'census'"),
+        (["run", "censsus"], "did you mean 'census'? Or give a path ending in .toml or a folder of prepared data"),
+        (["run", "./nowhere"], "there is no ./nowhere; name a preset, a path ending in .toml"),
+        (["run", "."], "the folder . is no prepared data set; see `flower-vfl data prepare`"),
         (["run", "missing.toml"], "no configuration file"),
         (["run", "{preset}", "--set", "training.epochs=0"], "training.epochs"),
         (["run", "{preset}", "--set", "training.epochs=many"], "training.epochs"),

@@ -142,13 +142,27 @@ from flower_vfl.cli import main
 for words in ("runn", "run censsus", "run census --set epochs=1", "run census --set training.epochs=x",
               "demo --set training.epoch=1", "run census --resume", "align nothing.toml --out x", "config epochs",
               "methods nrom", "run census --set attack.names=nrom", "demo --set attack.names=nrom",
-              "run census --set defenses=marvel(s=4)", "tune census --set defenses=marvel"):
+              "run census --set defenses=marvel(s=4)", "tune census --set defenses=marvel",
+              "run census --set data.name=cenus", "demo --set data.name=cenus", "tune census --set data.name=cenus",
+              "data prepare cenus --out x", "data list cenus", "watch nowhere", "report nowhere"):
     try:
         main(words.split())
     except SystemExit as ended:
         assert ended.code == 2, words
 """
 """Are answered within a second: nothing that takes longer to import may be loaded before."""
+
+DATA_MISTAKES = """
+from flower_vfl.cli import main
+
+for words in ("run census --set data.options.vew=x", "run census --set data.path=nowhere", "data show nowhere",
+              "sweep census-gradients-sweep --set data.path=nowhere", "predict nowhere --out x.csv"):
+    try:
+        main(words.split())
+    except SystemExit as ended:
+        assert ended.code == 2, words
+"""
+"""May load what reads data, which is a third of a second, and nothing that trains."""
 
 HEAVY = ("torch", "flwr", "ray", "matplotlib", "sklearn", "pyarrow", "scipy")
 
@@ -170,6 +184,13 @@ def test_nothing_heavy_is_loaded(code, tmp_path):
     done = run(sys.executable, "-c", f"{code}\n{check}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "loaded: []"
+
+
+def test_a_mistake_about_data_is_answered_without_what_trains(tmp_path):
+    check = f"import sys; print('loaded:', sorted(set({HEAVY!r}) & set(sys.modules)))"
+    done = run(sys.executable, "-c", f"{DATA_MISTAKES}\n{check}", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "loaded: ['pyarrow']", done.stderr
 
 
 OFFERS = """

@@ -14,7 +14,7 @@ from flower_vfl.apps.result_schema import checked_result
 from flower_vfl.apps.run_state import differences
 from flower_vfl.config import Config, load_config, to_toml
 from flower_vfl.data.store.periods import Periods
-from flower_vfl.errors import ConfigError, InputError, OutputExistsError
+from flower_vfl.errors import ConfigError, DataError, InputError, OutputExistsError
 from flower_vfl.files import LEFTOVERS, FolderLock, remove_leftovers, write_json_atomic, write_text_atomic, writing_to
 from flower_vfl.tracking import merge_steps
 from flower_vfl.training.outcome import LIMITS
@@ -85,6 +85,18 @@ class RunFolder:
             known_positives = {entry["label"]: entry["left_out"] for entry in summary["attacks"]}
             write_periods(self.path, periods, known_positives)
         write_json_atomic(self.path / RESULT, dict(summary))
+
+
+def check_is_run(folder: Path) -> None:
+    """Refuse a folder that is none of a run.
+
+    Raises
+    ------
+    DataError
+        Where its configuration is missing.
+    """
+    if not (folder / CONFIG).is_file():
+        raise DataError(f"{folder} is no run: there is no {CONFIG} in it; `flower-vfl run` makes one")
 
 
 def check_free(path: Path) -> None:

@@ -22,7 +22,7 @@ from flower_vfl.apps.factories import (
     check_device,
     computing,
 )
-from flower_vfl.apps.folder import CONFIG, ENDED, RESULT
+from flower_vfl.apps.folder import CONFIG, ENDED, RESULT, check_is_run
 from flower_vfl.apps.label_party import build_strategy
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.model import Model, check_data, check_factories, check_features, load_model, model_path
@@ -134,8 +134,7 @@ def read_run(folder: Path) -> TrainedRun:
     ConfigError
         When its configuration of the computation was changed after training.
     """
-    if not (folder / CONFIG).is_file():
-        raise DataError(f"{folder} is no run: there is no config.toml in it; `flower-vfl run` makes one")
+    check_is_run(folder)
     result = _read_result(folder)
     model = load_model(model_path(folder, LABEL))
     weights = {name: str(digest) for name, digest in dict(result["weights"]).items()}

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
-import torch
-from torch import Tensor
 
 from flower_vfl.errors import ConfigError, DataError, OutputExistsError
 from flower_vfl.files import replacing
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _WRITERS = {".csv": pa_csv.CSVWriter, ".parquet": pq.ParquetWriter}
 
@@ -69,6 +71,8 @@ def schema_of(classes: tuple[str, ...]) -> pa.Schema:
 
 
 def _columns(logits: Tensor, classes: tuple[str, ...]) -> list[pa.Array]:
+    import torch
+
     if logits.dim() == 1:
         return [pa.array(torch.sigmoid(logits.double()).numpy())]
     scores = torch.softmax(logits.double(), dim=1)

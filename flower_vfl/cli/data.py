@@ -43,6 +43,9 @@ def data_prepare(
     Criteo and Avazu are read in pieces of bounded memory. After a kill the same command goes on where it was.
     """
     from flower_vfl.config.parsing import parse_assignments
+    from flower_vfl.data.sources.names import check_name
+
+    check_name(name)
     from flower_vfl.simulations.tables import prepare_data
 
     prepare_data(name, source, out, parse_assignments(set_ or []), published=as_published)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -42,14 +43,19 @@ def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs, or one of a sweep.")],
 ) -> None:
     """Rebuild report.html of a run or a sweep; compare several runs."""
+    _check_folders(folders, "the folder of a run, or that of a sweep or a demo")
+    from flower_vfl.reports import render
+
+    typer.echo(f"report: {render(folders)}")
+
+
+def _check_folders(folders: Sequence[Path], what: str) -> None:
+    """Refuse a folder that is not there."""
     from flower_vfl.errors import InputError
 
     for folder in folders:
         if not folder.is_dir():
-            raise InputError(f"there is no folder {folder}; name the folder of a run, or that of a sweep or a demo")
-    from flower_vfl.reports import render
-
-    typer.echo(f"report: {render(folders)}")
+            raise InputError(f"there is no folder {folder}; name {what}")
 
 
 def watch(
@@ -61,6 +67,7 @@ def watch(
     It shows loss, leak AUC beside guessing, steps a second, parties and the log. Open the address that it prints:
     nobody can guess it. Ctrl-C ends the page, not the run.
     """
+    _check_folders([run_dir], "the folder of a run")
     from flower_vfl.reports.watching import serve
 
     serve(run_dir, port, lambda url: typer.echo(f"watching {run_dir}: {url} (Ctrl-C ends the page, the run goes on)"))

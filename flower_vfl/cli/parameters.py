@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from click import Context, HelpFormatter
 from typer.core import TyperCommand
+
+if TYPE_CHECKING:
+    from flower_vfl.config import Config
 
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one configuration value; repeatable.")
@@ -71,3 +75,25 @@ def check_resume(out: Path | None, *, resume: bool) -> None:
 
     if resume and out is None:
         raise ConfigError("--resume goes on in a folder: name it with --out")
+
+
+def check_named(config: Config) -> None:
+    """Refuse a data set, an attack or a defense that is not there, before imports that take seconds.
+
+    Where this host's environment names the data, as at a label party, the options are those of another host.
+
+    Raises
+    ------
+    ConfigError, DataError
+        Naming the nearest ones.
+    """
+    from flower_vfl.config.methods import check_methods
+    from flower_vfl.data.sources.names import check_name
+
+    check_methods(config)
+    check_name(config.data.name)
+    from flower_vfl.apps.node import DATA_VARIABLE
+    from flower_vfl.data.sources.catalog import check
+
+    if config.data.path or not os.environ.get(DATA_VARIABLE):
+        check(config.data.name, path=config.data.path, options=config.data.options)

@@ -19,8 +19,9 @@ from flower_vfl.cli.listing import doctor, explain_key, methods, presets, report
 from flower_vfl.cli.parameters import Command
 from flower_vfl.cli.running import align, demo, predict, run, sweep, tune
 
+_NAME = "flower-vfl"
 app = typer.Typer(
-    name="flower-vfl",
+    name=_NAME,
     help="Vertical federated learning for Flower in which label privacy is measured.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -83,7 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, terminate)
     keep_private()
     try:
-        code = app(list(arguments) if arguments is not None else None, standalone_mode=False)
+        given = None if arguments is None else list(arguments)
+        code = app(given, prog_name=_NAME, standalone_mode=False)
     except InputError as error:
         _fail(str(error), 2)
     except FlowerVflError as error:

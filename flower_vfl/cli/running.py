@@ -19,6 +19,7 @@ from flower_vfl.cli.parameters import (
     ResourcesOption,
     SetOption,
     check_engine,
+    check_named,
     check_resume,
 )
 from flower_vfl.files import default_folder
@@ -48,16 +49,15 @@ def run(
 ) -> None:
     """Train, attack and measure one configuration."""
     from flower_vfl.config import load_config
-    from flower_vfl.config.methods import check_methods
     from flower_vfl.config.parsing import parse_assignments
     from flower_vfl.errors import ConfigError
 
     config = load_config(source, parse_assignments(set_ or []))
-    check_methods(config)
     check_resume(out, resume=resume)
     check_engine(engine, resources, address)
     if engine is Engine.flower and alone:
         raise ConfigError("--alone trains in this process: leave out --engine flower")
+    check_named(config)
     # What was typed is checked; only now come imports that take seconds.
     from flower_vfl.simulations.flower_engine import run_flower
     from flower_vfl.simulations.running import alone_aucs, run_here
@@ -132,10 +132,12 @@ def align(
     """  # noqa: D301 - click wants the backspace
     from flower_vfl.config import load_config
     from flower_vfl.config.parsing import parse_assignments
+    from flower_vfl.data.sources.names import check_name
 
     given = {"align.method": str(method)} if method else {}
     config = load_config(source, {**parse_assignments(set_ or []), **given})
     check_engine(engine, resources, address)
+    check_name(config.data.name)
     from flower_vfl.simulations.aligning import align_here, align_in_flower
 
     if engine is Engine.local:
@@ -165,9 +167,13 @@ def predict(
 
     The label party gets the scores, nobody else.
     """
+    from flower_vfl.apps.folder import check_is_run
+    from flower_vfl.apps.scores import check_target
     from flower_vfl.errors import ConfigError
 
     check_engine(engine, resources, address)
+    check_is_run(run_dir)
+    check_target(out, overwrite=overwrite)
     from flower_vfl.apps.prediction_server import Request
     from flower_vfl.simulations.predicting import predict_flower, predict_here
 
@@ -197,7 +203,6 @@ def demo(
     set_: SetOption = None,
 ) -> None:
     """Run the main job on real data: train, attack, compare, report."""
-    from flower_vfl.config.methods import check_methods
     from flower_vfl.config.parsing import parse_assignments
     from flower_vfl.errors import FlowerVflError, InputError
     from flower_vfl.simulations.demo.plan import demo_configs
@@ -205,7 +210,7 @@ def demo(
     check_resume(out, resume=resume)
     configs = demo_configs(parse_assignments(set_ or []), full=full)
     for config in configs.values():
-        check_methods(config)
+        check_named(config)
     from flower_vfl.simulations.demo.comparing import run_demo
     from flower_vfl.simulations.demo.table import print_last
 
@@ -244,7 +249,6 @@ def sweep(
 
     The configurations are a grid, or draws, over any keys.
     """
-    from flower_vfl.config.methods import check_methods
     from flower_vfl.config.parsing import parse_assignments
     from flower_vfl.errors import FlowerVflError, InputError
     from flower_vfl.simulations.sweep.definition import load_definition
@@ -254,7 +258,7 @@ def sweep(
     folder = out or default_folder(source)
     definition, given = load_definition(source), parse_assignments(set_ or [])
     for trial in trials_of(definition, given):
-        check_methods(trial.config)
+        check_named(trial.config)
     from flower_vfl.simulations.sweep.listing import print_sweep
     from flower_vfl.simulations.sweep.plan import print_plan
     from flower_vfl.simulations.sweep.sweeping import run_sweep
@@ -294,12 +298,11 @@ def tune(
     Validation chooses; run.toml in the folder has what it chose.
     """
     from flower_vfl.config import load_config
-    from flower_vfl.config.methods import check_methods
     from flower_vfl.config.parsing import parse_assignments
 
     check_resume(out, resume=resume)
     given = parse_assignments(set_ or [])
-    check_methods(load_config(source, given))
+    check_named(load_config(source, given))
     from flower_vfl.simulations.sweep.tuned import CHOSEN, print_tuned, run_tune
 
     folder = out or default_folder(f"tune-{Path(source).stem}")

@@ -370,11 +370,15 @@ def read_source(source: str, presets: Sequence[str], *, preset: str, file: str) 
             raise ConfigError(f"{source} cannot be read: {error}") from None
     elif source in presets:
         text = preset_text(source)
-    else:
+    elif Path(source).is_dir():
+        raise ConfigError(f"the folder {source} is no prepared data set; see `flower-vfl data prepare`")
+    elif source != Path(source).name:
         raise ConfigError(
-            f"there is no {preset} {source!r}; {suggestion(source, presets)}, a path ending in .toml, or a folder of "
-            "prepared data"
+            f"there is no {source}; name a {preset}, a path ending in .toml, or a folder of prepared data"
         )
+    else:
+        other = "a path ending in .toml or a folder of prepared data"
+        raise ConfigError(f"there is no {preset} {source!r}; {suggestion(source, presets, other=other)}")
     try:
         return text, tomllib.loads(text)
     except (ValueError, RecursionError) as error:

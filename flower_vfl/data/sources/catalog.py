@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from flower_vfl.data.formats.archives import on_disk
+from flower_vfl.data.sources.names import RECIPE_CLASSES
 from flower_vfl.data.sources.recipe import Options, Progress, Recipe, build_options
 from flower_vfl.data.store import layout
 from flower_vfl.data.store.builder import Builder
@@ -51,29 +52,7 @@ class _Recipes(Mapping[str, Recipe]):
         return len(self._classes)
 
 
-RECIPES = _Recipes(
-    {
-        "census-income": "census:CensusIncome",
-        "mnist": "mnist:Mnist",
-        "mnist-5000": "mnist:SomeDigits",
-        "fashion-mnist": "mnist:FashionMnist",
-        "cifar10": "cifar:Cifar10",
-        "cifar10-jpeg": "cifar:Cifar10Jpeg",
-        "isic": "isic:Isic",
-        "criteo": "criteo:Criteo",
-        "avazu": "avazu:Avazu",
-        "files": "own_files:Files",
-        "flights": "flights:Flights",
-        "breast-cancer": "sklearn_datasets:BreastCancer",
-        "digits": "sklearn_datasets:Digits",
-        "dbpedia": "dbpedia:Dbpedia",
-        "dbpedia-5000": "dbpedia:Dbpedia5000",
-        "wordnet-glosses": "wordnet:WordnetGlosses",
-        "synthetic": "synthetic:Synthetic",
-        "toy-gap": "toy:ToyGap",
-        "toy-hemispheres": "toy:ToyHemispheres",
-    }
-)
+RECIPES = _Recipes(RECIPE_CLASSES)
 
 
 @dataclass(frozen=True)
@@ -133,13 +112,9 @@ def load(
     DataError
         When the data is not there or cannot be used.
     """
-    recipe = lookup("data set", name, RECIPES)
-    source = Path(path).expanduser() if str(path) else _kept(recipe)
-    if source is not None and (source / layout.MANIFEST).is_file():
+    recipe, source = _found(name, path)
+    if _is_prepared(source):
         return _open_prepared(recipe, source, options or {})
-    if source is not None and not source.exists():
-        raise DataError(f"data.path names {str(path)!r}, which does not exist")
-    _check_source(recipe, source)
     checked = build_options(recipe, options or {})
     folder = (cache or _default_cache()) / f"{recipe.name}-{_cache_key(recipe, source, checked)}"
     while not folder.exists():
@@ -151,6 +126,19 @@ def load(
                 _log.info("%s is being prepared by another process", folder)
                 time.sleep(_WAIT_SECONDS)
     return open_dataset(folder)
+
+
+def check(name: str, *, path: str | Path = "", options: Mapping[str, Any] | None = None) -> None:
+    """Refuse what `load` would refuse before it reads any data.
+
+    Raises
+    ------
+    ConfigError, DataError
+        As in `load`.
+    """
+    recipe, source = _found(name, path)
+    if not _is_prepared(source):
+        build_options(recipe, options or {})
 
 
 def prepare(
@@ -195,6 +183,21 @@ def prepare(
         raise ConfigError(f"{name} has no preprocessing that its authors published; {known} have")
     chosen = {**(recipe.published if published else {}), **(options or {})}
     return _prepare(recipe, source, out, build_options(recipe, chosen), progress)
+
+
+def _found(name: str, path: str | Path) -> tuple[Recipe, Path | None]:
+    """Return a data set and where it lies, None for where its package puts it."""
+    recipe = lookup("data set", name, RECIPES)
+    source = Path(path).expanduser() if str(path) else _kept(recipe)
+    if source is not None and not source.exists():
+        raise DataError(f"data.path names {str(path)!r}, which does not exist")
+    if not _is_prepared(source):
+        _check_source(recipe, source)
+    return recipe, source
+
+
+def _is_prepared(source: Path | None) -> TypeGuard[Path]:
+    return source is not None and (source / layout.MANIFEST).is_file()
 
 
 def _check_source(recipe: Recipe, source: Path | None) -> None:
