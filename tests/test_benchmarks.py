@@ -56,7 +56,7 @@ def test_memory_that_the_system_does_not_say_is_never_taken_for_none(harness, mo
     "name",
     [
         *("inproc.py", "stream.py", "methods.py", "optimal_noise.py", "regularisers.py", "alignment.py", "links.py"),
-        *("checkpoints.py", "prepare.py", "sparse.py", "memory.py", "often.py"),
+        *("checkpoints.py", "prepare.py", "sparse.py", "memory.py", "often.py", "accounting.py"),
         *(
             pytest.param(name, marks=pytest.mark.release)
             for name in (

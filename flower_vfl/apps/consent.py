@@ -107,9 +107,9 @@ class Consent:
             )
 
     def _check_epochs(self, most: int, config: Config) -> None:
-        """Count the passes over this party's rows; without gradients there is one, however long heads are trained."""
+        """Count the passes over this party's rows; embeddings that are kept are one, however long heads are trained."""
         training = config.training
-        passes = training.pretrain + (training.epochs if training.gradients else 1)
+        passes = training.pretrain + (training.epochs + (training.refit > 0) if training.gradients else 1)
         if passes <= most:
             return
         before = f" and {training.pretrain} of pre-training" if training.pretrain else ""

@@ -61,6 +61,7 @@ def build_feature_party(
         placement=Placement.of(config),
         store=store,
         gradients=config.training.gradients,
+        refit=config.training.refit > 0,
         pretraining=_pretraining(name, config, table, model, schedule, secret),
     )
     if config.attack.names and name in (config.parties.attackers or party_names(config, dataset)):

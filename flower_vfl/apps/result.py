@@ -174,6 +174,7 @@ def summarise(
             "step": outcome.model_step,
             "epoch": outcome.model_epoch,
             **({"chosen_by": outcome.chosen_by} if outcome.chosen_by else {}),
+            **({"refit": outcome.refit} if outcome.refit else {}),
         },
         **_budget(outcome, config),
         **({"account": dict(outcome.account)} if outcome.account else {}),

@@ -184,6 +184,7 @@ def _check_no_gradients(config: Config) -> None:
         "defenses": (bool(config.defenses), "to []: there is nothing to defend"),
         "training.patience": (training.patience > 0, "to 0: the moment of the end would tell of labels"),
         "training.order": (training.order == "time", 'to "random": a day is scored before its rows are kept'),
+        "training.refit": (training.refit > 0, "to 0: all of training.epochs are passes over kept embeddings"),
         "attack.max_leak": (attack.max_leak < 1.0, "to 1: there is no leak to limit"),
         "attack.max_bound": (attack.max_bound < 1.0, "to 1: there is no leak to limit"),
     }
@@ -196,6 +197,7 @@ def _check_time_order(training: TrainingConfig) -> None:
     """Refuse what means nothing where each row is trained on once, in time order."""
     refused = {
         "training.pretrain": (training.pretrain, 0, "a bottom model must not see the rows of later days"),
+        "training.refit": (training.refit, 0, "each row is trained on once"),
         "training.epochs": (training.epochs or 1, 1, "each row is trained on once"),
         "training.validation": (training.validation, 0.0, "each day is scored before it is trained on"),
         "training.patience": (max(training.patience, 0), 0, "no day can be compared with another"),

@@ -245,6 +245,13 @@ class TrainingConfig(Section):
         description="gradients go to feature parties; false: their embeddings cross once, and nothing that depends on "
         "labels leaves the label party",
     )
+    refit: int = Field(
+        default=0,
+        ge=0,
+        description="passes in which the label party's own network learns on after the last step, from the embeddings "
+        "of the finished bottom models, which cross once more; the pass with the best validation is kept; nothing is "
+        "sent; 0: off",
+    )
     validation: float = Field(default=0.1, ge=0.0, lt=1.0, description="part of the training rows kept for validation")
     patience: Annotated[int, *_automatic(-1)] = Field(
         default=AUTO,

@@ -87,6 +87,8 @@ class FeatureParty:
     gradients : bool
         True if gradients come. Without any, there are no steps: the label party may ask for each row's embedding
         instead, as the model gives it in an evaluation.
+    refit : bool
+        True if the label party may ask for these embeddings after a training with gradients, too.
 
     Attributes
     ----------
@@ -112,6 +114,7 @@ class FeatureParty:
         store: Store | None = None,
         pretraining: Pretraining | None = None,
         gradients: bool = True,
+        refit: bool = False,
     ) -> None:
         self.name = name
         self.finished, self.discarded = False, False
@@ -123,7 +126,7 @@ class FeatureParty:
         self._placement, self._loader = placement, Loader(table.train, schedule, placement)
         self._pending: deque[_Pending] = deque()
         self._next_step = 0
-        self._store, self._pretraining, self._gradients = store, pretraining, gradients
+        self._store, self._pretraining, self._gradients, self._refit = store, pretraining, gradients, refit
         self._best: BestModel | None = None
         self.observer = PartyObserver()
         self.on_finish: Callable[[FeatureParty], None] = lambda _party: None
@@ -268,7 +271,7 @@ class FeatureParty:
         part = frame.text("part")
         if (
             not is_part(part)
-            or (part == "train" and self._gradients)
+            or (part == "train" and self._gradients and not self._refit)
             or not 0 <= frame.step < self._schedule.batches(part)
         ):
             raise ProtocolError(f"there is no evaluation batch {frame.step} of {part!r}")

@@ -194,7 +194,7 @@ class LabelParty(LabelModel):
         ahead = self._ahead.pop(step, None)
         own = self._own(self._inputs(step), train=True) if ahead is None else ahead
         logits = self.join(parts, own)
-        z = torch.cat([part.flatten(1) for part in parts], dim=1) if len(parts) > 1 else _flat(parts, logits)
+        z = _joined(parts, logits)
         loss, more = self._hooks.loss(logits, labels, z)
         more = checked_log(more, "loss")
         for optimizers in (self.optimizers, *self._learners):
@@ -276,6 +276,57 @@ class LabelParty(LabelModel):
             if self._clip_norm > 0.0:
                 optimizers.clip_grad(self._clip_norm)
             optimizers.step()
+
+    def refit_step(
+        self,
+        rows: Rows,
+        inputs: Sequence[Tensor],
+        embeddings: Mapping[str, Tensor],
+        optimizers: Optimizers | OwnOptimizer,
+    ) -> float:
+        """Update the top model and the label party's own bottom model from embeddings that stay as they are.
+
+        Defenses change embeddings as they do in a prediction, and give the loss; there is nothing to protect.
+
+        Parameters
+        ----------
+        rows : Rows
+            (B,) rows of the training table.
+        inputs : Sequence[Tensor]
+            The label party's own columns of these rows; empty where it has none.
+        embeddings : Mapping[str, Tensor]
+            (B, ...) of each feature party.
+        optimizers : Optimizers or OwnOptimizer
+            Those of the two models.
+
+        Returns
+        -------
+        float
+            The loss.
+
+        Raises
+        ------
+        TrainingError
+            When the loss is not finite.
+        """
+        for hooks in self._hooks.hook_targets:
+            hooks.begin_batch(rows)
+        self._set_mode(train=False)
+        set_mode(self.top, train=True)
+        device = self._placement.device
+        parts = [
+            self._hooks.embed(embeddings[party].to(device), party=party, train=False)[0].detach()
+            for party in self._parties
+        ]
+        logits = self.join(parts, self._own(inputs, train=True))
+        loss, log = self._hooks.loss(logits, self._batch_labels(self._labels, rows), _joined(parts, logits))
+        value = _finite(-1, loss, loss.detach(), log)
+        optimizers.zero_grad()
+        torch.autograd.backward(loss)
+        if self._clip_norm > 0.0:
+            optimizers.clip_grad(self._clip_norm)
+        optimizers.step()
+        return value
 
     def prepare(self, step: int) -> None:
         """Do what of the next step needs no embeddings: the label party's own bottom model goes ahead."""
@@ -417,5 +468,8 @@ def _split(joint: Tensor, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _flat(parts: Sequence[Tensor], logits: Tensor) -> Tensor:
+def _joined(parts: Sequence[Tensor], logits: Tensor) -> Tensor:
+    """Return the embeddings of all feature parties side by side, (B, D)."""
+    if len(parts) > 1:
+        return torch.cat([part.flatten(1) for part in parts], dim=1)
     return parts[0].flatten(1) if parts else logits.new_zeros(len(logits), 0)

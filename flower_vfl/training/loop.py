@@ -123,7 +123,7 @@ class Training:
         self._started = time.perf_counter()
         try:
             if not self._config.training.gradients and self._kept is None:
-                self._kept = self._keep_all()
+                self.keep_embeddings()
             if self._stopped():
                 self.evaluate_again()  # what is read from the last evaluation is no part of a checkpoint
             for epoch, steps in self._segments():
@@ -198,7 +198,8 @@ class Training:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
         self._losses = list(state["losses"])
-        self.outcome.stopped, self.outcome.kept, self.outcome.chosen_by = "", None, ""
+        self.outcome.stopped, self.outcome.kept, self.outcome.chosen_by, self.outcome.refit = "", None, "", {}
+        self._kept = None if self._config.training.gradients else self._kept
         if self._conditional is not None:  # the training of a stack measures none
             self._conditional.oracle.restore(state.get("conditional", {}))
         for name in MEASURED:
@@ -293,12 +294,16 @@ class Training:
         """Return the embeddings (B, ...) of all parties for a step or an evaluation batch."""
         return self._receive_all(step, rows.size) if self._kept is None else self._kept.of(part, rows)
 
-    def _keep_all(self) -> KeptEmbeddings:
-        """Ask for the embeddings of all rows of both tables, once: as many requests as there are batches."""
+    def keep_embeddings(self) -> KeptEmbeddings:
+        """Ask for the embeddings of all rows of both tables, once: as many requests as there are batches.
+
+        From then on no party is asked for an embedding, nor sent a gradient.
+        """
         kept = KeptEmbeddings(self._links, self._schedule)
         for part in ("train", "test"):
             for _, rows, embeddings in self._evaluated(part, range(self._schedule.batches(part))):
                 kept.put(part, rows, embeddings)
+        self._kept = kept
         return kept
 
     def _receive_all(self, step: int, rows: int) -> dict[str, Tensor]:
@@ -322,17 +327,8 @@ class Training:
         return f"{loss}; {remedy(self.outcome.logged)}"
 
     def _evaluate(self, epoch: int) -> Epoch:
-        """Evaluate on the validation part or the next period, and on the test table."""
-        metrics: Epoch = {"epoch": epoch, "train_loss": float(np.mean(self._losses))}
-        for part in PARTS:
-            batches = self._schedule.batches_after(part, epoch)
-            if not batches:
-                continue
-            logits = self._predict(part, batches)
-            self._check_predictions(logits, part, epoch)
-            rows = [self._schedule.eval_batch(part, index) for index in batches]
-            labels = self._labels[1 if part == "test" else 0][np.concatenate(rows)]
-            metrics |= {f"{part}_{name}": value for name, value in utility(logits, labels, self._classes).items()}
+        """Evaluate after an epoch, let the defenses end it, and log what was measured."""
+        metrics: Epoch = {"epoch": epoch, "train_loss": float(np.mean(self._losses)), **self.metrics(epoch)}
         log = self._label.end_epoch()
         metrics |= self._spent()
         step = self._schedule.steps_of(epoch)[-1]
@@ -342,6 +338,26 @@ class Training:
         for metric, value in log.items():
             self._log(step, epoch, metric, value)
         self._observer.on_epoch(step, epoch, metrics)
+        return metrics
+
+    def metrics(self, epoch: int) -> Epoch:
+        """Evaluate on the validation part or the next period, and on the test table.
+
+        Raises
+        ------
+        TrainingError
+            When a prediction is not finite.
+        """
+        metrics: Epoch = {}
+        for part in PARTS:
+            batches = self._schedule.batches_after(part, epoch)
+            if not batches:
+                continue
+            logits = self._predict(part, batches)
+            self._check_predictions(logits, part, epoch)
+            rows = [self._schedule.eval_batch(part, index) for index in batches]
+            labels = self._labels[1 if part == "test" else 0][np.concatenate(rows)]
+            metrics |= {f"{part}_{name}": value for name, value in utility(logits, labels, self._classes).items()}
         return metrics
 
     def _warn_of_validation(self) -> None:

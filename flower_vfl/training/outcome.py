@@ -56,6 +56,9 @@ class Outcome:
         The epoch that ended with step `kept`.
     chosen_by : str
         The measure of the validation part that chose this model; empty where none did.
+    refit : dict[str, Any]
+        The passes of `training.refit`, the one whose weights stay (0: those from before), and the validation measure
+        before and after each; empty without any.
     leakage : list[dict[str, Any]]
         Entries of `result.json`.
     epsilon : dict[str, Any]
@@ -84,6 +87,7 @@ class Outcome:
     kept: int | None = None
     kept_epoch: int = 0
     chosen_by: str = ""
+    refit: dict[str, Any] = field(default_factory=dict)
     leakage: list[dict[str, Any]] = field(default_factory=list)
     epsilon: dict[str, Any] = field(default_factory=dict)
     reports: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -42,6 +42,7 @@ from flower_vfl.training.privacy import open_account
 from flower_vfl.training.probe import Cut, cut_of
 from flower_vfl.training.protocols import StrategySettings, TrainedStrategy
 from flower_vfl.training.recovery import PartyRecovery
+from flower_vfl.training.refit import Refit
 from flower_vfl.transport.sessions import TRAINING, Sessions
 
 
@@ -183,6 +184,7 @@ class _Stages:
         self._recovery = PartyRecovery(sessions, self._checkpointing, replaced=replaces)
         timeout = base.config.transport.step_timeout
         self._selection = ModelSelection(self._training, label, schedule, links, self._checkpointing, timeout=timeout)
+        self._refit = Refit(self._training, label, schedule, base)
 
     def begin(self) -> None:
         """Bring all parties to the step at which training goes on, also where parties come and go meanwhile."""
@@ -209,9 +211,14 @@ class _Stages:
         """Train, also where parties come and go, and measure what the trained model gives away."""
         base, links, outcome = self._strategy.base, self._sessions.links, self._strategy.base.outcome
         save = None if self._checkpointing is None else self._checkpointing.save
+
+        def work() -> None:
+            self._selection.train(after_epoch, save)
+            self._refit()
+
         try:
             self._recovery.train(
-                lambda: self._selection.train(after_epoch, save),
+                work,
                 lambda: announce_depth(links, outcome.in_flight, base.config.transport),
             )
             self._read_trained()

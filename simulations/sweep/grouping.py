@@ -50,6 +50,7 @@ TAKES: Mapping[str, Callable[[Config], bool]] = {
     "training.fused": lambda config: not config.training.fused,
     "training.clip_norm": lambda config: not config.training.clip_norm,
     "training.pretrain": lambda config: not config.training.pretrain,
+    "training.refit": lambda config: not config.training.refit,
     "training.gradients": lambda config: config.training.gradients,
     "attack.canaries": lambda config: not config.attack.canaries,
     "attack.audit": lambda config: config.attack.audit,

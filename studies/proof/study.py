@@ -56,6 +56,8 @@ SEEDS = range(5)
 MECHANISMS = ("randomised_response", "posterior", "laplace", "alibi", "prior")
 BASELINE = "randomised_response"
 PRETRAINED = "pretrained"
+REFITTED = "refitted"
+REFITTED_NONE = "refitted_none"
 ZERO = "no_gradients"
 NOISE = "marvell_full"
 
@@ -71,6 +73,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
         f"{PRETRAINED}-{epsilon:g}": {**_local_head(BASELINE, epsilon), "training.pretrain": EPOCHS}
         for epsilon in EPSILONS
     },
+    **{
+        f"{REFITTED}-{epsilon:g}": {
+            **_local_head(BASELINE, epsilon),
+            "training.pretrain": EPOCHS,
+            "training.refit": EPOCHS,
+        }
+        for epsilon in EPSILONS
+    },
+    REFITTED_NONE: {"training.refit": EPOCHS},
     f"{PRETRAINED}-{ALMOST:g}": {**_local_head(BASELINE, ALMOST), "training.pretrain": EPOCHS},
     f"{PRETRAINED}_posterior-1": {**_local_head("posterior", 1.0), "training.pretrain": EPOCHS},
     **{f"{name}-{epsilon:g}": _local_head(name, epsilon) for name in MECHANISMS for epsilon in EPSILONS},
@@ -78,9 +89,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 """Changes to the study's configuration, by setting.
 
-`pretrained` is randomised response after pre-training, `pretrained_posterior` the same flips with posteriors as
-targets, `no_gradients` is pre-training alone; `marvell_full`, noise on
-gradients without a proof, is for comparison.
+`pretrained` is randomised response after pre-training, `refitted` the same with a network that predicts which learns on
+for as many passes when bottom models are finished, `refitted_none` these passes after a training without a defense.
+`pretrained_posterior` has the flips of `pretrained` with posteriors as targets, `no_gradients` is pre-training alone;
+`marvell_full`, noise on gradients without a proof, is for comparison.
 """
 
 COLUMNS = {
@@ -172,6 +184,8 @@ def _pairs(summary: Summary) -> list[tuple[str, str]]:
     there = summary["settings"]
     others = (PRETRAINED, *MECHANISMS[1:])
     found = [(f"{other}-{e:g}", f"{BASELINE}-{e:g}") for other in others for e in EPSILONS]
+    found += [(f"{REFITTED}-{e:g}", f"{PRETRAINED}-{e:g}") for e in EPSILONS]
+    found += [(REFITTED_NONE, "none"), (f"{REFITTED}-1", REFITTED_NONE), (f"{REFITTED}-1", f"{NOISE}-4")]
     found += [(f"{PRETRAINED}_posterior-1", f"{PRETRAINED}-1"), (f"{PRETRAINED}-1", f"{NOISE}-4")]
     return [pair for pair in found if set(pair) <= set(there)]
 
@@ -181,11 +195,20 @@ def verdicts(summary: Summary) -> list[Verdict]:
     there = summary["settings"]
     found = [
         _judged(summary, f"`{local}` costs at most .003 of test AUC", local, "none", -0.003)
-        for local in (f"{BASELINE}-1", f"{PRETRAINED}-1", f"{PRETRAINED}_posterior-1", f"{PRETRAINED}-{ALMOST:g}")
+        for local in (
+            f"{BASELINE}-1",
+            *(f"{name}-{epsilon:g}" for name in (PRETRAINED, REFITTED) for epsilon in EPSILONS),
+            f"{PRETRAINED}_posterior-1",
+            f"{PRETRAINED}-{ALMOST:g}",
+        )
         if local in there
     ]
-    above = [f"{name}-{epsilon:g}" for name in (BASELINE, PRETRAINED) for epsilon in EPSILONS]
-    pairs = [*((local, ZERO) for local in above if {local, ZERO} <= set(there)), *_pairs(summary)]
+    if {f"{REFITTED}-1", REFITTED_NONE} <= set(there):
+        claim = f"`{REFITTED}-1` costs at most .003 of test AUC against `{REFITTED_NONE}`"
+        found.append(_judged(summary, claim, f"{REFITTED}-1", REFITTED_NONE, -0.003))
+    above = [f"{name}-{epsilon:g}" for name in (BASELINE, PRETRAINED, REFITTED) for epsilon in EPSILONS]
+    pairs = [(local, ZERO) for local in above if {local, ZERO} <= set(there)]
+    pairs += [(one, other) for one, other in _pairs(summary) if other != REFITTED_NONE]
     return [
         *found,
         *(_judged(summary, f"`{one}` predicts better than `{other}`", one, other, 0.0) for one, other in pairs),

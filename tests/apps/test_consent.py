@@ -157,6 +157,8 @@ def test_a_private_key_that_cannot_sign_ends_the_run_at_the_label_party(what, mo
             {"epochs": 3, "pretrain": 1},
             "this one has 3 and 1 of pre-training.*training.epochs and training.pretrain to",
         ),
+        ({"epochs": 2, "refit": 9}, ""),
+        ({"epochs": 3, "refit": 1}, "this one has 4"),
         ({"epochs": 90, "gradients": False, "pretrain": 2}, ""),
         ({"epochs": 90, "gradients": False, "pretrain": 3}, "this one has 1 and 3 of pre-training"),
     ],

@@ -150,7 +150,7 @@ def test_with_randomised_labels_frozen_local_heads_say_nothing_of_the_true_ones(
     """All that leaves, with class weights, clipping, checkpoints, snapshots and a limit of the leak that warns."""
     drawn = torch.from_numpy(DICE.integers(0, classes, ROWS))
     monkeypatch.setattr(mechanisms, "flip", lambda labels, **_: drawn.clone())
-    config = setup(transport, defenses=[{"name": "local_head"}], attack={"names": ["norm"]})
+    config = setup(transport, defenses=[{"name": "local_head"}], attack={"names": ["norm"]}, training={"refit": 2})
     runs = []
     for name in ("true", "nearly all of one class"):
         labels = LABELS[name]

@@ -59,10 +59,15 @@ def test_settings_are_configurations_and_pre_training_is_as_long_as_training():
     assert trained == {
         "no_gradients",
         *(f"pretrained-{epsilon}" for epsilon in ("0.5", "1", "2", "8")),
+        *(f"refitted-{epsilon}" for epsilon in ("0.5", "1", "2")),
         "pretrained_posterior-1",
     }
     assert [name for name, config in found.items() if not config.training.gradients] == ["no_gradients"]
-    assert found["pretrained-2"].defenses == found["randomised_response-2"].defenses
+    assert {name for name, config in found.items() if config.training.refit == config.training.epochs} == {
+        "refitted_none",
+        *(f"refitted-{epsilon}" for epsilon in ("0.5", "1", "2")),
+    }
+    assert found["refitted-2"].defenses == found["pretrained-2"].defenses == found["randomised_response-2"].defenses
 
 
 def test_a_seed_without_a_run_keeps_its_numbers_and_a_new_run_replaces_them(tmp_path):

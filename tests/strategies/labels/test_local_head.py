@@ -76,7 +76,7 @@ CHOICES = [
 def test_with_the_same_draw_other_true_labels_change_no_message(monkeypatch, mechanism, classes, weights):
     parties = 1 if mechanism == "prior" else 2
     data = toy_data(rows=200, test_rows=60, classes=classes, parties=parties, label_features=True)
-    truth, given = data.labels(), config(mechanism=mechanism, class_weights=weights)
+    truth, given = data.labels(), config(mechanism=mechanism, class_weights=weights, refit=1)
     draw_from_nothing(monkeypatch)
     labels = [Labels((truth.train + shift) % classes, (truth.test + shift) % classes, classes) for shift in range(2)]
     (one, many, first), (other, others, second) = (sent_for(one, data, given, monkeypatch) for one in labels)

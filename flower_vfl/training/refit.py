@@ -1,0 +1,93 @@
+"""The label party's own network learns on after the last step, from embeddings that no longer change."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+from torch import nn
+
+from flower_vfl.nn.optim import Optimizers, OwnOptimizer
+from flower_vfl.nn.placement import Placement
+from flower_vfl.parties.best import BestModel
+from flower_vfl.parties.label import LabelParty
+from flower_vfl.parties.loading import Loader
+from flower_vfl.protocol.schedule import Schedule
+from flower_vfl.training.factories import optimizers_of
+from flower_vfl.training.kept import KeptEmbeddings
+from flower_vfl.training.loop import Training
+from flower_vfl.training.outcome import validation_measure
+from flower_vfl.training.protocols import StrategySettings
+
+_log = logging.getLogger(__name__)
+
+
+class Refit:
+    """The passes of `training.refit`, when bottom models are finished.
+
+    While these learn, the network that predicts follows embeddings that change under it. Afterwards all embeddings
+    cross once, as they do in an evaluation, and everything else is local: a new optimizer, with the configuration's
+    learning rate and schedule over all passes, trains the top model and the label party's own bottom model. The weights
+    of the pass with the best validation stay, or those from before; without a validation part those of the last pass.
+
+    Nobody is sent a number that depends on it. No state of it is kept: a run that goes on after an interruption begins
+    it again, from the state after the last step, to the same weights.
+
+    Parameters
+    ----------
+    training : Training
+        The training loop, which keeps the embeddings and evaluates.
+    label : LabelParty
+        The label party.
+    schedule : Schedule
+        That of the training; passes are in the order of its first epochs.
+    base : StrategySettings
+        The innermost strategy.
+    """
+
+    def __init__(self, training: Training, label: LabelParty, schedule: Schedule, base: StrategySettings) -> None:
+        self._training, self._label, self._base = training, label, base
+        self._schedule = replace(schedule, epochs=base.config.training.refit or schedule.epochs)
+        own = None if label.bottom is None else base.table
+        self._loader = None if own is None else Loader(own.train, self._schedule, Placement.of(base.config))
+
+    def __call__(self) -> None:
+        """Do the passes, where there are any and a model stays, and put the metrics of what is kept into the outcome.
+
+        Raises
+        ------
+        TrainingError
+            When a loss or a prediction is not finite.
+        """
+        outcome, label, passes = self._training.outcome, self._label, self._base.config.training.refit
+        if not passes or outcome.model_step is None:
+            return
+        _log.info("refit: the label party's network learns on for %d passes; nothing is sent", passes)
+        kept = self._training.keep_embeddings()
+        modules = {"top": label.top, **({} if label.bottom is None else {"bottom": label.bottom})}
+        optimizers = optimizers_of(self._base.config, nn.ModuleDict(modules), self._schedule, self._base.optimizer)
+        found, best = [outcome.of_model], BestModel.of(label.module, 0)
+        for number in range(1, passes + 1):
+            loss = self._pass(number, kept, optimizers)
+            found.append({**outcome.of_model, "train_loss": loss, **self._training.metrics(outcome.model_epoch)})
+            measure = validation_measure(found[-1])
+            words = "" if measure is None else f", {measure} {found[-1][measure]:.4f}"
+            _log.info("refit: pass %d of %d: loss %.4f%s", number, passes, loss, words)
+            if measure is None or found[-1][measure] > found[best.step][measure]:
+                best = BestModel.of(label.module, number)
+        best.load_into(label.module)
+        at = outcome.epochs.index(outcome.of_model)
+        outcome.epochs[at] = found[best.step]
+        measure = validation_measure(found[0])
+        values = [None if measure is None else epoch[measure] for epoch in found]
+        outcome.refit = {"passes": passes, "kept": best.step, "validation": values}
+
+    def _pass(self, number: int, kept: KeptEmbeddings, optimizers: Optimizers | OwnOptimizer) -> float:
+        """Learn from each training row once, and return the mean loss."""
+        losses = []
+        for step in self._schedule.steps_of(number):
+            rows = self._schedule.train_batch(step)
+            inputs = [] if self._loader is None else self._loader.batch(step)
+            losses.append(self._label.refit_step(rows, inputs, kept.of("train", rows), optimizers))
+        return float(np.mean(losses))
