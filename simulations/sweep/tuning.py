@@ -175,9 +175,11 @@ class TrialReporter(tune.Callback):
         return {}
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        """Draw the board again."""
         self._board.refresh()
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Note that a trial has begun."""
         run = trial.config[_RUN]
         if run not in self._board.stacks:
             self._note(self._folder.begun, run)
@@ -186,18 +188,22 @@ class TrialReporter(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
+        """Show how far a trial is, or note why it failed."""
         if _FAILED in result:
             self._failed(trial, str(result[_FAILED]), self._board.failed)
         elif "step" in result:
             self._board.stepped(trial.config[_RUN], result["step"], result["steps"], result["loss"], result["leak"])
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Show that a trial has ended."""
         self._board.completed(trial.config[_RUN])
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Note why a trial is tried again."""
         self._failed(trial, _last_error(trial), self._board.retried)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Note why a trial failed for good."""
         self._failed(trial, _last_error(trial), self._board.failed)
 
     def _failed(self, trial: Any, text: str, tell: Callable[[str, str], None]) -> None:

@@ -88,9 +88,9 @@ def test_what_a_users_method_raises_reaches_the_driver_whatever_it_is(tmp_path, 
     train, given = (tuning._train_stack, plans(tmp_path)) if stacked else (tuning._train, alone(tmp_path))
     with pytest.raises(RuntimeError) as ended:
         train({"run": next(iter(given))}, plans=given)
-    reporter = str(copy.copy(ended.value))
-    assert reporter.splitlines()[-1] == f"{type(error).__name__}: gone"
-    assert "in failing" in reporter
+    told = str(copy.copy(ended.value))
+    assert told.splitlines()[-1] == f"{type(error).__name__}: gone"
+    assert "in failing" in told
     assert said == []
 
 
@@ -111,14 +111,14 @@ def test_what_fails_for_good_is_told_on_one_line_and_without_what_a_terminal_obe
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tuning, "run_observed", failing)
     tuning._train({"run": "one"}, plans=alone(tmp_path))
-    (reporter,) = (message["failed"] for message in said)
-    assert reporter.startswith(r"TrainingError: first second\x1b[2Jxxx")
-    assert "characters left out" in reporter
-    assert len(reporter) < 10_100
+    (told,) = (message["failed"] for message in said)
+    assert told.startswith(r"TrainingError: first second\x1b[2Jxxx")
+    assert "characters left out" in told
+    assert len(told) < 10_100
 
 
 class Noting:
-    """A sweep's folder and its board, as far as failures are reporter to them."""
+    """A sweep's folder and its board, as far as failures are told to them."""
 
     def __init__(self):
         self.noted, self.stacks = [], {}
@@ -135,16 +135,16 @@ SECOND = b"Failure # 2 (occurred at one)\nTraceback\n  elsewhere\nOdd: again\n"
 
 def test_a_worker_that_ended_is_told_by_the_last_line_of_its_own_file_and_all_that_is_new_in_it_is_noted(tmp_path):
     file, folder, board = tmp_path / "error.txt", Noting(), Noting()
-    reporter = tuning.TrialReporter(folder, board)
+    told = tuning.TrialReporter(folder, board)
     trial = SimpleNamespace(config={"run": "one"}, error_file=str(file))
     file.write_bytes(FIRST)
-    reporter.on_trial_recover(1, [], trial)
+    told.on_trial_recover(1, [], trial)
     file.write_bytes(FIRST + SECOND)
-    reporter.on_trial_error(1, [], trial)
+    told.on_trial_error(1, [], trial)
     for missing in (None, str(tmp_path / "none")):
         trial.error_file = missing
-        reporter.on_trial_error(1, [], trial)
-    reporter.on_trial_result(1, [], trial, {"failed": "TrainingError: diverged"})
+        told.on_trial_error(1, [], trial)
+    told.on_trial_result(1, [], trial, {"failed": "TrainingError: diverged"})
     silent = "the worker ended without a word"
     assert board.noted == [
         *(("one", r) for r in ("Odd: \ufffd gone\\x1b[2J", "Odd: again", silent, silent, "TrainingError: diverged"))
