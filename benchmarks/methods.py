@@ -4,6 +4,7 @@ Census preset, batches of 1,024, `inproc`, one torch thread, evaluation excluded
 first layer, without the label party's monitor; what the monitor adds is reported beside. Targets: all attacks but
 direction count and residual together at most 15 %, direction count at most 30 %, read as more than the others or as
 more than none, residual at most 10 %; alone they bear what attacks share, the gradients that are kept and the journal.
+These read each step; `residual_by_default` reads at the cadence that the preset's six epochs have unless one is set.
 Each defense at most 10 %. What runs by default, practical attacks and informed readers at their cadence in the preset's
 six epochs, with the monitor: at most 15 %; `epoch_end_ms` is what discriminants take after each epoch beside that, and
 `defaults_with_epoch_end` counts it in. `defended_defaults` is the same behind marvell_full, where the monitor also
@@ -38,6 +39,7 @@ TARGETS = {
     "attacks_and_direction_count": 1.45,
     "direction_count": 1.3,
     "residual": 1.1,
+    "residual_by_default": 1.1,
     "iso": 1.1,
     "max_norm": 1.1,
     "marvell": 1.1,
@@ -88,6 +90,9 @@ def main() -> None:
         "attacks_and_monitor": preset(quick, attack={"names": CHEAP}),
         "attacks_and_direction_count": preset(quick, attack={"names": [*CHEAP, "direction_count"], "monitor": False}),
         **{name: preset(quick, attack={"names": [name], "monitor": False}) for name in ("direction_count", "residual")},
+        "residual_by_default": preset(
+            quick, attack={"names": ["residual"], "monitor": False, "every": DEFAULTS.cadence(CENSUS_STEPS)}
+        ),
         "defaults": preset(quick, attack=by_default),
         **{name: without_attacks(defenses=[{"name": name}]) for name in ("iso", "max_norm", "marvell", "marvell_full")},
         "defended_defaults": preset(quick, attack=by_default, defenses=[{"name": "marvell_full"}]),
