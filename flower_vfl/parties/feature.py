@@ -185,8 +185,8 @@ class FeatureParty:
                 return self._finish()
             if frame.kind in (Kind.SAVE, Kind.RESTORE, Kind.KEEP, Kind.BEST, Kind.EXPORTED):
                 return self._keep(frame)
-            if frame.kind in (Kind.REHEARSE, Kind.IN_FLIGHT):
-                return self._settle_pace(frame)
+            if frame.kind in (Kind.PROBE, Kind.IN_FLIGHT):
+                return self._settle_depth(frame)
             return self._other(frame)
         finally:
             self.seconds_compute += time.perf_counter() - started
@@ -330,14 +330,14 @@ class FeatureParty:
             raise ProtocolError(f"the model after {frame.step} steps is the best, {self._next_step} are done")
         self._best = BestModel.of(self.bottom, frame.step)
 
-    def _settle_pace(self, frame: Frame) -> Frame | None:
+    def _settle_depth(self, frame: Frame) -> Frame | None:
         """Do a trial step for the label party's measurement, or take in the pipeline depth."""
         if self._configured:
             raise ProtocolError(f"a {frame.kind} frame came, but here transport.in_flight is {self._configured}")
         if self._pending:
             raise ProtocolError(f"a {frame.kind} frame comes before the first step, not between steps")
-        if frame.kind is Kind.REHEARSE:
-            return self._try_step(frame) if frame.tensors else Frame(Kind.REHEARSED)
+        if frame.kind is Kind.PROBE:
+            return self._try_step(frame) if frame.tensors else Frame(Kind.PROBED)
         agreed = frame.integer("in_flight")
         if not 1 <= agreed <= MOST_IN_FLIGHT:
             raise ProtocolError(f"{agreed} steps in flight were asked for; 1 to {MOST_IN_FLIGHT} are possible")
@@ -356,7 +356,7 @@ class FeatureParty:
             embedding = self._placement.forward(model, *map(torch.clone, inputs))
         torch.autograd.backward(self._placement.forward(model, *inputs), gradient)
         fields = {"seconds": time.perf_counter() - started}
-        return Frame(Kind.REHEARSED, fields=fields, tensors={"embedding": embedding})
+        return Frame(Kind.PROBED, fields=fields, tensors={"embedding": embedding})
 
     def settle(self) -> None:
         """Write what is pending of the observer's results to disk."""

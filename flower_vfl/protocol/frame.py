@@ -7,8 +7,8 @@ this step is the one that stays; -1: none does), `AUDIT` (simulations only), `FI
 training's results are written: nobody goes back any more; not answered); of a finished training `PREDICT`. Up go
 `HELLO`, `PRETRAINED` (a sign of life: how many steps are done), `EMBEDDING`, `SAVED`, `RESTORED`, `KEPT`, `AUDITED`,
 `REPORT` and `ERROR`.
-Where the pipeline depth is to be chosen, `REHEARSE` asks for the time of a step (or, without tensors, of a round trip),
-`REHEARSED` answers and `IN_FLIGHT` carries the choice. `ALIGN` goes both ways, before any training.
+Where the pipeline depth is to be chosen, `PROBE` asks for the time of a step (or, without tensors, of a round trip),
+`PROBED` answers and `IN_FLIGHT` carries the choice. `ALIGN` goes both ways, before any training.
 
 Of what was received nothing is trusted and nothing is executed. Layout of the bytes, little-endian: magic `FVFL`,
 format version (u16), length of the JSON index (u32), CRC-32 of everything behind it (u32), the index, then the raw data
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-VERSION = 3
+VERSION = 4
 """Version of the header; a peer with another one is refused."""
 
 Scalar = str | int | float | bool
@@ -68,8 +68,8 @@ class Kind(StrEnum):
     BEST = "best"
     KEEP = "keep"
     KEPT = "kept"
-    REHEARSE = "rehearse"
-    REHEARSED = "rehearsed"
+    PROBE = "probe"
+    PROBED = "probed"
     IN_FLIGHT = "in_flight"
     AUDIT = "audit"
     AUDITED = "audited"

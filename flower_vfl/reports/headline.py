@@ -251,7 +251,7 @@ class Headline:
 
     @property
     def gaps(self) -> str:
-        """What should have run and did not, in one line, each reason once."""
+        """The attacks and readers that should have run and did not, in one line, each reason once."""
         by_reason: dict[str, list[str]] = {}
         for one in self.missing:
             name, _, reason = one.partition(": ")

@@ -128,7 +128,7 @@ def _dry_run(label: LabelParty, links: Mapping[str, Link], rows: int, timeout: f
     started = time.perf_counter()
     for link in links.values():
         gradient = torch.zeros(rows, *link.shape, dtype=link.dtype)
-        link.send(Frame(Kind.REHEARSE, fields={}, tensors={"gradient": gradient}))
+        link.send(Frame(Kind.PROBE, fields={}, tensors={"gradient": gradient}))
     embeddings, seconds = {}, 0.0
     for party, frame in _answers(links, timeout).items():
         embeddings[party] = frame.tensor("embedding", shape=(rows, *links[party].shape), dtype=links[party].dtype)
@@ -146,7 +146,7 @@ def _round_trip(links: Mapping[str, Link], timeout: float) -> float:
     """Return the seconds until every party has answered a frame without tensors."""
     started = time.perf_counter()
     for link in links.values():
-        link.send(Frame(Kind.REHEARSE))
+        link.send(Frame(Kind.PROBE))
     _answers(links, timeout)
     return time.perf_counter() - started
 
@@ -154,4 +154,4 @@ def _round_trip(links: Mapping[str, Link], timeout: float) -> float:
 def _answers(links: Mapping[str, Link], timeout: float) -> dict[str, Frame]:
     for link in links.values():
         link.flush()
-    return {party: expect(link.receive(timeout), Kind.REHEARSED, -1, party) for party, link in links.items()}
+    return {party: expect(link.receive(timeout), Kind.PROBED, -1, party) for party, link in links.items()}

@@ -121,7 +121,7 @@ class Acceptor:
         while True:
             with self._control.makefile("r", encoding="utf-8") as lines, suppress(OSError):
                 for line in lines:
-                    self._hear(json.loads(line))
+                    self._take_in(json.loads(line))
             self._process.wait()
             if self._closed:
                 return
@@ -137,7 +137,7 @@ class Acceptor:
             except OSError:
                 _log.exception("it could not be started")
 
-    def _hear(self, words: dict[str, dict[str, int]]) -> None:
+    def _take_in(self, words: dict[str, dict[str, int]]) -> None:
         self._ready.set()
         closed = words.get("closed")
         if closed:

@@ -132,7 +132,7 @@ def test_before_the_first_checkpoint_all_begin_anew_when_a_party_dies(
     assert_same(tmp_path / "run", left_alone(transport))
 
 
-@pytest.mark.parametrize(("kind", "count"), [(Kind.REHEARSE, 3), (Kind.IN_FLIGHT, 2)])
+@pytest.mark.parametrize(("kind", "count"), [(Kind.PROBE, 3), (Kind.IN_FLIGHT, 2)])
 def test_all_begin_anew_when_a_party_dies_while_the_pace_is_settled(
     tmp_path, left_alone, dies, kind, count, monkeypatch
 ):

@@ -116,16 +116,16 @@ def test_no_more_steps_are_under_way_than_agreed():
 
 
 def dry_run(value=0.0, rows=16):
-    return Frame(Kind.REHEARSE, tensors={"gradient": torch.full((rows, 4), value)})
+    return Frame(Kind.PROBE, tensors={"gradient": torch.full((rows, 4), value)})
 
 
-def test_a_rehearsal_shows_the_first_embedding_and_changes_nothing():
+def test_a_probe_shows_the_first_embedding_and_changes_nothing():
     party, other = make_party(in_flight=0), make_party(in_flight=1)
     for _ in range(2):
         shown = party.handle(dry_run(1.0))
-        assert shown.kind is Kind.REHEARSED
+        assert shown.kind is Kind.PROBED
         assert shown.fields["seconds"] > 0
-    assert party.handle(Frame(Kind.REHEARSE)) == Frame(Kind.REHEARSED)
+    assert party.handle(Frame(Kind.PROBE)) == Frame(Kind.PROBED)
     assert all(weight.grad is None for weight in party.bottom.parameters())
     party.handle(Frame(Kind.IN_FLIGHT, fields={"in_flight": 1}))
     first = other.handle(ask(0)).tensors["embedding"]

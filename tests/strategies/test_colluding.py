@@ -195,15 +195,15 @@ def test_with_covariances_parties_together_have_those_of_all_their_gradients(wid
     assert log[f"marvell_full.sum_kl_after.{who}"] != pytest.approx(sum(alone), rel=0.01)  # deviations are one number
     powers = [log[f"marvell_full.noise_power.{party}"] for party in widths]
     assert log[f"marvell_full.noise_power.{who}"] == pytest.approx(sum(powers))
-    alike = [log[f"marvell_full.likeness.{party}"] for party in widths]
+    alike = [log[f"marvell_full.matched.{party}"] for party in widths]
     assert max(alike) - min(alike) > 0.01
-    assert log[f"marvell_full.likeness.{who}"] == pytest.approx(np.average(alike, weights=powers))
+    assert log[f"marvell_full.matched.{who}"] == pytest.approx(np.average(alike, weights=powers))
 
 
-def test_without_noise_nothing_is_promised_of_parties_together_and_no_share_of_it_is_for_likeness():
+def test_without_noise_nothing_is_promised_of_parties_together_and_no_share_of_it_is_for_matching():
     widths = {"a": 3, "b": 3}
     log = defense(MarvellFull, widths, s=0.0).protect(*tied(widths))[1]
-    found = [log[f"marvell_full.{name}.a+b"] for name in ("noise_power", "likeness", "sum_kl_after", "auc_bound")]
+    found = [log[f"marvell_full.{name}.a+b"] for name in ("noise_power", "matched", "sum_kl_after", "auc_bound")]
     assert found == [0.0, 0.0, math.inf, 1.0]
 
 

@@ -61,9 +61,9 @@ class Slow(Link):
 
     def send(self, frame):
         self.sent.append(frame)
-        if frame.kind is Kind.REHEARSE:
+        if frame.kind is Kind.PROBE:
             tensors = {"embedding": frame.tensors["gradient"] + 1} if frame.tensors else {}
-            self.answers.append(Frame(Kind.REHEARSED, fields={"seconds": self.said}, tensors=tensors))
+            self.answers.append(Frame(Kind.PROBED, fields={"seconds": self.said}, tensors=tensors))
 
     def receive(self, timeout):
         time.sleep(self.seconds)

@@ -127,7 +127,7 @@ def join_ids(ids: Mapping[str, pa.Array], how: Join) -> list[str]:
         forms = ", ".join(f"{_form(values)!r} in {file}" for file, values in ids.items())
         raise DataError(
             f"no ID is in all of {', '.join(ids)}. Most IDs look like {forms} (9: any digit, a: any letter); write "
-            "them alike in all files, or name the column of the ID in the option id"
+            "them in one form in all files, or name the column of the ID in the option id"
         )
     return sorted(shared)
 

@@ -168,4 +168,4 @@ def take_in_batches(
     lengths = beside(torch.tensor([classes.unit * classes.rms for _, classes in counted.values()]), g)
     away = deviations(working(g) / lengths[:, None, None], y)
     of_run = [row for run in counted if (row := rows[run]) is not None]
-    take_in([course._recurrence for course, _ in counted.values()], away, of_run)
+    take_in([account._recurrence for account, _ in counted.values()], away, of_run)

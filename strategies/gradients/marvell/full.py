@@ -242,7 +242,7 @@ class MarvellFull(AccountedNoise[FullAccountant]):
     def perturb(self, g: Tensor, y: Tensor, step: StepView | None = None) -> tuple[Tensor, Log]:
         """Add the noise; log its mean power, the divergence that it leaves and the bound on the AUC.
 
-        `likeness` is the share of the power that equalises the covariances. `sum_kl_after` is inf without noise, and
+        `matched` is the share of the power that equalises the covariances. `sum_kl_after` is inf without noise, and
         where the classes could not be estimated.
         """
         step = step or self.base.step
@@ -265,9 +265,9 @@ class MarvellFull(AccountedNoise[FullAccountant]):
             self.count_fallback(error, "its noise comes from the latest batch that had both classes")
             noise = latest.noise
             unit = latest.unit * max(1.0, length / latest.length) if latest.length > 0.0 else latest.unit
-            log = _report(noise.power * unit**2, noise.likeness, math.inf, fallback=True)
+            log = _report(noise.power * unit**2, noise.matched, math.inf, fallback=True)
         else:
-            log = _report(noise.power * unit**2, noise.likeness, noise.sum_kl)
+            log = _report(noise.power * unit**2, noise.matched, noise.sum_kl)
         imitating = self._mixture_noise(g, y, step)
         if imitating is None:  # mixtures of rows are not normal
             self.describe_noise(step, partial(_model, noise, unit))
@@ -313,16 +313,16 @@ class MarvellFull(AccountedNoise[FullAccountant]):
         if sum(step.widths[party] for party in parties) > LARGEST:
             return {}
         power = sum(log["noise_power"] for log in logs)
-        likeness = sum(log["noise_power"] * log.get("likeness", 0.0) for log in logs) / power if power else 0.0
+        matched = sum(log["noise_power"] * log.get("matched", 0.0) for log in logs) / power if power else 0.0
         if not all(place in self._sent for place in places):
-            return _report(power, likeness, math.inf, fallback=any(log["fallback"] for log in logs))
+            return _report(power, matched, math.inf, fallback=any(log["fallback"] for log in logs))
         sent = [self._sent[place] for place in places]
         g, y = torch.cat([working(one.g) for one in sent], dim=1), sent[0].y
         pair = estimate(g, y)
         parts = [Part(one.noise, one.unit / pair.unit) for one in sent]
         left = together_shaped([release(pair, parts)], rho=self.rho, kept=0.0).sum_kl()
         self._accountant("+".join(parties)).add(pair, parts, left, g, y, step.rows)
-        return _report(power, likeness, left)
+        return _report(power, matched, left)
 
     def check_bound(self, epochs: int) -> None:
         """Refuse also parties that collude with noise of their own where their gradients are too wide to be judged."""
@@ -390,10 +390,10 @@ def _rows(g: Tensor, step: StepView) -> Rows:
     return step.rows
 
 
-def _report(power: float, likeness: float, sum_kl: float, *, fallback: bool = False) -> Log:
+def _report(power: float, matched: float, sum_kl: float, *, fallback: bool = False) -> Log:
     return {
         "noise_power": power,
-        "likeness": likeness,
+        "matched": matched,
         "sum_kl_after": sum_kl,
         "auc_bound": auc_bound(sum_kl),
         "fallback": float(fallback),

@@ -88,7 +88,7 @@ class FullNoise:
         u, (D,), of length 1; zeros where the means coincide.
     power
         Mean squared length of a row's noise.
-    likeness
+    matched
         Share of it that equalises the covariances, at most one half; 0 without noise.
     sum_kl
         Sum of the two divergences between the classes with this noise, were they Gaussian with these covariances; inf
@@ -101,7 +101,7 @@ class FullNoise:
     directions: Tensor
     line: Tensor
     power: float
-    likeness: float
+    matched: float
     sum_kl: float
 
     @property
@@ -250,7 +250,7 @@ class _Family:
             nothing = np.zeros_like(self._lacks)
             return FullNoise(0.0, 0.0, torch.from_numpy(nothing), directions, line, 0.0, 0.0, self._left(nothing, 0.0))
         theta = min(1.0, power / 2.0 / self.matching) if self.matching > 0.0 else 1.0
-        likeness = theta * self.matching / power
+        matched = theta * self.matching / power
         rest = power - theta * self.matching
         covering = self._spread * rest if pair.g > 0.0 else rest  # without a line all of it covers
         alike = covering * (1.0 - EVERYWHERE) / self._total if self._total > 0.0 else 0.0
@@ -258,7 +258,7 @@ class _Family:
         along = rest - covering
         levels = theta * self._lacks + alike * self._lacks.sum(axis=0)
         left = self._left(levels + everywhere, along)
-        return FullNoise(along, everywhere, torch.from_numpy(levels), directions, line, power, likeness, left)
+        return FullNoise(along, everywhere, torch.from_numpy(levels), directions, line, power, matched, left)
 
     def _left(self, levels: NDArray[np.float64], along: float) -> float:
         """Return the divergence with noise of these levels (2, R) and, on the means' line, of this variance."""

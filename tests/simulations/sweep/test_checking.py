@@ -56,7 +56,7 @@ def test_data_that_is_not_there_is_found(trials):
         check_trials(trials('[grid]\ndata.path = ["", "/no/such/place"]'), Running())
 
 
-def test_a_rehearsal_writes_nothing(trials, tmp_path, monkeypatch):
+def test_a_first_step_writes_nothing(trials, tmp_path, monkeypatch):
     sweep = trials("[grid]\nseed = [0, 1]")
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.iterdir())

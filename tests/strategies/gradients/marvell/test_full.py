@@ -225,12 +225,12 @@ def test_the_share_of_the_power_that_makes_covariances_alike_is_that_of_their_di
     gap = float((g[y == 1].mean(0) - g[y == 0].mean(0)).square().sum())
     for s in (1e-3, 0.1, 4.0):
         log = defense(s=s).protect(g, y)[1]
-        assert log["marvell_full.likeness"] == pytest.approx(min(0.5, needed / (s * gap)), rel=1e-6)
-    assert defense(P=needed).protect(g, y)[1]["marvell_full.likeness"] == pytest.approx(0.5)
-    assert defense(s=0.0).protect(g, y)[1]["marvell_full.likeness"] == 0.0
+        assert log["marvell_full.matched"] == pytest.approx(min(0.5, needed / (s * gap)), rel=1e-6)
+    assert defense(P=needed).protect(g, y)[1]["marvell_full.matched"] == pytest.approx(0.5)
+    assert defense(s=0.0).protect(g, y)[1]["marvell_full.matched"] == 0.0
 
 
-def test_half_of_the_power_at_most_goes_into_likeness_and_that_costs_little_against_the_best_share():
+def test_half_of_the_power_at_most_goes_into_matching_and_that_costs_little_against_the_best_share():
     pair = estimate(*batch())
     lacks = torch.linalg.eigvalsh(pair.covariances[1] - pair.covariances[0]).clamp(min=0).sum() * (1 - pair.p)
     for relative in (0.2, 0.5, 1.0, 2.0, 5.0, 50.0):
