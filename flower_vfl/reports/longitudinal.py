@@ -129,7 +129,7 @@ def _figures(run: Run) -> list[Markup]:
 def _figure(run: Run, party: Any, layer: Any, found: Sequence[Remembered]) -> Markup:
     curves: dict[str, Curve] = {label_of(f.entry): (np.array(f.epochs), np.array(f.values)) for f in found}
     step = single_steps(run.result, party, layer)
-    alone = None if step is None else _by_epoch(run, step)
+    alone = None if step is None else by_epoch(run, step)
     nulls = [f.entry["q95_null"] for f in found if f.entry.get("q95_null") is not None]
     name = "" if step is None else f"{label_of(step)}, single steps"
     bound = promised(run, party) if layer == "cut" else None
@@ -148,7 +148,7 @@ def promised(run: Run, party: Any) -> Curve | None:
     return None
 
 
-def _by_epoch(run: Run, entry: Entry) -> Curve | None:
+def by_epoch(run: Run, entry: Entry) -> Curve | None:
     """Return the 95 % quantile over the steps of each epoch of an attack on single steps."""
     metric = "monitor_auc" if entry.get("source") == "monitor" else "auc"
     keys = {key: str(entry.get(key)) for key in ("party", "layer")}

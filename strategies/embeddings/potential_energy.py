@@ -23,7 +23,7 @@ from flower_vfl.strategies.embeddings.pairs import (
     wants_gradient,
     with_gradient,
 )
-from flower_vfl.strategies.embeddings.regularizer import Regulariser
+from flower_vfl.strategies.embeddings.regulariser import Regulariser
 
 Reduction = Literal["mean", "sum"]
 Distance = Literal["angular", "euclidean"]

@@ -175,7 +175,7 @@ FOLLOWED = {"tensors.is_finite": 4, "attacker.Attacker._follow_alone": 1}
         (
             "potential_energy",
             [],
-            CHECKED | {"pairs.sort_by_class": 1, "regularizer.Regulariser.loss": 1},
+            CHECKED | {"pairs.sort_by_class": 1, "regulariser.Regulariser.loss": 1},
         ),
     ],
 )

@@ -23,7 +23,7 @@ from flower_vfl.reports.figures import (
 )
 from flower_vfl.reports.figures.canvas import LINES, draw
 from flower_vfl.reports.figures.periods import running_mean
-from flower_vfl.reports.figures.training import BINS, _stretches
+from flower_vfl.reports.figures.training import BINS, stretches
 
 STEPS = np.arange(500)
 VALUES = np.random.default_rng(0).uniform(0.5, 1, 500)
@@ -136,7 +136,7 @@ def test_odd_curves_are_drawn_all_the_same(values):
 
 
 def test_stretches_cover_every_step_and_keep_the_summary_of_each():
-    at, low, high, top = _stretches(STEPS, VALUES, BINS)
+    at, low, high, top = stretches(STEPS, VALUES, BINS)
     parts = np.array_split(np.arange(500), 25)
     assert at.tolist() == [part.mean() for part in parts]
     assert high.tolist() == [nearest_rank(VALUES[part]) for part in parts]
@@ -144,7 +144,7 @@ def test_stretches_cover_every_step_and_keep_the_summary_of_each():
 
 
 def test_a_short_run_is_shown_step_by_step():
-    at, low, high, top = _stretches(np.arange(14), VALUES[:14], BINS)
+    at, low, high, top = stretches(np.arange(14), VALUES[:14], BINS)
     assert at.tolist() == list(range(14))
     assert low.tolist() == high.tolist() == top.tolist() == VALUES[:14].tolist()
 

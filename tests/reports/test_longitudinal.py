@@ -11,7 +11,7 @@ from flower_vfl.apps import run
 from flower_vfl.errors import InputError
 from flower_vfl.reports import render
 from flower_vfl.reports.leaks import worst
-from flower_vfl.reports.longitudinal import _by_epoch, of_remembered, promised, single_steps, strongest
+from flower_vfl.reports.longitudinal import by_epoch, of_remembered, promised, single_steps, strongest
 from flower_vfl.reports.run import load_run
 from flower_vfl.reports.words import not_tested, worst_leak
 from flower_vfl.simulations.tables import print_results
@@ -145,7 +145,7 @@ def test_there_is_a_figure_a_party_and_layer_and_the_monitor_stands_in(longitudi
 
 def test_single_steps_are_drawn_by_the_quantile_of_each_epoch(longitudinal_attacks):
     run = load_run(longitudinal_attacks(leak=0.9))
-    epochs, quantiles = _by_epoch(run, single_steps(run.result, "a", "cut"))
+    epochs, quantiles = by_epoch(run, single_steps(run.result, "a", "cut"))
     _, of, values = run.curve(attack="norm", party="a", layer="cut", metric="auc")
     assert epochs.tolist() == [1, 2, 3]
     for epoch, quantile in zip(epochs, quantiles, strict=True):

@@ -44,7 +44,7 @@ def leak_figure(title: str, curves: Mapping[str, Curve], null: float | None) -> 
         chance_band(axes, null)
         lowest = 0.45
         for stroke, (label, (steps, values)) in zip(strokes(), curves.items(), strict=False):
-            at, low, high, top = _stretches(steps, values, BINS)
+            at, low, high, top = stretches(steps, values, BINS)
             axes.fill_between(at, low, top, color=stroke["color"], alpha=0.16, linewidth=0)
             axes.plot(at, high, **stroke | _dot(at), label=short(label))
             lowest = min([lowest, *low])
@@ -75,7 +75,7 @@ def leak_comparison_figure(title: str, curves: Mapping[str, Curve], null: float 
         chance_band(axes, null)
         lowest = 0.45
         for stroke, (label, (steps, values)) in zip(strokes(), curves.items(), strict=False):
-            at, _, high, _ = _stretches(steps, values, BINS_OF_SEVERAL)
+            at, _, high, _ = stretches(steps, values, BINS_OF_SEVERAL)
             axes.plot(at, high, **stroke | _dot(at), label=short(label))
             lowest = min([lowest, *high])
         axes.set(xlabel="training step", ylabel="leak AUC", ylim=(max(lowest - 0.02, -0.02), 1.02))
@@ -205,7 +205,7 @@ def _dot(at: NDArray[Any]) -> dict[str, Any]:
     return {} if at.size == 1 else {"marker": None}
 
 
-def _stretches(steps: NDArray[Any], values: NDArray[Any], bins: int) -> tuple[NDArray[np.float64], ...]:
+def stretches(steps: NDArray[Any], values: NDArray[Any], bins: int) -> tuple[NDArray[np.float64], ...]:
     """Cut a curve into so many stretches at most; return where each is, its minimum, 95 % quantile and maximum.
 
     A stretch has 20 steps or more where that leaves 25 of them; a short run is shown step by step.

@@ -91,7 +91,7 @@ def perturb(
     value, share = strength("marvell_full: s", s), _checked(spread)
     pair = estimate(g, y)
     noise = _strongest(pair, value * pair.g, share, value=value)
-    return _draw(g, y, noise, pair.unit, Noise(generator)), noise
+    return draw_noise(g, y, noise, pair.unit, Noise(generator)), noise
 
 
 def _strongest(pair: Pair, power: float, spread: float, *, value: float) -> FullNoise:
@@ -101,7 +101,7 @@ def _strongest(pair: Pair, power: float, spread: float, *, value: float) -> Full
     return noise
 
 
-def _draw(
+def draw_noise(
     g: Tensor, y: Tensor, noise: FullNoise, unit: float, source: Noise, imitating: Tensor | None = None
 ) -> Tensor:
     """Return `g` with noise that is given in this unit of length; the equalising part may be residual mixture noise."""
@@ -271,7 +271,7 @@ class MarvellFull(AccountedNoise[FullAccountant]):
         imitating = self._mixture_noise(g, y, step)
         if imitating is None:  # mixtures of rows are not normal
             self.describe_noise(step, partial(_model, noise, unit))
-        return _draw(g, y, noise, unit, self.noise(g, step), imitating), log
+        return draw_noise(g, y, noise, unit, self.noise(g, step), imitating), log
 
     def _look_at(self, pair: Pair, g: Tensor, y: Tensor, step: StepView) -> None:
         """Take in the deviations of a batch's rows from their classes, for mixtures."""

@@ -261,7 +261,7 @@ def test_noise_has_the_covariance_and_the_power_that_it_claims(rows, width):
     pair = estimate(g, y)
     noise = optimal_noise(pair, 4.0 * float(pair.means.square().sum()))
     source, count = Noise(generator(1)), 4000
-    draws = torch.stack([marvell_full._draw(g, y, noise, pair.unit, source) - g for _ in range(count)]) / pair.unit
+    draws = torch.stack([marvell_full.draw_noise(g, y, noise, pair.unit, source) - g for _ in range(count)]) / pair.unit
     directions = torch.randn(20, width, generator=generator(2), dtype=torch.float64)
     without = [c - pair_c for c, pair_c in zip(dense(pair, noise), _clean(pair, width), strict=True)]
     for label in (0, 1):

@@ -19,7 +19,7 @@ from flower_vfl.metrics import auc_bound, leak_auc, together_shaped
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import MarvellFull, VerticalStrategy
 from flower_vfl.strategies.gradients.marvell import full_accountant
-from flower_vfl.strategies.gradients.marvell.full import _draw, estimate, optimal_noise
+from flower_vfl.strategies.gradients.marvell.full import draw_noise, estimate, optimal_noise
 from flower_vfl.strategies.gradients.marvell.full_accountant import (
     CHAINS,
     FullAccountant,
@@ -112,7 +112,7 @@ def test_the_noise_that_is_drawn_for_a_row_in_two_epochs_has_the_covariance_of_t
         for number, noise in enumerate(noises):
             generator = torch.Generator().manual_seed(2 * key + number)
             source = Noise(generator, rho=rho, key=key.to_bytes(16, "big"), rows=rows)
-            drawn = _draw(torch.zeros(1, width, dtype=torch.float64), torch.tensor([c]), noise, 1.0, source)
+            drawn = draw_noise(torch.zeros(1, width, dtype=torch.float64), torch.tensor([c]), noise, 1.0, source)
             samples[key, number * width : (number + 1) * width] = drawn[0].numpy()
     blocks = [[(1.0 if s is t else rho) * s.noise[c] @ t.noise[c].T for t in parts] for s in parts]
     expected = np.block(blocks)

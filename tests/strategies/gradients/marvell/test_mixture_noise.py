@@ -15,7 +15,7 @@ from flower_vfl import build_config, run
 from flower_vfl.errors import ConfigError
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import MarvellFull, VerticalStrategy
-from flower_vfl.strategies.gradients.marvell.full import _draw, estimate, optimal_noise
+from flower_vfl.strategies.gradients.marvell.full import draw_noise, estimate, optimal_noise
 from flower_vfl.strategies.gradients.marvell.mixture_noise import MIXED, ROWS, WIDEST, ResidualMixture
 from flower_vfl.strategies.gradients.noise import Noise, keyed_words
 from flower_vfl.testing.subject import same, strategy
@@ -267,7 +267,7 @@ def test_mixtures_add_what_one_class_lacks_and_nothing_that_both_get():
     noise = optimal_noise(pair, 4.0 * pair.g)
     numbers = normals(400, 6, seed=3)
     with_numbers, without = (
-        _draw(g, labels, noise, unit, Noise(generator(7)), imitating=one) for one in (numbers, 0.0 * numbers)
+        draw_noise(g, labels, noise, unit, Noise(generator(7)), imitating=one) for one in (numbers, 0.0 * numbers)
     )
     directions = noise.directions.double().numpy()
     lacks = (noise.levels - noise.levels.amin(dim=0)).numpy()
