@@ -35,6 +35,22 @@ def test_without_a_delta_epsilons_of_epochs_add_up_and_a_gaussian_has_none():
     assert found["gaussian", "once"][0] == "none"
 
 
+def test_a_plan_says_how_many_labels_leave_a_signal_and_where_none_is_left():
+    text, found = rows("--epsilon", 5e-5, "--epochs", 6)
+    assert "Fewer than 554,517,745 labels are refused" in text  # ln 2 / (epsilon tanh(epsilon / 2))
+    assert found["randomised_response", "once"] == ["flip", "0.499988", "5e-05"]
+    assert found["laplace", "each epoch"] == ["none", "no", "signal", "would", "be", "left"]
+    assert "labels are refused" not in rows("--epsilon", 2)[0]
+
+
+def test_a_draw_that_delta_covers_alone_is_said_to_be():
+    assert rows("--epsilon", 0.01, "--epochs", 6, "--delta", 0.01)[1]["gaussian", "each epoch"][2:] == [
+        "0,",
+        "within",
+        "delta",
+    ]
+
+
 def test_a_ledger_is_begun_shown_planned_with_and_given_another_limit(tmp_path):
     path = tmp_path / "ledger.json"
     assert "0 trainings spent epsilon 0 of 1.5" in flower_vfl("budget", path, "--limit", 1.5).stdout
@@ -56,6 +72,9 @@ def test_a_ledger_is_begun_shown_planned_with_and_given_another_limit(tmp_path):
         ([], "give --epsilon to plan a training, or a LEDGER"),
         (["--limit", 2], "--limit is of a LEDGER"),
         (["--epsilon", 0], "epsilon is 0: nothing would be left of the labels"),
+        (["--epsilon", 1e-9, "--epochs", 6], "epsilon 1e-09 at delta 0 cannot be met"),
+        (["--epsilon", 1e-9, "--epochs", 6, "--delta", 1e-6], "epsilon 1e-09 at delta 1e-06 cannot be met"),
+        (["--epsilon", 1e4], "epsilon 10000 cannot be met: above 700 no label would ever change"),
         (["--epsilon", -1], "epsilon must be a finite number of at least 0, given -1"),
         (["--epsilon", 1, "--delta", 2], "delta must be a number from 0 to below 1"),
         (["--epsilon", 1, "--epochs", 0], "0 is not in the range x>=1"),

@@ -6,7 +6,14 @@ account of it over trainings on the same labels.
 
 from flower_vfl.accounting.composition import Release, calibrate, compose_epsilon, largest_auc
 from flower_vfl.accounting.guarantee import Guarantee
-from flower_vfl.accounting.mechanisms import Bounded, Gaussian, Laplace, Mechanism, RandomisedResponse
+from flower_vfl.accounting.mechanisms import (
+    Bounded,
+    Gaussian,
+    Laplace,
+    Mechanism,
+    RandomisedResponse,
+    check_target,
+)
 
 __all__ = [
     "Bounded",
@@ -17,6 +24,7 @@ __all__ = [
     "RandomisedResponse",
     "Release",
     "calibrate",
+    "check_target",
     "compose_epsilon",
     "largest_auc",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from functools import partial
@@ -13,6 +14,12 @@ import typer
 if TYPE_CHECKING:
     from flower_vfl.accounting import Mechanism
     from flower_vfl.accounting.ledger import Account, PrivacyLedger
+
+_LABELS = 10**9
+"""More labels than anybody trains on: where all of them together tell less than one bit, nothing can be learned."""
+
+_FEW = 100
+"""Labels that every training has: fewer are not mentioned."""
 
 _PLAN = "{:<20} {:<11} {:<20} {}"
 _ENTRY = "{:<19} {:<13} {:<34} {:<5} {}"
@@ -84,11 +91,17 @@ def _set_limit(ledger: PrivacyLedger, epsilon: float, delta: float | None) -> No
 def _plan(
     mechanism: Planned | None, epsilon: float, delta: float, epochs: int, classes: int, account: Account | None
 ) -> Iterator[str]:
-    from flower_vfl.accounting import Bounded, Release, calibrate, compose_epsilon, largest_auc
+    from flower_vfl.accounting import Bounded, Release, calibrate, check_target, compose_epsilon, largest_auc
+    from flower_vfl.errors import ConfigError
 
+    check_target(epsilon)
     yield f"Plan: epsilon {epsilon:g} of each label at delta {delta:g}, over {_times(epochs, 'epoch')}"
     yield f"An attack tells two labels of one person apart with an AUC of at most {largest_auc(epsilon, delta):.4g}"
+    bits = Bounded(epsilon, delta).bits
+    if 0.0 < bits < 1.0 / _FEW:
+        yield f"Fewer than {math.ceil(1.0 / bits):,} labels are refused: they tell less than one bit together"
     yield from ("", _PLAN.format("mechanism", "noise drawn", "strength", "epsilon of one draw"))
+    useful = False
     for name, make in _families(classes).items():
         if mechanism is not None and name != mechanism:
             continue
@@ -97,8 +110,18 @@ def _plan(
                 yield _PLAN.format(name, drawn, "none", "it needs a delta above 0")
                 continue
             found = calibrate(make, epsilon, delta, draws=draws)
+            if found.bits * draws * _LABELS < 1.0:
+                yield _PLAN.format(name, drawn, "none", "no signal would be left")
+                continue
+            useful = True
             one = compose_epsilon([Release(found)], delta)
-            yield _PLAN.format(name, drawn, found.strength, f"{one:.4g}")
+            yield _PLAN.format(name, drawn, found.strength, f"{one:.4g}" if one else "0, within delta")
+    if not useful:
+        raise ConfigError(
+            f"epsilon {epsilon:g} at delta {delta:g} cannot be met by a training that learns: randomised labels of "
+            f"{_LABELS:,} people together would tell less than one bit; give a larger epsilon, or train with "
+            "training.gradients = false, which sends nothing that depends on labels"
+        )
     if account is not None:
         total = account.spent_with([Release(Bounded(epsilon, delta))])
         words = "keeps within" if total <= account.limit.epsilon else "exceeds"

@@ -14,6 +14,7 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.parties.hooks import Log
 from flower_vfl.strategies.base import Defense, HookedStrategy
 from flower_vfl.strategies.gradients.checks import is_number
+from flower_vfl.strategies.labels.checks import check_task
 
 _DEFAULT_FLIP = 0.02
 
@@ -174,6 +175,16 @@ class LabelDP(Defense):
     def params(self) -> dict[str, Any]:
         """The strength as it was given."""
         return {self._given: getattr(self, self._given)}
+
+    def begin(self) -> None:
+        """Refuse labels of one class, and flips that leave nothing of the labels.
+
+        Raises
+        ------
+        ConfigError
+            Saying why, and what helps.
+        """
+        check_task(self.base, self.name, self.epsilon)
 
     def guarantee(self) -> Guarantee | None:
         """Return the privacy of the flips; nothing is proven where the end of a training follows true labels."""

@@ -17,6 +17,7 @@ from flower_vfl.parties.network import as_logits
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.registry import suggestion
 from flower_vfl.strategies.base import Defense, HookedStrategy
+from flower_vfl.strategies.labels.checks import check_task
 from flower_vfl.strategies.labels.label_dp import label_dependent_ends, rate_of
 from flower_vfl.strategies.labels.mechanisms import MECHANISMS, RandomisedResponse
 
@@ -79,12 +80,13 @@ class LocalHead(Defense):
         return {"epsilon": self.epsilon, "mechanism": self._mechanism.name}
 
     def begin(self) -> None:
-        """Refuse what would end or change a training by the true labels.
+        """Refuse what would end or change a training by the true labels, and labels that nothing can be learned of.
 
         Raises
         ------
         ConfigError
-            If a setting would do so; the message names the settings.
+            If a setting would do so, which the message names; for labels of one class, a class without a prior where
+            the mechanism needs one, and an epsilon that leaves nothing of the labels.
         """
         wanted = label_dependent_ends(self.base.config)
         if wanted:
@@ -93,6 +95,7 @@ class LocalHead(Defense):
                 f"set {' and '.join(wanted)}, and training.epochs to a number"
             )
         self._mechanism.begin(self.base.config, len(self.base.parties))
+        check_task(self.base, self.name, self.epsilon, every_class=self._mechanism.every_class)
 
     def guarantee(self) -> Guarantee | None:
         """Return the privacy of the randomised labels."""

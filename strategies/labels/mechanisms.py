@@ -41,9 +41,12 @@ class Mechanism(ABC):
     ----------
     name
         Its name in configurations.
+    every_class
+        True if it computes with the frequencies of classes among labels: each needs a row.
     """
 
     name: ClassVar[str]
+    every_class: ClassVar[bool] = False
 
     def __init__(self, epsilon: float, classes: int) -> None:
         self.epsilon, self.classes = epsilon, classes
@@ -141,6 +144,8 @@ class Likelihood(Mechanism):
     A head that learns so predicts true labels rather than randomised ones, by maximum likelihood (`posterior`). It
     begins with the frequencies of classes that the draw says: from even ones, rare classes would take it long.
     """
+
+    every_class: ClassVar[bool] = True
 
     def __init__(self, epsilon: float, classes: int) -> None:
         super().__init__(epsilon, classes)
@@ -248,6 +253,7 @@ class Prior(Mechanism):
     """
 
     name: ClassVar[str] = "prior"
+    every_class: ClassVar[bool] = True
 
     @property
     def release(self) -> Release:

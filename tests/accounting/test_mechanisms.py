@@ -82,3 +82,24 @@ def test_a_description_gives_the_mechanism_back(mechanism):
 def test_what_is_no_mechanism_is_refused(facts, words):
     with pytest.raises(ArgumentError, match=words):
         from_facts(facts)
+
+
+def test_no_mechanism_tells_more_bits_of_a_label_than_it_says():
+    """Information with even odds of the labels; that of Laplace noise by a sum over a fine grid."""
+
+    def information(one, other):
+        mean = (one + other) / 2.0
+        return float(sum(np.sum(p * np.log2(p / mean)) for p in (one, other)) / 2.0)
+
+    for epsilon in (1e-3, 0.5, 3.0):
+        kept = 1.0 / (1.0 + math.exp(-epsilon))
+        exact = information(np.array([kept, 1.0 - kept]), np.array([1.0 - kept, kept]))
+        assert exact <= RandomisedResponse(epsilon).bits <= 25.0 * exact
+        assert RandomisedResponse(epsilon).bits == Bounded(epsilon).bits
+    x = np.arange(-15.0, 16.0, 1e-3)
+    for noise, of in ((Laplace(0.7), stats.laplace(scale=0.7)), (Gaussian(0.7), stats.norm(scale=0.7))):
+        densities = [of.pdf(x - y) * 1e-3 for y in (0.0, 1.0)]
+        divergence = float(np.sum(densities[0] * (of.logpdf(x) - of.logpdf(x - 1.0))) / math.log(2.0))
+        assert information(*densities) <= divergence <= noise.bits * (1.0 + 1e-6)
+    assert Gaussian(0.7, coordinates=2).bits == pytest.approx(2.0 / (2.0 * 0.49) / math.log(2.0))
+    assert Bounded(1.0, 1e-6).bits == math.inf
