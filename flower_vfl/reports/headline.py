@@ -463,7 +463,8 @@ def _against(result: Result, headline: Headline) -> list[str]:
             "docs/methods/persistent-noise.md), or train fewer epochs."
         )
         return [stop, longer]
-    return [stop, f"Make {defenses(result)} stronger, which costs test AUC: sweep its strength and compare."]
+    cost = "test AUC" if classes in (2, None) else "test accuracy"
+    return [stop, f"Make {defenses(result)} stronger, which costs {cost}: sweep its strength and compare."]
 
 
 def _to_weigh(epsilon: Epsilon) -> list[str]:

@@ -232,6 +232,13 @@ def test_nobody_is_sent_to_a_defense_that_the_labels_do_not_allow():
     assert "marvell_full" not in advised(step("norm", 0.97, defended=False), defenses=[], dataset=classes)
 
 
+@pytest.mark.parametrize(("classes", "measure"), [(2, "test AUC"), (3, "test accuracy")])
+def test_what_a_stronger_defense_costs_is_the_measure_of_the_page(classes, measure):
+    defense = {"name": "marvell" if classes > 2 else "marvell_full", "params": {"s": 4.0}}
+    found = advised(step("norm", 0.97), defenses=[defense], dataset={"classes": classes})
+    assert f"stronger, which costs {measure}: sweep its strength" in found
+
+
 def test_readers_have_a_table_of_their_own_and_are_no_attacks_of_a_step(run_folder):
     folder = run_folder(steps=30, epochs=1, parties=("a",))
     more = [informed(0.61, 1e-9, interval95=[0.6, 0.62], rows=16384, span="epochs", reader="trees", defended=False)]

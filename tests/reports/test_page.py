@@ -475,6 +475,19 @@ def test_parties_alone_are_measured_by_the_mean_over_more_than_two_classes(run_f
         assert text in found
 
 
+def test_of_more_than_two_classes_the_card_also_counts_each_class_alike(run_folder):
+    def many(result):
+        result["dataset"].update(classes=3)
+        result["utility"]["last"].update(test_auc=None, test_accuracy=0.8915, test_balanced_accuracy=0.6123)
+
+    folder = run_folder(steps=3, epochs=1)
+    assert "Mean over classes 0." not in page(render([folder])).text
+    change(folder, many)
+    found = page(render([folder])).text
+    assert "0.8915 test accuracy" in found
+    assert "Mean over classes 0.6123 : each class counts as much" in found
+
+
 MARVELL = ({"name": "marvell", "params": {"s": 4.0, "scope": "joint"}},)
 
 
