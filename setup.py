@@ -5,6 +5,8 @@ Commit and date are added to the version of what is built, 0.1.0+202611250901.gc
 setuptools-scm would need a dynamic version, and `flwr run .` needs the one that stands in pyproject.toml. A source
 distribution keeps the commit, because setuptools writes the tag into its setup.cfg. GitHub's workflows name the
 repository; built there, the package has links to it, and the links of its README are whole.
+
+A clone that lost its symbolic links is refused: what was built from it would install, and lack code.
 """
 
 from __future__ import annotations
@@ -12,11 +14,16 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 from setuptools import setup
 
 ROOT = Path(__file__).resolve().parent
+LINKS = ("src/flower_vfl", "flower_vfl/strategies", "flower_vfl/simulations")
+LOST = f"""This clone has lost its links, {", ".join(LINKS)}: nothing can be built from it.
+In a clone made by git: git config core.symlinks true, then git checkout -- {" ".join(LINKS)}
+(on Windows: in developer mode). Otherwise clone again, or unpack with a program that keeps links."""
 
 
 def git(*words: str) -> str:
@@ -59,6 +66,12 @@ def with_whole_links(text: str, page: str) -> str:
     pictures = re.sub(r"!\[([^]]*)]\((?!\w+:)([^)]+)\)", rf"![\1]({page}/raw/main/\2)", text)
     return re.sub(r"]\((?!\w+:|#)([^)]+)\)", rf"]({page}/blob/main/\1)", pictures)
 
+
+# In a source distribution `src/flower_vfl` is a folder, with the two others inside.
+if not all(
+    (ROOT / "src" / "flower_vfl" / inside / "__init__.py").is_file() for inside in ("", "strategies", "simulations")
+):
+    sys.exit(LOST)
 
 REPOSITORY = os.environ.get("GITHUB_REPOSITORY", "")  # owner/name
 PAGE = f"https://github.com/{REPOSITORY}" if REPOSITORY else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import textwrap
 from collections.abc import Iterable
 from functools import cache
 
@@ -31,13 +32,24 @@ def show_log(*, verbose: bool) -> None:
 
 
 def print_names(title: str, rows: Iterable[tuple[str, ...]], out: Console | None = None) -> None:
-    """Print a name and its description in a line each, which a terminal cuts at its edge."""
+    """Print names and their descriptions: a line each, cut at a terminal's edge; elsewhere whole, on lines as wide."""
     out, rows = out or Console(), list(rows)
     widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
     out.print(Text(title, "bold"))
     for row in rows:
         start = "".join(f"{cell:<{width}}  " for cell, width in zip(row, widths, strict=False))
-        line = Text(f"{start}{row[-1]}")
         if out.is_terminal:
+            line = Text(f"{start}{row[-1]}")
             line.truncate(out.width, overflow="ellipsis")
+        else:
+            line = Text(wrapped(row[-1], out.width, start))
         out.print(line, soft_wrap=True)
+
+
+def wrapped(text: str, width: int, start: str) -> str:
+    """Return a text behind its start, on lines of so many characters, below each other; no word is broken."""
+    indent = " " * len(start)
+    filled = textwrap.fill(
+        text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return start + filled[len(start) :]

@@ -22,7 +22,7 @@ from flower_vfl.data.encoding.columns import Column, class_counts, columns_of
 from flower_vfl.data.sources.catalog import prepare
 from flower_vfl.data.sources.own_files import Files
 from flower_vfl.data.store.dataset import Dataset
-from flower_vfl.terminal import console
+from flower_vfl.terminal import console, wrapped
 
 _ANY_WIDTH = 10_000
 """Width at which nothing is folded."""
@@ -176,7 +176,6 @@ def prepare_data(
             "column, as in --set dtype.postcode=category (others: number, boolean, date:%d.%m.%Y, ignore; in a "
             "configuration: data.options.dtype)",
             highlight=False,
-            soft_wrap=True,
         )
     Console().print(f"next: flower-vfl run {shlex.quote(str(out))}", markup=False, highlight=False, soft_wrap=True)
 
@@ -193,7 +192,7 @@ def print_columns(dataset: Dataset) -> None:
     else:
         out.print(Text(f"Columns of {dataset.name}", "bold"))
         for column in columns:
-            out.print(_column_lines(column), soft_wrap=True)
+            out.print(_column_lines(column, out.width), soft_wrap=True)
     unaligned = {name: dataset.party(name).unaligned for name in dataset.held}
     if any(unaligned.values()):
         rows = ", ".join(f"{name}: {len(source):,}" for name, source in unaligned.items() if source)
@@ -229,13 +228,13 @@ def _columns_table(name: str, columns: Sequence[Column]) -> Table:
     return table
 
 
-def _column_lines(column: Column) -> Text:
-    """Return a column's name, what is known of it, and how to change that, in a line each."""
+def _column_lines(column: Column, width: int) -> Text:
+    """Return a column's name, what is known of it on lines of this width, and how to change that."""
     from flower_vfl.reports.words import share
 
     facts = [column.kind, f"missing {share(column.missing)}"]
     facts += [] if column.values is None else [f"{column.values:,} values"]
     facts += [] if column.rare is None else [f"rare {share(column.rare)}"]
     facts += [column.why] if column.why else []
-    text = Text.assemble(f"{column.party}: ", (column.name, "bold"), f"\n    {'; '.join(facts)}")
+    text = Text.assemble(f"{column.party}: ", (column.name, "bold"), f"\n{wrapped('; '.join(facts), width, '    ')}")
     return text.append(f"\n    to change: {column.change}") if column.change else text

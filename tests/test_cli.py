@@ -408,7 +408,7 @@ def test_a_data_set_that_is_absent_says_what_to_type(monkeypatch):
     monkeypatch.setattr("tests.commands.COLUMNS", "80")
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     shown = flower_vfl("data", "list").stdout
-    assert [line.split()[0] for line in shown.splitlines()[1:-1]] == list(RECIPES)
+    assert [line.split()[0] for line in shown.splitlines()[1:-1] if line[0] != " "] == list(RECIPES)
     shown = " ".join(flower_vfl("data", "list", "flights").stdout.split())
     assert "pip install 'flower-vfl[flights]'" in shown
     assert "Licence" in shown
@@ -458,6 +458,31 @@ def test_lists_fit_a_terminal_and_their_names_are_whole():
     assert lines[1].startswith("a_name_of_some_length  yes  word word")
     assert lines[1].endswith("…")
     assert lines[2].split(maxsplit=2) == ["short", "no", "[few] words"]
+
+
+def test_lists_fit_80_columns_in_a_pipe_and_lose_no_word():
+    out = io.StringIO()
+    words = "-".join(["part"] * 20)
+    rows = [
+        ("a_name_of_some_length", "yes", f"{'word ' * 30}end"),
+        ("short", "no", f"[few] words {words} more"),
+        ("x", "", ""),
+    ]
+    print_names("Title", rows, Console(file=out, width=80))
+    lines = out.getvalue().splitlines()
+    assert [len(line) for line in lines if len(line) > 80] == [len(words) + 28]
+    names = {line.split()[0]: number for number, line in enumerate(lines) if not line.startswith(" ")}
+    assert list(names) == ["Title", "a_name_of_some_length", "short", "x"]
+    assert lines[1].startswith("a_name_of_some_length  yes  word word")
+    shown = " ".join(" ".join(lines[names["a_name_of_some_length"] : names["short"]]).split())
+    assert shown == f"a_name_of_some_length yes {'word ' * 30}end"
+    assert all(line.startswith(" " * 28) for line in lines[2 : names["short"]])
+
+
+def test_every_list_fits_80_columns_in_a_pipe(monkeypatch):
+    monkeypatch.setattr("tests.commands.COLUMNS", "80")
+    for command in (["presets"], ["config"], ["config", "training"], ["methods"], ["data", "list"], ["doctor"]):
+        assert max(map(len, flower_vfl(*command).stdout.splitlines())) <= 80, command
 
 
 def test_methods_lists_those_of_other_packages_and_what_is_wrong_with_them(install, capsys, monkeypatch):

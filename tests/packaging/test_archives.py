@@ -107,3 +107,22 @@ def test_links_of_what_is_built_are_those_of_its_repository_where_that_is_known(
     assert all(target.startswith(("https://", "#")) for target in targets)
     assert "https://github.com/some/one/raw/main/docs/images/parties.svg" in targets
     assert "https://github.com/some/one/blob/main/SECURITY.md" in targets
+
+
+@pytest.mark.parametrize("link", ["src/flower_vfl", "flower_vfl/strategies", "flower_vfl/simulations"])
+@pytest.mark.parametrize("left", ["nothing", "text", "an empty folder"])
+def test_a_clone_that_lost_a_link_is_not_built_and_says_what_to_do(link, left, tmp_path):
+    tree = clone_to(tmp_path / "clone")
+    lost = tree / link
+    to = lost.readlink()
+    lost.unlink()
+    if left == "text":
+        lost.write_text(str(to))
+    elif left == "an empty folder":
+        lost.mkdir()
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        build(tree, "wheel", tmp_path / "dist")
+    said = failed.value.stderr.decode()
+    assert "This clone has lost its links" in said
+    assert "git config core.symlinks true" in said
+    assert "Traceback" not in said

@@ -176,6 +176,11 @@ def test_a_table_that_does_not_fit_becomes_lines_with_whole_names_and_options(tm
     assert f"a: {long}" in shown[80]
     assert f"    to change: dtype.{long}=category" in shown[80]
     assert "    category; missing 0 %; 3 values; rare 0 %; texts" in shown[80]
+    monkeypatch.setenv("COLUMNS", "40")
+    print_columns(dataset)
+    narrow = capsys.readouterr().out.splitlines()
+    place = narrow.index("a: colour") + 1
+    assert narrow[place : place + 2] == ["    category; missing 0 %; 3 values;", "    rare 0 %; texts"]
     assert any(f"│ {long} " in line and f" dtype.{long}=category │" in line for line in shown[200])
 
 
