@@ -38,7 +38,7 @@ name = "files"
 # on census, five seeds, an attack reads 0.79 behind this one, where 1 is every label and guessing reaches 0.52.
 # The name local_head with epsilon = 1.0 and patience = 0 has a proof instead, at a price.
 # [[defenses]]
-# name = "marvell_full"            # of two classes; "marvell" takes any number
+# name = "marvell_full"            # of two classes; "local_head" takes any number
 # s = 4.0
 """
 

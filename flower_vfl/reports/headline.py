@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flower_vfl.auditing.entries import NAMED_PHASES, REMEMBERED, Result, label_of, phase_of, read, sends_nothing
+from flower_vfl.auditing.entries import REMEMBERED, Result, label_of, read, sends_nothing
 from flower_vfl.auditing.verdict import (
     FEWEST_STEPS,
     LEAKS,
@@ -18,20 +18,14 @@ from flower_vfl.auditing.verdict import (
     practical_entries,
     verdict_of,
 )
-from flower_vfl.reports.proof import CANARIES, Epsilon, epsilon_of
-from flower_vfl.reports.words import GRADES, defenses, interval, listed, number, reading, worst_leak
+from flower_vfl.reports.proof import Epsilon, epsilon_of
+from flower_vfl.reports.words import GRADES, interval, listed, number, reading, worst_leak
 
 if TYPE_CHECKING:
     from flower_vfl.reports.run import Run
 
 TONES = {LEAKS: "bad", NOT_TESTED: "warn", NO_LEAK: "good", PROVEN: "proof"}
 """The colour of a status."""
-
-RECOMMENDED = "marvell_full(s=4)"
-"""The defense that docs/results/shapes.md recommends for two classes."""
-
-WITH_PROOF = "local_head(epsilon=1)"
-"""The defense that docs/results/proof.md recommends where a proof is asked for."""
 
 PLAIN = "plain"
 """The colour of a number that is no verdict."""
@@ -392,112 +386,3 @@ def _missing(lines: Sequence[Lines]) -> list[str]:
         for reason in one.verdict["not_run"]:
             found.setdefault(str(reason), []).append(one.title[0].lower() + one.title[1:])
     return [reason if len(who) == len(lines) else f"{reason} ({listed(who)})" for reason, who in found.items()]
-
-
-def advice(result: Result, headline: Headline) -> list[str]:
-    """Return what to do next, in sentences: what the verdict asks for, the most important first."""
-    steps: list[str] = []
-    if sends_nothing(result):
-        return [
-            "Compare this run with one that sends gradients (training.gradients = true) behind a defense: a defense "
-            "with a lower test AUC than this run should not be used.",
-            "Say who gets predictions and metrics of this model: they depend on labels, and no report covers them.",
-        ]
-    if result.get("status", "finished") in ("failed", "interrupted"):
-        steps.append("Let the run end before you rely on its numbers: they are of a part of the training.")
-    if headline.epsilon is not None and headline.epsilon.proof is not None:
-        steps += _to_weigh(headline.epsilon)
-    elif headline.status == LEAKS:
-        steps += _against(result, headline)
-    if headline.missing:
-        steps += _to_test(headline)
-    if headline.open:
-        steps.append(
-            "Run it again with two other seeds, and let flower-vfl report compare them: of many intervals one lies "
-            "above guessing by chance, a leak lies there each time."
-        )
-    if headline.status == NO_LEAK:
-        steps.append("Keep this report with the model, and name its date and its version where you refer to it.")
-        steps.append(
-            "Measure again whenever the data, the model, the defense or the number of epochs change: this is a finding "
-            "of one run, not a property of the defense."
-        )
-    if not any(phase_of(entry) not in NAMED_PHASES and entry.get("metric") for entry in _trained(result)):
-        steps.append(
-            "Before a party keeps its model, measure what the trained model gives away, too: name clustering, "
-            "embedding_reader and model_completion in attack.names of a simulation."
-        )
-    return steps
-
-
-def _trained(result: Result) -> list[Mapping[str, Any]]:
-    return [entry for entry in result["leakage"] if phase_of(entry) == "inference"]
-
-
-def _against(result: Result, headline: Headline) -> list[str]:
-    """Return what to do about a leak."""
-    classes = result["dataset"].get("classes")
-    recommended = RECOMMENDED if classes in (2, None) else "marvell(s=4)"
-    used = [str(defense.get("name")) for defense in result["defenses"]]
-    stop = "Do not hand gradients of this training to a party that must not learn the labels."
-    name = recommended.partition("(")[0]
-    if not used:
-        again = f'Train again with a defense. The evidence recommends {recommended}: defenses = ["{recommended}"].'
-        proof = (
-            f'Where somebody asks for a proof, take {WITH_PROOF}: defenses = ["{WITH_PROOF}"], with '
-            "training.patience = 0. Noise on gradients has none."
-        )
-        compared = "Compare both runs: flower-vfl report with both folders shows what the defense costs."
-        return [stop, again, proof, compared]
-    worst = headline.worst
-    if worst is not None and not worst.verdict["leak"]["leaks"]:
-        people = "noise averages out over people whose columns are similar."
-        return [stop, f"Train fewer epochs or with a stronger defense, and measure again: {people}"]
-    practical = worst.verdict["leak"]["practical"] if worst is not None else None
-    label = "" if practical is None else str(practical["label"])
-    if name not in used:
-        return [stop, f'Train again with what the evidence recommends: defenses = ["{recommended}"]; then compare.']
-    if label.startswith("remembered") and "periods" not in result:
-        longer = (
-            "The noise averages out over the epochs of a person. Let a part of it stay with each person (rho, "
-            "docs/methods/persistent-noise.md), or train fewer epochs."
-        )
-        return [stop, longer]
-    cost = "test AUC" if classes in (2, None) else "test accuracy"
-    return [stop, f"Make {defenses(result)} stronger, which costs {cost}: sweep its strength and compare."]
-
-
-def _to_weigh(epsilon: Epsilon) -> list[str]:
-    """Return what to do with a proof."""
-    if epsilon.refuted:
-        return [
-            "Do not rely on the proof, and hand out no gradients of this training: something that leaves depends on "
-            "labels in a way that the proof does not cover. Keep the run's folder, and report it.",
-        ]
-    steps = [
-        "Decide whether this epsilon is enough: it bounds what the messages add about a person, not what the party's "
-        "own columns tell. A smaller one gives away less; read from the test AUC what that costs.",
-        "Count the trainings: each further one on the same labels with a new secret adds its epsilon.",
-    ]
-    if epsilon.found is None or not epsilon.found.proven:
-        steps.append(
-            f"Let a trial run measure the proof: attack.canaries = {CANARIES} replaces so many labels by coins. It "
-            "finds mistakes of a mechanism; the run that counts needs none."
-        )
-    return steps
-
-
-def _to_test(headline: Headline) -> list[str]:
-    """Return what to do so that what did not run does."""
-    names = [reason.partition(":")[0] for reason in headline.missing if "informed" not in reason]
-    silent = [reason for reason in headline.missing if "did not run" in reason]
-    attacks = list(dict.fromkeys(name for name in names if any(reason.startswith(f"{name}:") for reason in silent)))
-    steps = []
-    if attacks:
-        steps.append(f"Run what is missing: add {listed(attacks)} to attack.names, or leave attack.names as it is.")
-    if any("informed" in reason for reason in silent):
-        steps.append("Let the informed readers run: attack.informed = 32768, with attack.monitor = true.")
-    if any("steps were scored" in reason for reason in headline.missing):
-        steps.append(f"Score more steps: at least {FEWEST_STEPS} are needed. Set attack.every lower, or train longer.")
-    others = len(headline.missing) > len(silent) and not any("steps were scored" in r for r in headline.missing)
-    return [*steps, "See below why the others gave no number."] if others else steps

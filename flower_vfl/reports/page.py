@@ -19,11 +19,12 @@ from flower_vfl.errors import InputError
 from flower_vfl.files import write_text_atomic
 from flower_vfl.metrics import observations
 from flower_vfl.reports import words
+from flower_vfl.reports.advice import advice
 from flower_vfl.reports.budget import of_budget
 from flower_vfl.reports.certified import certificates
 from flower_vfl.reports.comparison import of_several
 from flower_vfl.reports.figures import epoch_figure, leak_figure, snapshot_figures
-from flower_vfl.reports.headline import advice, headline_of, signed
+from flower_vfl.reports.headline import headline_of, signed
 from flower_vfl.reports.leaks import label_of, reached, side_information, way_of
 from flower_vfl.reports.longitudinal import of_remembered
 from flower_vfl.reports.periods import period_figures

@@ -125,7 +125,7 @@ def test_behind_a_firewall_it_answers_through_flowers_messages_if_the_run_config
     def firewall(*given, **more):
         raise UnreachableError("the endpoint could not be reached")
 
-    monkeypatch.setattr("flower_vfl.apps.client_session.attend", firewall)
+    monkeypatch.setattr("flower_vfl.transport.dialling.attend", firewall)
     with pytest.raises(PartyError, match="could not be reached"):
         host.predict(tmp_path / "no.csv", node=ALLOWED)
     host.predict(tmp_path / "scores.csv", node=ALLOWED, fallback="messages")

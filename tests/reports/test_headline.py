@@ -7,8 +7,9 @@ import re
 import pytest
 
 from flower_vfl.reports import render
+from flower_vfl.reports.advice import advice
 from flower_vfl.reports.choice import choice_of
-from flower_vfl.reports.headline import advice, headline_of
+from flower_vfl.reports.headline import headline_of
 from flower_vfl.simulations.tables import print_results
 from tests.auditing.test_verdict import DEFENDED, complete, informed, remembered, step
 from tests.reports.test_page import change, page
@@ -134,8 +135,16 @@ def test_what_did_not_run_is_named_once_with_the_parties_of_which_it_is_true():
     [
         ([step("norm", 0.97, defended=False)], {"defenses": []}, 'defenses = ["marvell_full(s=4)"]'),
         ([step("norm", 0.97, defended=False)], {"defenses": []}, "for a proof, take local_head(epsilon=1): defenses ="),
-        (complete(step("residual", 0.99)), {}, 'what the evidence recommends: defenses = ["marvell_full(s=4)"]'),
-        (complete(remembered(values=(0.6, 0.8))), {}, 'what the evidence recommends: defenses = ["marvell_full(s=4)"]'),
+        (
+            complete(step("residual", 0.99)),
+            {},
+            'The evidence recommends marvell_full(s=4): defenses = ["marvell_full(s=4)"]',
+        ),
+        (
+            complete(remembered(values=(0.6, 0.8))),
+            {},
+            'The evidence recommends marvell_full(s=4): defenses = ["marvell_full(s=4)"]',
+        ),
         (complete(step("direction", 0.64)), {"defenses": FULL}, "Make marvell_full(s=4) stronger"),
         (complete(remembered(values=(0.6, 0.8))), {"defenses": FULL}, "averages out over the epochs of a person"),
         (complete(GAIN), {"defenses": FULL}, "people whose columns are similar"),
@@ -227,16 +236,16 @@ def test_a_measurement_without_a_proof_bounds_nothing_from_above(run_folder):
     assert "comes from labels that were replaced by coins" in text
 
 
-def test_nobody_is_sent_to_a_defense_that_the_labels_do_not_allow():
-    classes = {"classes": 10}
-    assert "marvell_full" not in advised(step("norm", 0.97, defended=False), defenses=[], dataset=classes)
+@pytest.mark.parametrize("used", [[], [{"name": "marvell", "params": {"s": 4.0}}]])
+def test_with_many_classes_the_defense_with_a_proof_is_named(used):
+    found = advised(step("norm", 0.97, defended=bool(used)), defenses=used, dataset={"classes": 10})
+    assert "marvell" not in found
+    assert 'For more than two classes take local_head(epsilon=1): defenses = ["local_head(epsilon=1)"]' in found
 
 
-@pytest.mark.parametrize(("classes", "measure"), [(2, "test AUC"), (3, "test accuracy")])
-def test_what_a_stronger_defense_costs_is_the_measure_of_the_page(classes, measure):
-    defense = {"name": "marvell" if classes > 2 else "marvell_full", "params": {"s": 4.0}}
-    found = advised(step("norm", 0.97), defenses=[defense], dataset={"classes": classes})
-    assert f"stronger, which costs {measure}: sweep its strength" in found
+def test_what_a_stronger_defense_costs_is_named():
+    found = advised(step("norm", 0.97), defenses=[{"name": "marvell_full", "params": {"s": 4.0}}])
+    assert "Make marvell_full(s=4) stronger, which costs test AUC: sweep its strength" in found
 
 
 def test_readers_have_a_table_of_their_own_and_are_no_attacks_of_a_step(run_folder):

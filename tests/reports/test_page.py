@@ -76,7 +76,7 @@ def test_a_run_with_a_defense_names_it_and_its_strength(run_folder):
     assert "Defense in use: marvell(s=4) ." in text
     assert "No defense" not in text
     assert "No leak was found, but not everything that could find one ran: not tested." in text
-    assert "residual: did not run; direction: did not run; shell: did not run" in text
+    assert "residual, direction, shell, remembered_direction, informed reader of the gradients and" in text
     assert "add residual, direction, shell and remembered_direction to attack.names" in text
 
 
