@@ -218,7 +218,7 @@ class LabelParty(LabelModel):
     def _learn_privately(self, step: int, parts: Sequence[Tensor], rows: Rows) -> Log:
         """Give defenses' modules the gradients of their private losses, which reach nothing else."""
         log: Log = {}
-        for hooks in self._hooks.hook_targets:
+        for hooks in self._hooks.hook_targets if self.learned else ():
             parameters = list(hooks.modules.parameters())
             if not parameters:
                 continue
@@ -425,7 +425,10 @@ def _finite(step: int, loss: Tensor, joint: Tensor, log: Log) -> float:
     TrainingError
         Where they are not.
     """
-    value, total = torch.stack([loss.detach().double().reshape(()), joint.sum().double()]).tolist()
+    if loss.device.type == "cpu":
+        value, total = loss.item(), joint.sum().item()
+    else:
+        value, total = torch.stack([loss.detach().double().reshape(()), joint.sum().double()]).tolist()
     if not math.isfinite(value):
         raise TrainingError(f"training diverged: the loss of step {step} is {value}; {remedy(log)}")
     if not (math.isfinite(total) or is_finite(joint)):
