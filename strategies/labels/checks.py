@@ -1,4 +1,4 @@
-"""What labels must be, for a defense that randomises them."""
+"""Requirements on labels of the defenses that randomise them."""
 
 from __future__ import annotations
 
