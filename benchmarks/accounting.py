@@ -2,7 +2,7 @@
 
 The account is opened before sessions are, and charged before the first step: it is no part of a step, which the number
 of calls shows. The audit comes after the last step: its guesses, and the models that estimate the odds of labels. The
-readers that make the guesses belong to the informed audit, which runs without it too; their time is told beside.
+readers that make the guesses belong to the informed audit, which runs without it too; their time is reported beside.
 Local heads at epsilon 1 with a ledger, six epochs, `inproc`, one torch thread. Target: the audit at most 5 % of the
 run's computing time. `--quick` has generated data, as many as the audit reads and no more: there its share is largest.
 """

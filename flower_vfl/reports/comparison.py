@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
     from flower_vfl.reports.figures.training import Curve
     from flower_vfl.reports.leaks import Entry
-    from flower_vfl.reports.ranking import validation
     from flower_vfl.reports.run import Run
-from flower_vfl.reports.settings import Setting
+    from flower_vfl.reports.settings import Setting
 
 PAGE = "report.html"
 """The file of a run's own report."""

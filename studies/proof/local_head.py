@@ -1,4 +1,4 @@
-"""How well the prediction that a local head's gradients carry reads labels, beside a model of the party's columns.
+"""Measure the AUC of the prediction that a local head's gradients carry, beside a model of the party's columns.
 
 Usage::
 
@@ -55,7 +55,7 @@ class Recorded(LocalHead):
 
 
 def config_of(study: str, seed: int, epsilon: float, runs: Path) -> Config:
-    """Return the study's configuration with pre-training, and nobody who reads."""
+    """Return the study's configuration with pre-training, and without attacks and audits."""
     changed: dict[str, Any] = {
         **{"seed": seed, "training.epochs": EPOCHS, "training.patience": 0, "training.pretrain": EPOCHS},
         **{"attack.names": [], "attack.informed": 0, "attack.audit": False, "attack.embeddings": 0},

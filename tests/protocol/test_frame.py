@@ -50,7 +50,7 @@ def unpack(data, limit=LIMIT):
 
 
 def same(one, other):
-    """Whether two frames are equal bit for bit (NaN payloads included)."""
+    """Return True if two frames are equal bit for bit, NaN payloads included."""
     return (
         (one.kind, one.step) == (other.kind, other.step)
         and json.dumps(dict(one.fields)) == json.dumps(dict(other.fields))

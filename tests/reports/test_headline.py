@@ -288,8 +288,8 @@ def write(run_folder, name, *leakage, defenses=(), validation=0.93, utility=0.92
     return folder
 
 
-@pytest.mark.parametrize(("together", "said"), [(0.8, True), (0.94, False)])
-def test_a_federation_that_is_worse_than_one_party_alone_says_so_above_the_fold(run_folder, together, said):
+@pytest.mark.parametrize(("together", "worse"), [(0.8, True), (0.94, False)])
+def test_a_federation_that_is_worse_than_one_party_alone_says_so_above_the_fold(run_folder, together, worse):
     folder = run_folder(steps=3, epochs=1, parties=("a",))
     baselines = [
         {"model": "logistic regression", "columns": who, "value": v} for who, v in (("a", 0.7), ("label", 0.95))
@@ -297,7 +297,7 @@ def test_a_federation_that_is_worse_than_one_party_alone_says_so_above_the_fold(
     worth = {"measure": "test_auc", "together": together, "margin": 0.02, "test_rows": 300, "baselines": baselines}
     change(folder, lambda found: found.update(worth=worth))
     above = page(render([folder])).text.partition("For engineers")[0]
-    assert ("not worth it. Test AUC. Together 0.8000: 0.1500 below the best party alone (label" in above) is said
+    assert ("not worth it. Test AUC. Together 0.8000: 0.1500 below the best party alone (label" in above) is worse
 
 
 ISO = [{"name": "iso", "params": {"t": 9.0}}]

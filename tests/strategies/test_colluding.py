@@ -200,7 +200,7 @@ def test_with_covariances_parties_together_have_those_of_all_their_gradients(wid
     assert log[f"marvell_full.matched.{who}"] == pytest.approx(np.average(alike, weights=powers))
 
 
-def test_without_noise_nothing_is_promised_of_parties_together_and_no_share_of_it_is_for_matching():
+def test_without_noise_parties_together_have_no_bound_and_no_matched_share():
     widths = {"a": 3, "b": 3}
     log = defense(MarvellFull, widths, s=0.0).protect(*tied(widths))[1]
     found = [log[f"marvell_full.{name}.a+b"] for name in ("noise_power", "matched", "sum_kl_after", "auc_bound")]

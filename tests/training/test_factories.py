@@ -1,4 +1,4 @@
-"""What a configuration means for one party's optimizers."""
+"""Optimizers and schedules of one party follow from the configuration."""
 
 import pytest
 from torch import nn

@@ -1,4 +1,4 @@
-"""The label party's network that learns on after the last step: what crosses, what is kept, what goes on."""
+"""The label party's network that learns on after the last step: messages, kept weights, resumed runs."""
 
 from __future__ import annotations
 

@@ -135,16 +135,16 @@ SECOND = b"Failure # 2 (occurred at one)\nTraceback\n  elsewhere\nOdd: again\n"
 
 def test_a_worker_that_ended_is_told_by_the_last_line_of_its_own_file_and_all_that_is_new_in_it_is_noted(tmp_path):
     file, folder, board = tmp_path / "error.txt", Noting(), Noting()
-    told = tuning.TrialReporter(folder, board)
+    reporter = tuning.TrialReporter(folder, board)
     trial = SimpleNamespace(config={"run": "one"}, error_file=str(file))
     file.write_bytes(FIRST)
-    told.on_trial_recover(1, [], trial)
+    reporter.on_trial_recover(1, [], trial)
     file.write_bytes(FIRST + SECOND)
-    told.on_trial_error(1, [], trial)
+    reporter.on_trial_error(1, [], trial)
     for missing in (None, str(tmp_path / "none")):
         trial.error_file = missing
-        told.on_trial_error(1, [], trial)
-    told.on_trial_result(1, [], trial, {"failed": "TrainingError: diverged"})
+        reporter.on_trial_error(1, [], trial)
+    reporter.on_trial_result(1, [], trial, {"failed": "TrainingError: diverged"})
     silent = "the worker ended without a word"
     assert board.noted == [
         *(("one", r) for r in ("Odd: \ufffd gone\\x1b[2J", "Odd: again", silent, silent, "TrainingError: diverged"))

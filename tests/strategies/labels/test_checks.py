@@ -37,7 +37,7 @@ def labels_of(train, classes=2):
 
 @pytest.fixture
 def silent(monkeypatch):
-    """Fail where any party hears of a training."""
+    """Fail where any party receives a message of a training."""
     monkeypatch.setattr(InprocLink, "send", lambda link, frame: pytest.fail(f"{frame} was sent"))
 
 

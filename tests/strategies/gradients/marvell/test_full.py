@@ -230,7 +230,7 @@ def test_the_share_of_the_power_that_makes_covariances_alike_is_that_of_their_di
     assert defense(s=0.0).protect(g, y)[1]["marvell_full.matched"] == 0.0
 
 
-def test_half_of_the_power_at_most_goes_into_matching_and_that_costs_little_against_the_best_share():
+def test_matching_covariances_takes_at_most_half_of_the_power_and_is_near_the_best_share():
     pair = estimate(*batch())
     lacks = torch.linalg.eigvalsh(pair.covariances[1] - pair.covariances[0]).clamp(min=0).sum() * (1 - pair.p)
     for relative in (0.2, 0.5, 1.0, 2.0, 5.0, 50.0):
