@@ -81,13 +81,12 @@ class Hosts:
         """Start a SuperNode that died; the SuperLink refuses it for as long as it believes the old one alive."""
         deadline = time.monotonic() + seconds
         self._processes.pop(host).wait()
-        while True:
-            self.start_node(host)
-            time.sleep(4)
-            if self._processes[host].poll() is None:
-                return
-            if time.monotonic() > deadline:
-                raise AssertionError(self.log(host)[-3000:])
+        self.start_node(host)
+        while "SuperNode ID" not in self._logged(host):
+            assert time.monotonic() < deadline, self.log(host)[-3000:]
+            if self._processes[host].poll() is not None:
+                self.start_node(host)
+            time.sleep(0.2)
 
     def stop(self, name: str) -> None:
         process = self._processes.pop(name)
@@ -101,11 +100,14 @@ class Hosts:
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
+    def _logged(self, name: str) -> str:
+        """Return what a host has logged since it was last started."""
+        return (self.folder / f"{name}.log").read_bytes()[self._begun.get(name, 0) :].decode(errors="replace")
+
     def wait_for(self, name: str, words: str, seconds: float = 60.0) -> None:
         """Wait until a host has logged these words since it was last started."""
         deadline = time.monotonic() + seconds
-        log, begun = self.folder / f"{name}.log", self._begun.get(name, 0)
-        while words not in log.read_bytes()[begun:].decode(errors="replace"):
+        while words not in self._logged(name):
             if time.monotonic() > deadline or (name in self._processes and self._processes[name].poll() is not None):
                 raise AssertionError(f"{name} did not say {words!r}:\n{self.log(name)[-3000:]}")
             time.sleep(0.2)
