@@ -105,7 +105,8 @@ def test_the_files_that_the_architecture_names_exist():
 
 
 def test_lines_of_the_new_pages_are_short():
-    new = [path for path in PAGES if path.parent.name in ("tutorials", "explanation", "reference", "project", "methods")]
+    folders = ("tutorials", "explanation", "reference", "project", "methods")
+    new = [path for path in PAGES if path.parent.name in folders]
     long = [
         (path.name, line) for path in new for line in path.read_text(encoding="utf8").splitlines() if len(line) > 120
     ]
