@@ -1,7 +1,7 @@
 """Flower's simulation process, as `--engine flower` starts it: each feature party has a process of its own.
 
 By itself Flower gives every ClientApp the same resources, starts as many processes as the cluster could hold, hands a
-message to any of them, and to a few at once only. Sessions need all at once: docs/decisions/0017-places.md.
+message to any of them, and to a few at once only. Sessions need all at once: docs/decisions/0017-party-processes.md.
 """
 
 from __future__ import annotations

@@ -105,13 +105,20 @@ def test_the_files_that_the_architecture_names_exist():
 
 
 def test_lines_of_the_new_pages_are_short():
-    folders = ("tutorials", "explanation", "reference", "project", "methods")
+    folders = {"decisions", "explanation", "methods", "project", "reference", "tutorials"}
     new = [path for path in PAGES if path.parent.name in folders]
     long = [
         (path.name, line) for path in new for line in path.read_text(encoding="utf8").splitlines() if len(line) > 120
     ]
     tables = [line for _, line in long if not line.startswith("|")]
     assert tables == []
+
+
+def test_the_list_of_decisions_has_their_titles_in_order():
+    folder = DOCS / "decisions"
+    pages = [(path, path.read_text(encoding="utf8").splitlines()[0]) for path in sorted(folder.glob("[0-9]*.md"))]
+    listed = re.findall(r"^- \[(.+)\]\((.+)\)$", (folder / "README.md").read_text(encoding="utf8"), re.MULTILINE)
+    assert listed == [(title.removeprefix("# "), path.name) for path, title in pages]
 
 
 def test_a_notebook_gets_a_badge_where_the_repository_is_known(monkeypatch):
