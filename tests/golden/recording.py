@@ -30,7 +30,7 @@ FACTS = "environment.json"
 PATIENCE = 240.0
 """Seconds that one command may take."""
 
-FIRST_EPOCH = r"\bepoch 1\b"
+FIRST_EPOCH = r"\bepoch 1\b|\b1/\d+ run:"
 """What the log of a run shows when its first epoch is done."""
 
 
