@@ -104,6 +104,17 @@ def test_the_files_that_the_architecture_names_exist():
     assert [path for path in named if not any((place / path).exists() for place in places)] == []
 
 
+def test_lines_of_the_guides_are_short():
+    names = "alignment commands data extending gpus links predictions release simulation stream-training sweeps"
+    guides = [ROOT / "SECURITY.md", ROOT / "tests" / "faults" / "README.md"]
+    guides += [DOCS / f"{name}.md" for name in names.split()]
+    guides += [path for path in PAGES if path.parent.name in ("data", "deployment")]
+    lines = [
+        (path.name, line) for path in guides for line in FENCE.sub("", path.read_text(encoding="utf8")).splitlines()
+    ]
+    assert [(name, line) for name, line in lines if len(line) > 120 and not line.startswith("|")] == []
+
+
 def test_lines_of_the_new_pages_are_short():
     new = [path for path in PAGES if path.parent.name in ("tutorials", "explanation", "reference", "project")]
     long = [
