@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from flower_vfl.apps.alone import alone_by
 from flower_vfl.apps.folder import RESULT
-from flower_vfl.apps.result_schema import kept_utility
+from flower_vfl.apps.result_schema import class_name, kept_utility, names_of
 from flower_vfl.apps.sweeps import is_sweep
 from flower_vfl.auditing.entries import TRAIN, phase_of, read
 from flower_vfl.errors import InputError
@@ -22,6 +22,7 @@ from flower_vfl.reports import words
 from flower_vfl.reports.advice import advice
 from flower_vfl.reports.budget import of_budget
 from flower_vfl.reports.certified import certificates
+from flower_vfl.reports.classes import classes_in
 from flower_vfl.reports.comparison import of_several
 from flower_vfl.reports.figures import epoch_figure, leak_figure, snapshot_figures
 from flower_vfl.reports.headline import headline_of, signed
@@ -146,7 +147,7 @@ def fill(template: str, **values: Any) -> str:
         "signed": signed,
         "upper_epsilon": upper,
     }
-    environment.globals |= {"version": VERSION, "date": ""}
+    environment.globals |= {"version": VERSION, "date": "", "class_name": class_name}
     return environment.get_template(template).render(**values)
 
 
@@ -182,6 +183,8 @@ def _of_one(run: Run) -> dict[str, Any]:
         "alone_measure": words.METRICS[measure_alone],
         "alone_better": words.alone_better(result),
         "worth": worth_in(result),
+        "by_class": classes_in(result),
+        "names": names_of(result),
         "speed": words.ratio(result["cost"].get("steps"), result["cost"].get("seconds")),
         "snapshots": [Markup(figure) for figure in snapshot_figures(run.snapshots)],
         "observed": {step: observations(values) for step, values in run.snapshots.items()},

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flower_vfl.apps.alone import BETTER
+from flower_vfl.apps.result_schema import class_name
 from flower_vfl.auditing.entries import CONDITIONAL, READER_PHASES, phase_of, sends_nothing
 from flower_vfl.config.parsing import call
 from flower_vfl.reports.leaks import (
@@ -312,7 +313,7 @@ def _positives_in(run: Run) -> list[str]:
     named = attack.get("positives") if isinstance(attack, dict) else None
     if not isinstance(classes, int) or classes == 2 or not isinstance(named, list) or not named:
         return []
-    return [] if {*named} >= {*range(classes)} else [str(number) for number in sorted({*named})]
+    return [] if {*named} >= {*range(classes)} else [class_name(run.result, place) for place in sorted({*named})]
 
 
 def _reasons(silent: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -59,6 +59,9 @@ class Outcome:
     refit : dict[str, Any]
         The passes of `training.refit`, the one whose weights stay (0: those from before), and the validation measure
         before and after each; empty without any.
+    confusion : list[list[int]]
+        (C, C) test rows of the model that stays: a row a true class, a column a predicted one; empty where it was not
+        evaluated.
     leakage : list[dict[str, Any]]
         Entries of `result.json`.
     epsilon : dict[str, Any]
@@ -88,6 +91,7 @@ class Outcome:
     kept_epoch: int = 0
     chosen_by: str = ""
     refit: dict[str, Any] = field(default_factory=dict)
+    confusion: list[list[int]] = field(default_factory=list)
     leakage: list[dict[str, Any]] = field(default_factory=list)
     epsilon: dict[str, Any] = field(default_factory=dict)
     reports: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -77,6 +77,7 @@ class Refit:
             if measure is None or found[-1][measure] > found[best.step][measure]:
                 best = BestModel.of(label.module, number)
         best.load_into(label.module)
+        self._training.evaluate_again()
         at = outcome.epochs.index(outcome.of_model)
         outcome.epochs[at] = found[best.step]
         measure = validation_measure(found[0])
