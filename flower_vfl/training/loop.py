@@ -28,7 +28,7 @@ from flower_vfl.protocol.schedule import PARTS, Part, Rows, Schedule
 from flower_vfl.training.conditional_oracle import ConditionalAudit
 from flower_vfl.training.kept import KeptEmbeddings
 from flower_vfl.training.observer import Observer
-from flower_vfl.training.outcome import LIMITS, MEASURED, Epoch, Outcome, measured
+from flower_vfl.training.outcome import LIMITS, MEASURED, OF_MANY_CLASSES, Epoch, Outcome, measured
 from flower_vfl.training.replay_guard import ReplayGuard
 from flower_vfl.transport.base import Link, expect
 
@@ -96,6 +96,7 @@ class Training:
         self._label, self._links, self._schedule = label, links, schedule
         self._labels, self._classes, self._config = labels, classes, config
         self._monitor, self._observer, self.outcome = monitor, observer, outcome
+        outcome.of_many_classes = OF_MANY_CLASSES[config.training.class_weights]
         self._loss = math.nan
         self._oracle, self._audited = oracle, frozenset(audited)
         self.test_embeddings: dict[str, Tensor] = {}
