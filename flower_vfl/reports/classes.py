@@ -70,6 +70,8 @@ class Classes(NamedTuple):
     def line(self) -> str:
         """The class that is recognised least, in a sentence for a console."""
         worst = self.worst
+        if worst.recall == 1.0:
+            return f"Of {self.total} classes each test row is recognised."
         missed = f"; it is most often taken for {worst.taken_for}" if worst.taken_for else ""
         return (
             f"Of {self.total} classes {worst.name} is recognised least: {number(worst.recall, 4)} of its "

@@ -73,7 +73,7 @@ class Refit:
             measure = outcome.measure_of(found[-1])
             words = "" if measure is None else f", {measure} {found[-1][measure]:.4f}"
             _log.info("refit: pass %d of %d: loss %.4f%s", number, passes, loss, words)
-            if measure is None or found[-1][measure] > found[best.step][measure]:
+            if measure is None or outcome.score_of(found[-1]) > outcome.score_of(found[best.step]):
                 best = BestModel.of(label.module, number)
         best.load_into(label.module)
         self._training.evaluate_again()
