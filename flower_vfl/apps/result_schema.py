@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,8 @@ OPTIONAL = {
 
 OWN_DATA = "files"
 """The name of tables of one's own among the data sets of results."""
+
+_CLASS = re.compile(r"\bclass (\d+)\b")
 
 _NUMBERS = (
     *("q95", "q95_null", "q95_turned", "mean", "max", "detection_error_mean", "detection_error_q05"),
@@ -109,6 +112,17 @@ def class_name(result: Mapping[str, Any], place: Any) -> str:
     """
     names = names_of(result)
     return names[place] if isinstance(place, int) and 0 <= place < len(names) else str(place)
+
+
+def with_class_names(result: Mapping[str, Any], text: str) -> str:
+    """Return a text about classes by number, such as why a reader has no value, with their names.
+
+    Examples
+    --------
+    >>> with_class_names({"classes": {"names": ["cat", "dog"]}}, "too few rows: 1 of class 0 and 5 others")
+    'too few rows: 1 of class cat and 5 others'
+    """
+    return _CLASS.sub(lambda found: f"class {class_name(result, int(found[1]))}", text)
 
 
 def _refuse(path: Path, constant: str) -> NoReturn:

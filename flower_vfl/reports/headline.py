@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from flower_vfl.apps.result_schema import class_name
+from flower_vfl.apps.result_schema import class_name, with_class_names
 from flower_vfl.auditing.entries import REMEMBERED, Result, label_of, read, sends_nothing
 from flower_vfl.auditing.verdict import (
     FEWEST_STEPS,
@@ -352,7 +352,14 @@ def status_of(results: Sequence[Result]) -> str:
 def headline_of(result: Result) -> Headline:
     """Return the headline of a result; its verdict is computed again from what was measured."""
     verdict = verdict_of(result)
-    lines = [Lines(str(party["party"]), party, result) for party in verdict["parties"]]
+    lines = [
+        Lines(
+            str(party["party"]),
+            {**party, "not_run": [with_class_names(result, str(reason)) for reason in party["not_run"]]},
+            result,
+        )
+        for party in verdict["parties"]
+    ]
     ran = [label_of(entry) for entry in practical_entries(result) if entry.get("q95") is not None]
     readers = [entry for entry in read(result) if entry.get("mean") is not None]
     ran += ["informed reader" for entry in readers if is_informed(entry)]

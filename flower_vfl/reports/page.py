@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from flower_vfl.apps.alone import alone_by
 from flower_vfl.apps.folder import RESULT
-from flower_vfl.apps.result_schema import class_name, kept_utility, names_of
+from flower_vfl.apps.result_schema import class_name, kept_utility, names_of, with_class_names
 from flower_vfl.apps.sweeps import is_sweep
 from flower_vfl.auditing.entries import TRAIN, phase_of, read
 from flower_vfl.errors import InputError
@@ -43,9 +43,14 @@ if TYPE_CHECKING:
 
 PAGE = "report.html"
 TEMPLATES = Path(__file__).parent / "templates"
-CURVES = {
+Panel = tuple[str, dict[str, str]]
+_LOSS: dict[str, Panel] = {
     "Loss by epoch": ("loss", {"train_loss": "training", "validation_loss": "validation", "test_loss": "test"}),
-    "AUC by epoch": ("AUC", {"validation_auc": "validation", "test_auc": "test"}),
+}
+_TWO: dict[str, Panel] = {"AUC by epoch": ("AUC", {"validation_auc": "validation", "test_auc": "test"})}
+_MANY: dict[str, Panel] = {
+    "Accuracy by epoch": ("accuracy", {"validation_accuracy": "validation", "test_accuracy": "test"}),
+    "AUC by epoch, mean over classes": ("AUC", {"validation_macro_auc": "validation", "test_macro_auc": "test"}),
 }
 
 
@@ -148,6 +153,7 @@ def fill(template: str, **values: Any) -> str:
         "upper_epsilon": upper,
     }
     environment.globals |= {"version": VERSION, "date": "", "class_name": class_name}
+    environment.globals["with_class_names"] = with_class_names
     return environment.get_template(template).render(**values)
 
 
@@ -174,7 +180,11 @@ def _of_one(run: Run) -> dict[str, Any]:
         **of_remembered(run),
         "gaps": words.not_tested(run),
         "defenses": words.defenses(run.result),
-        "utility": [(words.METRICS.get(n, n), last.get(n), best.get(n)) for n in names if n in last or n in best],
+        "utility": [
+            (words.METRICS.get(name, name), *values)
+            for name in names
+            if (values := (last.get(name), best.get(name))) != (None, None)
+        ],
         "last": kept_utility(result),
         "epochs": last.get("epoch"),
         "nothing_chosen": nothing_chosen,
@@ -212,7 +222,8 @@ def _leak_figures(run: Run) -> list[Markup]:
 
 def _epoch_figures(run: Run) -> list[Markup]:
     figures = []
-    for title, (ylabel, names) in CURVES.items():
+    several = run.result["dataset"].get("classes") not in (2, None)
+    for title, (ylabel, names) in {**_LOSS, **(_MANY if several else _TWO)}.items():
         curves: dict[str, Curve] = {}
         for metric, label in names.items():
             _, epochs, values = run.curve(attack="", metric=metric)

@@ -7,11 +7,13 @@ import pytest
 from flower_vfl.apps.result import describe_classes
 from flower_vfl.apps.result_schema import class_name
 from flower_vfl.reports import render
+from flower_vfl.reports.advice import advice
 from flower_vfl.reports.classes import MOST_SHOWN, classes_in
 from flower_vfl.reports.headline import headline_of
 from flower_vfl.reports.run import load_run
 from flower_vfl.reports.words import not_tested
 from flower_vfl.simulations.tables import print_results
+from flower_vfl.tracking import StepLog, merge_steps
 from tests.reports.test_headline import informed, result, step
 from tests.reports.test_page import change, page
 
@@ -131,7 +133,30 @@ def test_a_class_has_its_name_wherever_the_verdict_or_a_gap_is_about_one(pets_fo
     several = {"classes": {"names": list(PETS)}, "dataset": {"classes": 3, "positives": None}}
     worst = headline_of(result(step("norm", 0.7), informed(0.9, positive_class=2), **several)).worst
     assert worst.informed.endswith(", class hamster")
+    few = result(informed(None, None, unavailable="1 of class 2 and 5 others"), **several)
+    assert "1 of class hamster and 5 others" in headline_of(few).gaps
     config = pets_folder / "config.toml"
     config.write_text(config.read_text() + "[attack]\npositives = [0, 2]\n")
     assert "for examples of class cat and hamster alone" in " ".join(not_tested(load_run(pets_folder)))
     assert class_name({"classes": {"names": list(PETS)}}, 7) == "7"
+
+
+def test_many_classes_are_drawn_and_advised_by_their_accuracy(pets_folder, run_folder):
+    with StepLog(pets_folder) as log:
+        for metric in ("validation_accuracy", "test_accuracy", "validation_macro_auc", "test_macro_auc"):
+            log.add(step=29, epoch=1, party="label", layer="", attack="", metric=metric, value=0.8)
+    merge_steps(pets_folder)
+    found = page(render([pets_folder])).text
+    assert "Accuracy by epoch" in found
+    assert "AUC by epoch, mean over classes" in found
+    assert "Test AUC –" not in found
+    two = page(render([run_folder("two", steps=3, epochs=1)])).text
+    assert "AUC by epoch" in two
+    assert "Accuracy by epoch" not in two
+    other = run_folder("other", steps=30, epochs=1, parties=("a",), defenses=[{"name": "marvell", "params": {"s": 1}}])
+    change(other, lambda found: found.update(utility=load_run(pets_folder).result["utility"]))
+    compared = render([pets_folder, other], pets_folder.parent / "compared.html").read_text(encoding="utf-8")
+    assert compared.count("test accuracy (right is better)") >= 2
+    assert "test AUC" not in compared
+    sent = {**load_run(pets_folder).result, "baseline": "no_gradients"}
+    assert "a defense with a lower test accuracy than this run" in " ".join(advice(sent, headline_of(sent)))
