@@ -63,7 +63,8 @@ def test_a_run_that_keeps_no_model_has_the_names_of_its_classes_alone():
 
 
 def test_nothing_that_is_sent_depends_on_the_labels_of_the_test_rows(frames):
-    config, sent, found = toy_config(training={"patience": 1}, attack={"names": []}), [], []
+    training = {"epochs": 6, "patience": 1, "learning_rate": 0.05}
+    config, sent, found = toy_config(training=training, attack={"names": []}), [], []
     for turned in (False, True):
         data = toy_data(rows=300, classes=3)
         if turned:
