@@ -160,3 +160,9 @@ def test_many_classes_are_drawn_and_advised_by_their_accuracy(pets_folder, run_f
     assert "test AUC" not in compared
     sent = {**load_run(pets_folder).result, "baseline": "no_gradients"}
     assert "a defense with a lower test accuracy than this run" in " ".join(advice(sent, headline_of(sent)))
+
+
+def test_tables_of_ones_own_are_called_so_and_not_by_the_name_of_their_reader(pets_folder):
+    assert "predicts the label of census-income" in page(render([pets_folder])).text
+    change(pets_folder, lambda found: found["dataset"].update(name="files"))
+    assert "predicts the label of tables of one’s own ," in page(render([pets_folder])).text
