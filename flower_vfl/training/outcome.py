@@ -11,7 +11,7 @@ LIMITS = {"leak": "leak limit", "bound": "bound limit"}
 
 OF_MANY_CLASSES = {"none": "validation_accuracy", "balanced": "validation_macro_auc"}
 """The measure that compares epochs where there are more than two classes, by `training.class_weights`: with balanced
-weights each class counts alike (docs/decisions/0025-best-model.md)."""
+weights each class counts the same (docs/decisions/0025-best-model.md)."""
 
 MEASURED = (
     "epochs",
