@@ -95,6 +95,8 @@ def print_results(summaries: Sequence[Mapping[str, Any]]) -> None:
         Console().print(text, highlight=False)
     for text in filter(None, [*map(kept_model, summaries), *map(nothing_chosen, summaries)]):
         Console().print(text, highlight=False)
+    for line in _class_lines(summaries):
+        Console().print(line, highlight=False, markup=False)
     for line in _remembered_lines(summaries):
         Console().print(line, highlight=False)
     for line in _verdict_lines(summaries):
@@ -112,6 +114,17 @@ def print_results(summaries: Sequence[Mapping[str, Any]]) -> None:
         words = alone_better(summary)
         if words:
             Console().print(f"{defenses(summary)}: {words}" if len(summaries) > 1 else words, highlight=False)
+
+
+def _class_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each run of more than two classes: the class that is recognised least."""
+    from flower_vfl.reports.classes import classes_in
+    from flower_vfl.reports.words import defenses
+
+    found = [(summary, classes) for summary in summaries if (classes := classes_in(summary)) and classes.total > 2]
+    return [
+        f"{defenses(summary)}: {classes.line}" if len(summaries) > 1 else classes.line for summary, classes in found
+    ]
 
 
 def _verdict_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:

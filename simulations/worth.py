@@ -160,6 +160,8 @@ def _reached(scores: NDArray[np.float64], labels: NDArray[np.integer], classes: 
 def _margin(value: float, counts: NDArray[np.int64]) -> float:
     """Return half of the 95 % interval of an accuracy, or of an AUC (Hanley and McNeil, 1982), of so many rows."""
     if len(counts) > 2:
+        least = 2 / (counts.sum() + 4)  # where every row is right, as many rows say so (Agresti and Coull, 1998)
+        value = min(max(value, least), 1 - least)
         return float(1.96 * np.sqrt(value * (1 - value) / counts.sum()))
     first, second = value / (2 - value), 2 * value**2 / (1 + value)
     negatives, positives = (max(1, int(count)) for count in counts)

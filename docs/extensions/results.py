@@ -68,6 +68,15 @@ KEYS: Mapping[str, str] = {
     "utility.*.train_loss": "Mean loss of the epoch's steps.",
     "utility.*.validation_*": "The same metrics on the validation rows.",
     "best_by": "The metric that makes an epoch the best one.",
+    "classes": "How well the kept model predicts each class of the test rows, in the order of the class numbers. It "
+    "has only `names` where no model was evaluated.",
+    "classes.names": "Names of the classes, as the data have them.",
+    "classes.rows": "Test rows of each class.",
+    "classes.recall": "Share of a class's test rows that the model recognises; null without rows. Of two classes the "
+    "likelier one is predicted.",
+    "classes.precision": "Share of the test rows predicted as a class that belong to it; null where none is.",
+    "classes.confusion": "Test rows by true class (outer list) and predicted class (inner list); missing for more than "
+    "100 classes.",
     "periods.*": "For training in time order: number of days, first and last one, and means over the days.",
     "leakage": "One entry for each attack, party, layer and view of the messages.",
     "leakage[].attack": "Name of the attack; `informed` is the informed reader.",

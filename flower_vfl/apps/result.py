@@ -31,6 +31,9 @@ from flower_vfl.version import software
 _UTILITY = ("test_auc", "test_loss", "test_ace", "test_accuracy", "train_loss", "epoch")
 _MORE_UTILITY = ("test_macro_auc", "test_balanced_accuracy")
 
+MOST_CONFUSED = 100
+"""Largest number of classes with a confusion matrix in `result.json`."""
+
 
 @dataclass(frozen=True)
 class RunResult:
@@ -117,6 +120,35 @@ def describe_data(dataset: VerticalData, labels: Labels) -> dict[str, Any]:
     }
 
 
+def describe_classes(names: Sequence[str], confusion: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Return the `classes` entry: how well the model that stays predicts each class of the test rows.
+
+    Parameters
+    ----------
+    names : Sequence of str
+        (C,) names of the classes.
+    confusion : Sequence
+        (C, C) test rows, a row a true class, a column a predicted one; empty where no model was evaluated.
+
+    Examples
+    --------
+    >>> found = describe_classes(["no", "yes"], [[3, 1], [0, 0]])
+    >>> found["rows"], found["recall"], found["precision"], found["confusion"]
+    ([4, 0], [0.75, None], [1.0, 0.0], [[3, 1], [0, 0]])
+    """
+    if not confusion:
+        return {"names": list(names)}
+    counts = np.asarray(confusion)
+    rows, predicted, right = counts.sum(axis=1).tolist(), counts.sum(axis=0).tolist(), counts.diagonal().tolist()
+    return {
+        "names": list(names),
+        "rows": rows,
+        "recall": [one / all_ if all_ else None for one, all_ in zip(right, rows, strict=True)],
+        "precision": [one / all_ if all_ else None for one, all_ in zip(right, predicted, strict=True)],
+        **({"confusion": counts.tolist()} if len(names) <= MOST_CONFUSED else {}),
+    }
+
+
 def _attacks(attacks: Sequence[AttackMethod], leakage: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the `attacks` entry: what each attack needed, and how many positives of a batch were left out for it."""
     found = []
@@ -144,9 +176,16 @@ def _software(found: Mapping[str, str]) -> dict[str, str]:
 
 
 def summarise(
-    outcome: Outcome, strategy: HookedStrategy, config: Config, data: dict[str, Any], *, status: str, error: str = ""
+    outcome: Outcome,
+    strategy: HookedStrategy,
+    config: Config,
+    data: dict[str, Any],
+    *,
+    classes: Sequence[str],
+    status: str,
+    error: str = "",
 ) -> dict[str, Any]:
-    """Return the content of `result.json` (schema 1)."""
+    """Return the content of `result.json` (schema 1); `classes` are the names of the classes."""
     defenses = [
         {
             "name": defense.name,
@@ -180,6 +219,7 @@ def summarise(
         **({"account": dict(outcome.account)} if outcome.account else {}),
         "utility": {"last": _utility(last), "best": _utility(outcome.best)},
         "best_by": outcome.best_by,
+        "classes": describe_classes(classes, outcome.confusion),
         **({} if periods is None else {"periods": describe_periods(outcome.epochs, periods)}),
         "leakage": outcome.leakage,
         **({"epsilon": outcome.epsilon} if outcome.epsilon else {}),

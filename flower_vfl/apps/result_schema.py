@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ OPTIONAL = {
             "verdict",
             "worth",
             "epsilon",
+            "classes",
         ),
         dict,
     ),
@@ -33,6 +35,8 @@ OPTIONAL = {
 
 OWN_DATA = "files"
 """The name of tables of one's own among the data sets of results."""
+
+_CLASS = re.compile(r"\bclass (\d+)\b")
 
 _NUMBERS = (
     *("q95", "q95_null", "q95_turned", "mean", "max", "detection_error_mean", "detection_error_q05"),
@@ -72,6 +76,7 @@ def checked_result(path: Path) -> dict[str, Any]:
     _check_leaks(path, result["leakage"])
     _check_budget(path, result.get("budget", {}))
     _check_epsilon(path, result)
+    _check_classes(path, result.get("classes", {}))
     return result
 
 
@@ -90,6 +95,34 @@ def kept_utility(result: Mapping[str, Any]) -> dict[str, Any]:
     which = "best" if isinstance(model, dict) and model.get("chosen_by") else "last"
     found = utility.get(which) if isinstance(utility, dict) else None
     return found if isinstance(found, dict) else {}
+
+
+def names_of(result: Mapping[str, Any]) -> list[str]:
+    """Return the names of a result's classes; empty where it has none."""
+    return list((result.get("classes") or {}).get("names") or [])
+
+
+def class_name(result: Mapping[str, Any], place: Any) -> str:
+    """Return the name of a class by its number, or the number where the result has no names.
+
+    Examples
+    --------
+    >>> class_name({"classes": {"names": ["cat", "dog"]}}, 1), class_name({}, 1)
+    ('dog', '1')
+    """
+    names = names_of(result)
+    return names[place] if isinstance(place, int) and 0 <= place < len(names) else str(place)
+
+
+def with_class_names(result: Mapping[str, Any], text: str) -> str:
+    """Return a text about classes by number, such as why a reader has no value, with their names.
+
+    Examples
+    --------
+    >>> with_class_names({"classes": {"names": ["cat", "dog"]}}, "too few rows: 1 of class 0 and 5 others")
+    'too few rows: 1 of class cat and 5 others'
+    """
+    return _CLASS.sub(lambda found: f"class {class_name(result, int(found[1]))}", text)
 
 
 def _refuse(path: Path, constant: str) -> NoReturn:
@@ -126,6 +159,20 @@ def _check_epsilon(path: Path, result: Mapping[str, Any]) -> None:
     if not (_numbers(numbers, float | int) and isinstance(parties, list) and all(isinstance(p, dict) for p in parties)):
         raise InputError(
             f"{path}: 'epsilon' has a confidence, a lower bound or null, and an entry for each party; it has {found!r}."
+        )
+
+
+def _check_classes(path: Path, found: Mapping[str, Any]) -> None:
+    """Refuse classes without names, and numbers that do not fit the names."""
+    names, numbers = found.get("names", []), {key: found.get(key, []) for key in ("rows", "recall", "precision")}
+    matrix = found.get("confusion", [])
+    lists = [*numbers.values(), matrix, *(matrix if isinstance(matrix, list) else ())]
+    known = isinstance(names, list) and all(isinstance(one, list) and len(one) in (0, len(names)) for one in lists)
+    values = [value for one in (*numbers.values(), *matrix) for value in one if value is not None] if known else []
+    if not (known and all(isinstance(name, str) for name in names) and _numbers(values, float | int)):
+        raise InputError(
+            f"{path}: 'classes' has a list of names and, for each of them, rows, recall, precision and a row of the "
+            f"confusion matrix; it has {found!r}."
         )
 
 

@@ -136,7 +136,7 @@ def _leave(
         folder = None
     if folder is not None:
         _write_model(strategy, run, folder, card)
-    summary = summarise(outcome, strategy, base.config, data, status=status, error=words)
+    summary = summarise(outcome, strategy, base.config, data, classes=card.classes, status=status, error=words)
     if folder is not None:
         folder.write_result(summary, base.periods_in_order)
     return RunResult(status, summary, outcome, None if folder is None else folder.path)

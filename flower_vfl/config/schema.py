@@ -230,7 +230,11 @@ class TrainingConfig(Section):
         ge=0.0,
         description="weight decay of embeddings: of the rows that a batch touches, as a part of their gradients",
     )
-    class_weights: Literal["none", "balanced"] = Field(default="none", description="weights of the classes in the loss")
+    class_weights: Literal["none", "balanced"] = Field(
+        default="none",
+        description="weights of the classes in the loss; balanced: a rare class counts as much as any other, and of "
+        "more than two classes the AUC's mean over them chooses the epoch, not the accuracy",
+    )
     clip_norm: float = Field(
         default=0.0, ge=0.0, description="largest norm of the batch's cut gradient and of the top's; 0: off"
     )

@@ -26,17 +26,15 @@ def utility(logits: Tensor, labels: NDArray[Any], classes: int) -> dict[str, flo
     classes : int
         Number of classes C.
     """
-    target = torch.from_numpy(labels.astype(np.int64))
+    target, predicted = torch.from_numpy(labels.astype(np.int64)), predicted_classes(logits)
     if classes == 2:
         scores = logits.double()
         probabilities = torch.sigmoid(scores)
         loss = torch.nn.functional.binary_cross_entropy_with_logits(scores, target.double())
-        predicted = (scores > 0).long()
         metrics = {"auc": leak_auc(scores.numpy(), labels)}
     else:
         probabilities = torch.softmax(logits.double(), dim=1)
         loss = torch.nn.functional.cross_entropy(logits.double(), target)
-        predicted = logits.argmax(dim=1)
         metrics = {"macro_auc": macro_auc(probabilities.numpy(), labels)}
     return {
         **metrics,
@@ -45,3 +43,8 @@ def utility(logits: Tensor, labels: NDArray[Any], classes: int) -> dict[str, flo
         "balanced_accuracy": balanced_accuracy(predicted, labels),
         "ace": adaptive_calibration_error(probabilities.numpy(), labels),
     }
+
+
+def predicted_classes(logits: Tensor) -> Tensor:
+    """Return the class (N,) that logits (N,) of two classes, or (N, C) of more, predict; of two the likelier one."""
+    return (logits.double() > 0).long() if logits.dim() == 1 else logits.argmax(dim=1)

@@ -24,13 +24,13 @@ def advice(result: Result, headline: Headline) -> list[str]:
     if sends_nothing(result):
         return [
             "Compare this run with one that sends gradients (training.gradients = true) behind a defense: a defense "
-            "with a lower test AUC than this run should not be used.",
+            f"with a lower {_utility(result)} than this run should not be used.",
             "Say who gets predictions and metrics of this model: they depend on labels, and no report covers them.",
         ]
     if result.get("status", "finished") in ("failed", "interrupted"):
         steps.append("Let the run end before you rely on its numbers: they are of a part of the training.")
     if headline.epsilon is not None and headline.epsilon.proof is not None:
-        steps += _to_weigh(headline.epsilon)
+        steps += _to_weigh(headline.epsilon, _utility(result))
     elif headline.status == LEAKS:
         steps += _against(result, headline)
     if headline.missing:
@@ -87,11 +87,16 @@ def _instead(result: Result, headline: Headline) -> list[str]:
             "The noise averages out over the epochs of a person. Let a part of it stay with each person (rho, "
             "docs/methods/persistent-noise.md), or train fewer epochs."
         ]
-    return [f"Make {defenses(result)} stronger, which costs test AUC: sweep its strength and compare."]
+    return [f"Make {defenses(result)} stronger, which costs {_utility(result)}: sweep its strength and compare."]
 
 
-def _to_weigh(epsilon: Epsilon) -> list[str]:
-    """Return what to do with a proof."""
+def _utility(result: Result) -> str:
+    """Return the measure of utility in words."""
+    return "test AUC" if result["dataset"].get("classes") in (2, None) else "test accuracy"
+
+
+def _to_weigh(epsilon: Epsilon, utility: str) -> list[str]:
+    """Return what to do with a proof, which costs some of a utility."""
     if epsilon.refuted:
         return [
             "Do not rely on the proof, and hand out no gradients of this training: something that leaves depends on "
@@ -99,7 +104,7 @@ def _to_weigh(epsilon: Epsilon) -> list[str]:
         ]
     steps = [
         "Decide whether this epsilon is enough: it bounds what the messages add about a person, not what the party's "
-        "own columns tell. A smaller one gives away less; read from the test AUC what that costs.",
+        f"own columns tell. A smaller one gives away less; read from the {utility} what that costs.",
         "Count the trainings: each further one on the same labels with a new secret adds its epsilon.",
     ]
     if epsilon.found is None or not epsilon.found.proven:

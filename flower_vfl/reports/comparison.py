@@ -18,7 +18,7 @@ from flower_vfl.reports.figures import leak_comparison_figure, setting_figure, t
 from flower_vfl.reports.headline import Worst, headline_of
 from flower_vfl.reports.leaks import is_remembered, reached, worst
 from flower_vfl.reports.ranking import validation
-from flower_vfl.reports.settings import UTILITIES, differences, families, measured_at, settings_of
+from flower_vfl.reports.settings import axes_of, differences, families, measured_at, settings_of
 from flower_vfl.reports.trained import of_settings, worst_answer
 
 if TYPE_CHECKING:
@@ -43,14 +43,15 @@ def of_several(runs: Sequence[Run], folder: Path) -> dict[str, Any]:
     ended = [run for run in runs if run.ended]
     settings = settings_of(ended)
     rows = [_row(index, run, places, folder) for index, run in enumerate(runs, 1)]
-    points = [
-        (row["index"], float(row["last"]["test_auc"]), row["leak"].reached, bool(row["run"].result["defenses"]))
-        for row in rows
-        if row["run"].ended and row["leak"] and isinstance(row["last"].get("test_auc"), float | int)
-    ]
     null = max((row["leak"].null for row in rows if row["leak"]), default=None)
     measure = "test_auc" if any(row["last"].get("test_auc") is not None for row in rows) else "test_accuracy"
-    undefended = _price(rows, measure)
+    points = [
+        (row["index"], float(row["last"][measure]), row["leak"].reached, bool(row["run"].result["defenses"]))
+        for row in rows
+        if row["run"].ended and row["leak"] and isinstance(row["last"].get(measure), float | int)
+    ]
+    undefended, against = _price(rows, measure), axes_of(measure)[measure]
+    price = trade_off_figure(points, null, utility=against, no_gradients=_baseline(ended, measure)) if points else None
     return {
         "title": f"{len(runs)} runs compared",
         "date": max(run.date for run in runs),
@@ -65,13 +66,13 @@ def of_several(runs: Sequence[Run], folder: Path) -> dict[str, Any]:
         "certified": any(row["bound"] is not None for row in rows),
         "datasets": sorted({str(run.result["dataset"].get("name")) for run in runs}),
         "differences": differences(runs),
-        "figure": Markup(trade_off_figure(points, null, no_gradients=_baseline(ended, "test_auc"))) if points else None,
+        "figure": None if price is None else Markup(price),
         "leak_figures": [figure for place in places if (figure := _leak_figure(settings[:OVERLAID], *place))],
         "left_out": [setting.title for setting in settings[OVERLAID:]],
         "repeated": max((len(setting.runs) for setting in settings), default=0),
         "answered": any(row["answer"] for row in rows),
         **of_settings(settings, lines=OVERLAID),
-        "trade_offs": _trade_offs(settings, places) if len(settings) > 1 else [],
+        "trade_offs": _trade_offs(settings, places, measure) if len(settings) > 1 else [],
     }
 
 
@@ -163,13 +164,13 @@ def _leak_figure(settings: Sequence[Setting], attack: str, layer: str) -> Markup
     return Markup(leak_comparison_figure(f"{attack}, {layer} layer", curves, null)) if curves else None
 
 
-def _trade_offs(settings: Sequence[Setting], places: Sequence[tuple[str, str]]) -> list[Markup]:
+def _trade_offs(settings: Sequence[Setting], places: Sequence[tuple[str, str]], measure: str) -> list[Markup]:
     """Draw leak against utility for each attack and layer (L22's Figure 4)."""
     figures = []
     for attack, layer in places:
         found = (worst(run.result, layer, attack=attack) for setting in settings for run in setting.runs)
         null = _largest_null([entry for entry in found if entry])
-        for utility, label in UTILITIES.items():
+        for utility, label in axes_of(measure).items():
             lines = {
                 family: points
                 for family, members in families(settings).items()

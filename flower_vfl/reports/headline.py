@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from flower_vfl.apps.result_schema import class_name, with_class_names
 from flower_vfl.auditing.entries import REMEMBERED, Result, label_of, read, sends_nothing
 from flower_vfl.auditing.verdict import (
     FEWEST_STEPS,
@@ -43,10 +44,13 @@ class Lines:
         Its name, or ``a+b``.
     verdict
         Its part of the verdict, see docs/decisions/0024-verdict.md.
+    result
+        The result that it is of, which has the names of the classes.
     """
 
     party: str
     verdict: Mapping[str, Any]
+    result: Result = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -112,6 +116,10 @@ class Lines:
         """True if something that reads gradients alone did not run, and could read much more than was read."""
         return bool(self._gaps("leak")) and reading(self.value or 0.0, self.null, found=True) != GRADES[-1]
 
+    def _of_class(self, found: Mapping[str, Any]) -> str:
+        """Return the class, of several, that a finding is about; empty where there are two."""
+        return "" if found.get("class") is None else f", class {class_name(self.result, found['class'])}"
+
     @staticmethod
     def _above(found: Mapping[str, Any] | None, chance: float) -> bool:
         """Return whether the 95 % interval of what was found lies wholly above chance."""
@@ -133,9 +141,8 @@ class Lines:
         found = self.verdict["leak"]["practical"]
         if found is None:
             return ""
-        of_class = f", class {found['class']}" if found.get("class") is not None else ""
         reached = f"{number(found['reached'])} (guessing {number(found['null'])})"
-        return f"{found['label']}{of_class} {reached}{_of_member(found)}"
+        return f"{found['label']}{self._of_class(found)} {reached}{_of_member(found)}"
 
     @property
     def practical_words(self) -> str:
@@ -154,9 +161,8 @@ class Lines:
         found = self.verdict["leak"]["informed"]
         if found is None:
             return ""
-        of_class = f", class {found['class']}" if found.get("class") is not None else ""
         ends = f" ({interval(found['interval95'])})" if found.get("interval95") else ""
-        return f"{number(found['reached'])}{ends}{of_class}{_of_member(found)}"
+        return f"{number(found['reached'])}{ends}{self._of_class(found)}{_of_member(found)}"
 
     @property
     def unread(self) -> str:
@@ -346,7 +352,14 @@ def status_of(results: Sequence[Result]) -> str:
 def headline_of(result: Result) -> Headline:
     """Return the headline of a result; its verdict is computed again from what was measured."""
     verdict = verdict_of(result)
-    lines = [Lines(str(party["party"]), party) for party in verdict["parties"]]
+    lines = [
+        Lines(
+            str(party["party"]),
+            {**party, "not_run": [with_class_names(result, str(reason)) for reason in party["not_run"]]},
+            result,
+        )
+        for party in verdict["parties"]
+    ]
     ran = [label_of(entry) for entry in practical_entries(result) if entry.get("q95") is not None]
     readers = [entry for entry in read(result) if entry.get("mean") is not None]
     ran += ["informed reader" for entry in readers if is_informed(entry)]

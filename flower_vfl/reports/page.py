@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from flower_vfl.apps.alone import alone_by
 from flower_vfl.apps.folder import RESULT
-from flower_vfl.apps.result_schema import kept_utility
+from flower_vfl.apps.result_schema import class_name, kept_utility, names_of, with_class_names
 from flower_vfl.apps.sweeps import is_sweep
 from flower_vfl.auditing.entries import TRAIN, phase_of, read
 from flower_vfl.errors import InputError
@@ -22,6 +22,7 @@ from flower_vfl.reports import words
 from flower_vfl.reports.advice import advice
 from flower_vfl.reports.budget import of_budget
 from flower_vfl.reports.certified import certificates
+from flower_vfl.reports.classes import classes_in
 from flower_vfl.reports.comparison import of_several
 from flower_vfl.reports.figures import epoch_figure, leak_figure, snapshot_figures
 from flower_vfl.reports.headline import headline_of, signed
@@ -42,9 +43,14 @@ if TYPE_CHECKING:
 
 PAGE = "report.html"
 TEMPLATES = Path(__file__).parent / "templates"
-CURVES = {
+Panel = tuple[str, dict[str, str]]
+_LOSS: dict[str, Panel] = {
     "Loss by epoch": ("loss", {"train_loss": "training", "validation_loss": "validation", "test_loss": "test"}),
-    "AUC by epoch": ("AUC", {"validation_auc": "validation", "test_auc": "test"}),
+}
+_TWO: dict[str, Panel] = {"AUC by epoch": ("AUC", {"validation_auc": "validation", "test_auc": "test"})}
+_MANY: dict[str, Panel] = {
+    "Accuracy by epoch": ("accuracy", {"validation_accuracy": "validation", "test_accuracy": "test"}),
+    "AUC by epoch, mean over classes": ("AUC", {"validation_macro_auc": "validation", "test_macro_auc": "test"}),
 }
 
 
@@ -146,7 +152,8 @@ def fill(template: str, **values: Any) -> str:
         "signed": signed,
         "upper_epsilon": upper,
     }
-    environment.globals |= {"version": VERSION, "date": ""}
+    environment.globals |= {"version": VERSION, "date": "", "class_name": class_name}
+    environment.globals["with_class_names"] = with_class_names
     return environment.get_template(template).render(**values)
 
 
@@ -173,7 +180,11 @@ def _of_one(run: Run) -> dict[str, Any]:
         **of_remembered(run),
         "gaps": words.not_tested(run),
         "defenses": words.defenses(run.result),
-        "utility": [(words.METRICS.get(n, n), last.get(n), best.get(n)) for n in names if n in last or n in best],
+        "utility": [
+            (words.METRICS.get(name, name), *values)
+            for name in names
+            if (values := (last.get(name), best.get(name))) != (None, None)
+        ],
         "last": kept_utility(result),
         "epochs": last.get("epoch"),
         "nothing_chosen": nothing_chosen,
@@ -182,6 +193,8 @@ def _of_one(run: Run) -> dict[str, Any]:
         "alone_measure": words.METRICS[measure_alone],
         "alone_better": words.alone_better(result),
         "worth": worth_in(result),
+        "by_class": classes_in(result),
+        "names": names_of(result),
         "speed": words.ratio(result["cost"].get("steps"), result["cost"].get("seconds")),
         "snapshots": [Markup(figure) for figure in snapshot_figures(run.snapshots)],
         "observed": {step: observations(values) for step, values in run.snapshots.items()},
@@ -209,7 +222,8 @@ def _leak_figures(run: Run) -> list[Markup]:
 
 def _epoch_figures(run: Run) -> list[Markup]:
     figures = []
-    for title, (ylabel, names) in CURVES.items():
+    several = run.result["dataset"].get("classes") not in (2, None)
+    for title, (ylabel, names) in {**_LOSS, **(_MANY if several else _TWO)}.items():
         curves: dict[str, Curve] = {}
         for metric, label in names.items():
             _, epochs, values = run.curve(attack="", metric=metric)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flower_vfl.apps.result_schema import kept_utility
 from flower_vfl.reports.figures import Point
 from flower_vfl.reports.leaks import label_of, reached, received, worst
-from flower_vfl.reports.words import USUAL
+from flower_vfl.reports.words import METRICS, USUAL
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -20,7 +20,18 @@ if TYPE_CHECKING:
     Chain = Sequence[Mapping[str, Any]]
 
 SEEDS = ("seed", "schedule_seed")
-UTILITIES = {"test_auc": "test AUC (right is better)", "test_loss": "test loss (left is better)"}
+
+
+def axes_of(measure: str) -> dict[str, str]:
+    """Return the utilities that figures draw leaks against: that measure and the loss, each with its axis' label.
+
+    Examples
+    --------
+    >>> list(axes_of("test_accuracy").values())
+    ['test accuracy (right is better)', 'test loss (left is better)']
+    """
+    words = METRICS[measure].replace("Test", "test")
+    return {measure: f"{words} (right is better)", "test_loss": "test loss (left is better)"}
 
 
 @dataclass(frozen=True, slots=True)

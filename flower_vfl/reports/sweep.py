@@ -28,7 +28,7 @@ from flower_vfl.reports.headline import TONES, Headline, Worst, headline_of, sta
 from flower_vfl.reports.leaks import reached, side_information, worst
 from flower_vfl.reports.ranking import NOT_RANKED, not_beaten, validation, validation_name
 from flower_vfl.reports.run import Run, load_run
-from flower_vfl.reports.settings import SEEDS, UTILITIES, measured_at, settings_of, strengths_of
+from flower_vfl.reports.settings import SEEDS, axes_of, measured_at, settings_of, strengths_of
 from flower_vfl.reports.trained import of_settings
 
 PROBLEM = ("base", "data", "model", "parties", "attack")
@@ -270,7 +270,7 @@ def _problem(values: Mapping[str, Any], settings: Sequence[SweepSetting]) -> dic
         "undefended": undefended,
         "baseline": _baseline(rows),
         "measured": any(row["utility"] and row["worst"] for row in rows),
-        "figures": _figures(settings, places),
+        "figures": _figures(settings, places, measure),
         "rebuild_figure": trained["rebuild_figure"],
         "protections": trained["protections"],
         "csv": to_csv(rows, places, measure, validation_name(runs[0].result)),
@@ -354,7 +354,7 @@ def _baseline(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     return max(silent, key=lambda row: _mean(row["validation"]) or 0.0, default=None)
 
 
-def _figures(settings: Sequence[SweepSetting], places: Sequence[tuple[str, str]]) -> list[Markup]:
+def _figures(settings: Sequence[SweepSetting], places: Sequence[tuple[str, str]], measure: str) -> list[Markup]:
     """Draw each attack at each layer against each utility (L22's Figure 4; L21's Figure 3).
 
     What is not beaten by validation is joined.
@@ -367,7 +367,7 @@ def _figures(settings: Sequence[SweepSetting], places: Sequence[tuple[str, str]]
     for attack, layer in places:
         nulls = [e.get("q95_null") for s in settings for r in s.runs if (e := worst(r.result, layer, attack=attack))]
         null = max((float(value) for value in nulls if value is not None), default=None)
-        for utility, label in UTILITIES.items():
+        for utility, label in axes_of(measure).items():
             lines: dict[str, list[tuple[tuple[float, ...], Point]]] = {}
             ranked: list[tuple[float | None, Point]] = []
             for setting, strength in zip(settings, strengths, strict=True):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from flower_vfl.apps.result_schema import kept_utility
+from flower_vfl.apps.result_schema import class_name, kept_utility
 from flower_vfl.metrics import mean_interval, pair_angles, sample_rows
 from flower_vfl.metrics.embeddings import READ, RECEIVED
 from flower_vfl.reports.figures import (
@@ -248,7 +248,8 @@ def _maps(titles: Iterable[str], samples: Iterable[Embeddings], run: Run) -> lis
     figures = []
     for title, sample in zip(titles, samples, strict=True):
         count = max(int(sample.labels.max(initial=0)) + 1, classes if isinstance(classes, int) else 2)
-        names = ["negative", "positive"] if count == 2 else [str(name) for name in range(count)]
+        several = [class_name(run.result, place) for place in range(count)]
+        names = ["negative", "positive"] if count == 2 else several
         places = _places(sample.z.astype(np.float32).tobytes(), len(sample.z))
         figures.append("" if places is None else Markup(map_figure(title, places, sample.labels, names)))
     return figures

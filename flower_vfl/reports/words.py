@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flower_vfl.apps.alone import BETTER
+from flower_vfl.apps.result_schema import class_name, with_class_names
 from flower_vfl.auditing.entries import CONDITIONAL, READER_PHASES, phase_of, sends_nothing
 from flower_vfl.config.parsing import call
 from flower_vfl.reports.leaks import (
@@ -312,10 +313,10 @@ def _positives_in(run: Run) -> list[str]:
     named = attack.get("positives") if isinstance(attack, dict) else None
     if not isinstance(classes, int) or classes == 2 or not isinstance(named, list) or not named:
         return []
-    return [] if {*named} >= {*range(classes)} else [str(number) for number in sorted({*named})]
+    return [] if {*named} >= {*range(classes)} else [class_name(run.result, place) for place in sorted({*named})]
 
 
-def _reasons(silent: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def _reasons(result: Mapping[str, Any], silent: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return why attacks measured nothing, by their labels: what went wrong where that is known."""
     found: dict[str, str] = {}
     for entry in sorted(silent, key=lambda entry: not entry.get("unavailable")):
@@ -324,7 +325,7 @@ def _reasons(silent: Sequence[Mapping[str, Any]]) -> dict[str, str]:
             f"none of its {number(steps)} steps had both classes and its side information" if steps else "it never read"
         )
         found.setdefault(label_of(entry), str(entry.get("unavailable") or none).rstrip("."))
-    return dict(sorted(found.items()))
+    return {label: with_class_names(result, why) for label, why in sorted(found.items())}
 
 
 def not_tested(run: Run) -> list[str]:
@@ -341,7 +342,7 @@ def not_tested(run: Run) -> list[str]:
         gaps.append(f"Other attacks. Only {listed(attacks)} {measured}; a better attack may read more.")
     else:
         gaps.append(f"Any attack at all: none {'measured anything' if silent else 'ran'}.")
-    gaps += [f"{label}, which ran and measured nothing: {why}." for label, why in _reasons(silent).items()]
+    gaps += [f"{label}, which ran and measured nothing: {why}." for label, why in _reasons(run.result, silent).items()]
     gradients = [entry for entry in received(run.result) if not on_embeddings(run.result, label_of(entry))]
     searched = _positives_in(run)
     if searched and any(entry.get("q95") is not None for entry in gradients):

@@ -19,8 +19,8 @@ from flower_vfl.auditing.evaluator import Oracle, Reference
 from flower_vfl.auditing.monitor import LeakageMonitor
 from flower_vfl.config import Config
 from flower_vfl.errors import NotFiniteError, TrainingError
-from flower_vfl.metrics import snapshot
-from flower_vfl.metrics.utility import utility
+from flower_vfl.metrics import confusion_matrix, snapshot
+from flower_vfl.metrics.utility import predicted_classes, utility
 from flower_vfl.parties.best import BestModel
 from flower_vfl.parties.label import LabelParty, Step, remedy
 from flower_vfl.protocol.frame import Frame, Kind
@@ -28,7 +28,7 @@ from flower_vfl.protocol.schedule import PARTS, Part, Rows, Schedule
 from flower_vfl.training.conditional_oracle import ConditionalAudit
 from flower_vfl.training.kept import KeptEmbeddings
 from flower_vfl.training.observer import Observer
-from flower_vfl.training.outcome import LIMITS, MEASURED, Epoch, Outcome, measured
+from flower_vfl.training.outcome import LIMITS, MEASURED, OF_MANY_CLASSES, Epoch, Outcome, measured
 from flower_vfl.training.replay_guard import ReplayGuard
 from flower_vfl.transport.base import Link, expect
 
@@ -96,6 +96,7 @@ class Training:
         self._label, self._links, self._schedule = label, links, schedule
         self._labels, self._classes, self._config = labels, classes, config
         self._monitor, self._observer, self.outcome = monitor, observer, outcome
+        outcome.of_many_classes = OF_MANY_CLASSES[config.training.class_weights]
         self._loss = math.nan
         self._oracle, self._audited = oracle, frozenset(audited)
         self.test_embeddings: dict[str, Tensor] = {}
@@ -144,8 +145,9 @@ class Training:
 
     def evaluate_again(self) -> None:
         """Evaluate on the test table for what is kept of it: the model is not the one of the last evaluation."""
-        if self._schedule.batches("test"):
-            self._predict("test", range(self._schedule.batches("test")))
+        batches = range(self._schedule.batches("test"))
+        if batches:
+            self._count_classes(self._predict("test", batches), self._labels_of("test", batches))
 
     def _copy_best(self, epoch: int) -> None:
         """Let all parties copy their weights where the epoch is the best so far and patience may go back to it."""
@@ -156,8 +158,8 @@ class Training:
             self._send_all(Frame(Kind.BEST, outcome.steps))
 
     def discard_model(self) -> None:
-        """Drop the embeddings of the last evaluation, as no model stays."""
-        self.test_embeddings, self.sampled = {}, {}
+        """Drop what is kept of the last evaluation, as no model stays."""
+        self.test_embeddings, self.sampled, self.outcome.confusion = {}, {}, []
 
     def _segments(self) -> Iterator[tuple[int, range]]:
         """Yield the remaining steps in segments within an epoch, each with its epoch; none is pending between."""
@@ -355,10 +357,20 @@ class Training:
                 continue
             logits = self._predict(part, batches)
             self._check_predictions(logits, part, epoch)
-            rows = [self._schedule.eval_batch(part, index) for index in batches]
-            labels = self._labels[1 if part == "test" else 0][np.concatenate(rows)]
+            labels = self._labels_of(part, batches)
             metrics |= {f"{part}_{name}": value for name, value in utility(logits, labels, self._classes).items()}
+            if part == "test":
+                self._count_classes(logits, labels)
         return metrics
+
+    def _labels_of(self, part: Part, batches: range) -> NDArray[Any]:
+        """Return the true labels (N,) of evaluation batches."""
+        rows = [self._schedule.eval_batch(part, index) for index in batches]
+        return self._labels[1 if part == "test" else 0][np.concatenate(rows)]
+
+    def _count_classes(self, logits: Tensor, labels: NDArray[Any]) -> None:
+        """Count how many test rows of each class were taken for each class; the counts stay at the label party."""
+        self.outcome.confusion = confusion_matrix(predicted_classes(logits), labels, self._classes).tolist()
 
     def _warn_of_validation(self) -> None:
         """Warn once if the validation part should compare epochs and cannot."""

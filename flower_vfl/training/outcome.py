@@ -9,6 +9,10 @@ from typing import Any
 LIMITS = {"leak": "leak limit", "bound": "bound limit"}
 """Names of the endings of a training run by `attack.max_leak` or `attack.max_bound`."""
 
+OF_MANY_CLASSES = {"none": "validation_accuracy", "balanced": "validation_macro_auc"}
+"""The measure that compares epochs where there are more than two classes, by `training.class_weights`: with balanced
+weights each class counts the same (docs/decisions/0025-best-model.md)."""
+
 MEASURED = (
     "epochs",
     "steps",
@@ -59,6 +63,11 @@ class Outcome:
     refit : dict[str, Any]
         The passes of `training.refit`, the one whose weights stay (0: those from before), and the validation measure
         before and after each; empty without any.
+    of_many_classes : str
+        The measure that compares epochs where there are more than two classes.
+    confusion : list[list[int]]
+        (C, C) test rows of the model that stays: a row a true class, a column a predicted one; empty where it was not
+        evaluated.
     leakage : list[dict[str, Any]]
         Entries of `result.json`.
     epsilon : dict[str, Any]
@@ -88,6 +97,8 @@ class Outcome:
     kept_epoch: int = 0
     chosen_by: str = ""
     refit: dict[str, Any] = field(default_factory=dict)
+    of_many_classes: str = OF_MANY_CLASSES["none"]
+    confusion: list[list[int]] = field(default_factory=list)
     leakage: list[dict[str, Any]] = field(default_factory=list)
     epsilon: dict[str, Any] = field(default_factory=dict)
     reports: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -124,13 +135,25 @@ class Outcome:
 
     @property
     def best(self) -> Epoch:
-        """The epoch of these with the best validation; the last one where validation compares none."""
-        return max(self.model_epochs, key=_validation_score, default={})
+        """The epoch of these with the best validation, see `score_of`; the last one where validation compares none."""
+        return max(self.model_epochs, key=self.score_of, default={})
 
     @property
     def best_by(self) -> str | None:
         """The measure that chose `best`; None where there is no validation part, or its rows are all of one class."""
-        return validation_measure(self.best)
+        return self.measure_of(self.best)
+
+    def measure_of(self, epoch: Epoch) -> str | None:
+        """Return the measure by which an epoch is compared with others; None where it has none."""
+        return validation_measure(epoch, of_many_classes=self.of_many_classes)
+
+    def score_of(self, epoch: Epoch) -> tuple[bool, float, float]:
+        """Return what makes an epoch better than another: its measure and, of equal ones, the smaller validation loss.
+
+        Few validation rows are soon all ranked right, long before the predicted classes are.
+        """
+        name = self.measure_of(epoch)
+        return (False, epoch["epoch"], 0.0) if name is None else (True, epoch[name], -epoch["validation_loss"])
 
 
 def measured(outcome: Outcome) -> dict[str, Any]:
@@ -138,8 +161,8 @@ def measured(outcome: Outcome) -> dict[str, Any]:
     return {name: getattr(outcome, name) for name in MEASURED}
 
 
-def validation_measure(epoch: Epoch) -> str | None:
-    """Return the measure of the validation part by which epochs are compared: AUC, of more than two classes accuracy.
+def validation_measure(epoch: Epoch, *, of_many_classes: str = OF_MANY_CLASSES["none"]) -> str | None:
+    """Return the measure of the validation part by which epochs are compared: the AUC, or that of many classes.
 
     None without a validation part, and where its rows are all of one class, so that no AUC is known there.
 
@@ -149,12 +172,7 @@ def validation_measure(epoch: Epoch) -> str | None:
     'validation_auc'
     >>> validation_measure({"epoch": 1, "validation_auc": math.nan, "validation_accuracy": 0.9})  # one class only
     """
-    for auc, measure in (("validation_auc", "validation_auc"), ("validation_macro_auc", "validation_accuracy")):
+    for auc, measure in (("validation_auc", "validation_auc"), ("validation_macro_auc", of_many_classes)):
         if auc in epoch:
             return None if math.isnan(epoch[auc]) else measure
     return None
-
-
-def _validation_score(epoch: Epoch) -> tuple[bool, float]:
-    name = validation_measure(epoch)
-    return (False, epoch["epoch"]) if name is None else (True, epoch[name])

@@ -17,7 +17,6 @@ from flower_vfl.protocol.schedule import Schedule
 from flower_vfl.training.factories import optimizers_of
 from flower_vfl.training.kept import KeptEmbeddings
 from flower_vfl.training.loop import Training
-from flower_vfl.training.outcome import validation_measure
 from flower_vfl.training.protocols import StrategySettings
 
 _log = logging.getLogger(__name__)
@@ -71,15 +70,16 @@ class Refit:
         for number in range(1, passes + 1):
             loss = self._pass(number, kept, optimizers)
             found.append({**outcome.of_model, "train_loss": loss, **self._training.metrics(outcome.model_epoch)})
-            measure = validation_measure(found[-1])
+            measure = outcome.measure_of(found[-1])
             words = "" if measure is None else f", {measure} {found[-1][measure]:.4f}"
             _log.info("refit: pass %d of %d: loss %.4f%s", number, passes, loss, words)
-            if measure is None or found[-1][measure] > found[best.step][measure]:
+            if measure is None or outcome.score_of(found[-1]) > outcome.score_of(found[best.step]):
                 best = BestModel.of(label.module, number)
         best.load_into(label.module)
+        self._training.evaluate_again()
         at = outcome.epochs.index(outcome.of_model)
         outcome.epochs[at] = found[best.step]
-        measure = validation_measure(found[0])
+        measure = outcome.measure_of(found[0])
         values = [None if measure is None else epoch[measure] for epoch in found]
         outcome.refit = {"passes": passes, "kept": best.step, "validation": values}
 

@@ -27,6 +27,7 @@ from flower_vfl.reports.words import number
 from flower_vfl.simulations.sweep.definition import Budget, parse_definition
 from flower_vfl.simulations.sweep.sweeping import run_sweep
 from flower_vfl.simulations.sweep.trials import show, trials_of
+from flower_vfl.training.outcome import OF_MANY_CLASSES
 
 CHOSEN = "run.toml"
 _SHOWN = 5
@@ -147,7 +148,8 @@ def run_tune(
     if not config.training.validation:
         raise ConfigError("tune chooses by validation rows, and training.validation is 0: set it to 0.1, for instance")
     data = open_data(config)
-    measure = "validation_auc" if data.labels().classes == 2 else "validation_accuracy"
+    several = OF_MANY_CLASSES[config.training.class_weights]
+    measure = "validation_auc" if data.labels().classes == 2 else several
     named = {canonical_key(key) for key in overrides}
     settings = [
         {key: value for key, value in setting.items() if key not in named}
@@ -178,7 +180,8 @@ def _choose(
 ) -> Tuned:
     """Return what validation chose among the trials that ended; of equal ones, the least validation loss."""
     by_run = {str(summary["run"]): summary for summary in summaries if summary.get("status") in ENDED}
-    found = {run: value for run, summary in by_run.items() if (value := validation(summary)) is not None}
+    known = {run: kept_utility(summary) for run, summary in by_run.items() if validation(summary) is not None}
+    found = {run: float(value) for run, kept in known.items() if (value := kept.get(measure)) is not None}
     if by_run and not found:
         raise TrainingError(
             f"{len(by_run)} trials ended, and none has a {measure.replace('_', ' ')} to compare: its rows are all "

@@ -23,6 +23,13 @@ MORE = {
     "attacks": [{"needs": [], "hints": 0}],
     "rebuild": [{}],
     "epsilon": {"lower": 0.5, "confidence": 0.95, "parties": [{"party": "a"}]},
+    "classes": {
+        "names": ["no", "yes"],
+        "rows": [3, 0],
+        "recall": [1.0, None],
+        "precision": [1, None],
+        "confusion": [[3, 0], [0, 0]],
+    },
     "budget": {"leak": {"limit": 0.9, "reached": [0.5, None, 1]}, "bound": {"limit": 1, "reached": []}},
 }
 
@@ -53,6 +60,19 @@ def test_a_whole_result_is_read_as_it_is(tmp_path, result):
         *(
             ({"defenses": [{"proven": wrong}]}, "'proven' of a defense has numbers 'epsilon' and 'auc'")
             for wrong in (1.0, {"epsilon": 1.0}, {"epsilon": 1.0, "auc": None})
+        ),
+        *(
+            ({"classes": {**MORE["classes"], **wrong}}, "'classes' has a list of names")
+            for wrong in (
+                {"names": None},
+                {"names": [1, 2]},
+                {"rows": [3]},
+                {"rows": 3},
+                {"recall": ["1", None]},
+                {"confusion": [[3, 0]]},
+                {"confusion": [[3], [0]]},
+                {"confusion": 3},
+            )
         ),
         *(
             ({"epsilon": {**MORE["epsilon"], **wrong}}, "'epsilon' has a confidence, a lower bound or null")

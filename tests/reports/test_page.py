@@ -114,13 +114,14 @@ def test_more_than_two_classes_have_the_best_read_one_named(run_folder):
     def edit(result):
         worst = {"class": 7, "q95": 0.875, "q95_null": 0.625, "mean": 0.75, "max": 1.0, "steps": 9}
         result["leakage"][0] |= {"by_class": [worst], "worst_class": worst, "macro_q95": 0.6875}
+        result["classes"] = {"names": [f"digit {number}" for number in range(10)]}
 
     folder = run_folder("digits")
-    assert "Class by class" not in page(render([folder])).text
+    assert "Leak by class" not in page(render([folder])).text
     change(folder, edit)
     text = page(render([folder])).text
-    assert "Class by class" in text
-    assert all(number in text for number in ("0.875", "0.625", "0.688"))
+    assert "Leak by class" in text
+    assert all(found in text for found in ("digit 7", "0.875", "0.625", "0.688"))
 
 
 def test_scores_that_are_wrong_more_often_than_chance_are_pointed_out(run_folder):

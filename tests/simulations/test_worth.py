@@ -58,6 +58,8 @@ def test_of_more_than_two_classes_it_is_the_accuracy():
     share = np.bincount(labels[ROWS:]).max() / TEST
     assert values(found)["gradient boosting", "b"] > share
     assert found["margin"] == pytest.approx(1.96 * np.sqrt(0.25 / TEST))
+    perfect = worth_of(build_config({}), table, result(1.0, "test_accuracy"))
+    assert 1 / TEST < perfect["margin"] < 6 / TEST  # that no row is wrong does not say that none ever is
 
 
 @pytest.mark.parametrize(

@@ -365,10 +365,21 @@ def test_a_validation_part_of_one_class_chooses_nothing_and_ends_nothing_and_it_
     assert "no epoch was chosen by validation" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize(("classes", "measure"), [(2, "validation_auc"), (3, "validation_accuracy")])
-def test_it_is_written_down_by_what_the_best_epoch_was_chosen(classes, measure, caplog, capsys):
+@pytest.mark.parametrize(
+    ("classes", "weights", "measure"),
+    [
+        (2, "none", "validation_auc"),
+        (2, "balanced", "validation_auc"),
+        (3, "none", "validation_accuracy"),
+        (3, "balanced", "validation_macro_auc"),
+    ],
+)
+def test_it_is_written_down_by_what_the_best_epoch_was_chosen(classes, weights, measure, caplog, capsys):
     data = toy_data(rows=300, classes=classes)
-    result = run(toy_config(), data=lambda _: data)
+    training = {"class_weights": weights, "epochs": 6, "patience": 2, "learning_rate": 0.05}
+    result = run(toy_config(training=training), data=lambda _: data)
+    scores = [epoch[measure] for epoch in result.outcome.epochs]
+    assert result.summary["model"]["epoch"] == int(np.argmax(scores)) + 1
     assert result.summary["best_by"] == measure
     print_results([result.summary])
     assert "of one class" not in caplog.text + capsys.readouterr().out

@@ -113,6 +113,14 @@ class Files(Recipe):
         path, stored = str(raw["train"][party].path), raw["train"][party].arrays
         if stored is not None:
             self._add_arrays(builder, party, {part: raw[part][party] for part in PARTS}, tables)
+            alone = _alone(raw["train"][party], tables, options).num_rows
+            if alone:
+                _log.warning(
+                    "%s: %d rows of people whom others lack are not kept, and training.pretrain cannot use them: that "
+                    "works with tables; numbers of each row from a model of your own make one",
+                    path,
+                    alone,
+                )
             return None
         columns = [name for name in tables["train"].column_names if name != options.id]
         if options.label and options.label in columns:
@@ -380,10 +388,8 @@ def _unaligned(
     A row that lacks a number that may not be missing is left out, and so is one without a known label where the party
     has labels. A value that cannot be read costs all of them, with a warning: training does without them.
     """
-    path = str(raw.path)
-    ids = read_ids(raw.table, options.id, path)
-    used = pa.concat_arrays([read_ids(tables[part], options.id, path) for part in PARTS])
-    rows, classes = raw.table.filter(pc.invert(pc.is_in(ids, value_set=used))), None
+    path, classes = str(raw.path), None
+    rows = _alone(raw, tables, options)
     if not rows.num_rows:
         return None, None
     try:
@@ -402,6 +408,13 @@ def _unaligned(
         return None, None
     _log.info("%s: %d rows of people whom others lack stay here, for training.pretrain", path, rows.num_rows)
     return rows, classes
+
+
+def _alone(raw: _Raw, tables: Mapping[Part, pa.Table], options: FilesOptions) -> pa.Table:
+    """Return a party's rows of people whom not all parties have."""
+    path = str(raw.path)
+    used = pa.concat_arrays([read_ids(tables[part], options.id, path) for part in PARTS])
+    return raw.table.filter(pc.invert(pc.is_in(read_ids(raw.table, options.id, path), value_set=used)))
 
 
 def _label_party(holder: str, aligned: Mapping[Part, AlignmentFile], options: FilesOptions) -> str:

@@ -208,7 +208,7 @@ def map_figure(title: str, places: NDArray[np.floating[Any]], labels: NDArray[np
         if len(middles) > 2:
             box = {"boxstyle": "round,pad=0.15", "facecolor": PAPER, "edgecolor": "none", "alpha": 0.75}
             for name, middle in middles.items():
-                axes.annotate(name, middle, ha="center", va="center", fontsize=9, fontweight="bold", bbox=box)
+                axes.annotate(short(name), middle, ha="center", va="center", fontsize=9, fontweight="bold", bbox=box)
         axes.set(xticks=[], yticks=[])
         axes.grid(visible=False)
         axes.margins(0.04)

@@ -37,11 +37,16 @@ class Point:
 
 
 def trade_off_figure(
-    points: Sequence[tuple[int, float, float, bool]], null: float | None, *, no_gradients: float | None = None
+    points: Sequence[tuple[int, float, float, bool]],
+    null: float | None,
+    *,
+    utility: str = "test AUC (right is better)",
+    no_gradients: float | None = None,
 ) -> str:
-    """Draw each run's leak against its utility: (number in the table, test AUC, leak AUC, defended).
+    """Draw each run's leak against its utility: (number in the table, utility, leak AUC, defended).
 
-    A line is drawn at the utility of runs that sent no gradient, where there are some.
+    `utility` labels the horizontal axis. A line is drawn at the utility of runs that sent no gradient, where there are
+    some.
     """
 
     def paint(axes: Axes) -> None:
@@ -51,11 +56,11 @@ def trade_off_figure(
             chosen = [point for point in points if point[3] == defended]
             if chosen:
                 axes.scatter([p[1] for p in chosen], [p[2] for p in chosen], color=colour, s=36, label=label)
-        for index, utility, leak, _ in points:
-            axes.annotate(str(index), (utility, leak), xytext=(5, 5), textcoords="offset points")
+        for index, useful, leak, _ in points:
+            axes.annotate(str(index), (useful, leak), xytext=(5, 5), textcoords="offset points")
         axes.margins(0.12)
         low = min([0.5, *(point[2] for point in points)])
-        axes.set(xlabel="test AUC (right is better)", ylabel="leak AUC, q95 (low is better)", ylim=(low - 0.05, 1.05))
+        axes.set(xlabel=utility, ylabel="leak AUC, q95 (low is better)", ylim=(low - 0.05, 1.05))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
 
     return draw("Privacy against utility", paint, thin=True)

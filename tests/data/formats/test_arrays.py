@@ -155,6 +155,18 @@ def test_a_network_trains_on_images_of_one_party_and_a_table_of_another(tmp_path
     assert run(config).status == "finished"
 
 
+@pytest.mark.parametrize("lacking", [0, 4])
+def test_rows_of_arrays_whose_people_others_lack_are_not_kept_and_it_is_said(tmp_path, lacking, caplog):
+    shop = tmp_path / "shop.csv"
+    rows = [f"{name},{number},{number % 2}" for number, name in enumerate(IDS)]
+    shop.write_text("\n".join(["id,spent,label", *rows[lacking:]]) + "\n")
+    files = {"a": npz(tmp_path / "a.npz", x=values()), "shop": str(shop)}
+    dataset = load("files", options={"files": files, "label": "label", "join": "inner"})
+    assert dataset.party("a").unaligned is None
+    said = f"a.npz: {lacking} rows of people whom others lack are not kept, and training.pretrain cannot use them"
+    assert (said in caplog.text) == bool(lacking)
+
+
 def test_ids_of_arrays_and_images_can_be_aligned(tmp_path):
     files = {"a": npz(tmp_path / "a.npz", x=values()), "b": pictures(tmp_path / "photos")}
     party, sources = id_sources(None, {"files": files, "labels_file": labels(tmp_path / "labels.csv")})

@@ -74,6 +74,32 @@ def test_of_settings_that_validate_equally_the_loss_decides_and_then_the_given_o
     assert bool(tuned.values) == (chosen != 0)
 
 
+@pytest.mark.parametrize(
+    ("weights", "chosen", "measure"), [("none", 0, "validation_accuracy"), ("balanced", 1, "validation_macro_auc")]
+)
+def test_of_many_classes_trials_are_compared_by_what_chooses_their_epochs(
+    tmp_path, monkeypatch, weights, chosen, measure
+):
+    runs = []
+
+    def ended(definition, out, **options):
+        runs.extend(trial.run for trial in trials_of(definition))
+        assert options["budget"].measure == measure
+        last = [
+            {"validation_accuracy": 0.9 - 0.1 * place, "validation_macro_auc": 0.8 + 0.1 * place} for place in (0, 1)
+        ]
+        return [
+            {"run": run, "status": "finished", "utility": {"last": use}} for run, use in zip(runs, last, strict=True)
+        ]
+
+    file = tmp_path / "digits.toml"
+    file.write_text('[data]\nname = "digits"\n')
+    monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.run_sweep", ended)
+    (tmp_path / "out").mkdir()
+    tuned = run_tune(str(file), tmp_path / "out", {"training.class_weights": weights}, minutes=1, trials=2)
+    assert (tuned.run, tuned.measure) == (runs[chosen], measure)
+
+
 def test_trials_whose_validation_rows_are_of_one_class_are_not_called_too_slow(file, tmp_path, monkeypatch):
     last = {"validation_auc": None, "validation_loss": 0.1}
     ended = [{"run": "one", "status": "finished", "utility": {"last": last}}]

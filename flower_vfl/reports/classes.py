@@ -1,0 +1,119 @@
+"""Results by class: how well the kept model predicts each class of the test rows, and the classes' names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from string import ascii_uppercase
+from typing import Any, NamedTuple
+
+from flower_vfl.apps.result_schema import names_of
+from flower_vfl.reports.words import number
+
+MOST_SHOWN = 12
+"""Largest number of classes in a table: as many columns of a matrix as a telephone shows."""
+
+_SHORT = 3
+"""Longest name, in characters, that heads a narrow column itself."""
+
+
+class ClassRow(NamedTuple):
+    """Results of one class; a share is None where no row says what it is."""
+
+    name: str
+    rows: int
+    recall: float | None
+    precision: float | None
+    taken_for: str
+    """The other class that most of its missed rows are taken for; empty where none is missed."""
+
+
+class Cell(NamedTuple):
+    """One cell of the confusion matrix."""
+
+    share: float
+    """Share of the true class's rows."""
+    title: str
+
+
+class MatrixRow(NamedTuple):
+    """One true class of the confusion matrix: its name, the sign that heads its column, and its cells."""
+
+    name: str
+    key: str
+    cells: Sequence[Cell]
+
+
+class Classes(NamedTuple):
+    """Results by class.
+
+    Attributes
+    ----------
+    shown
+        The classes in the order of their numbers; of very many those that are recognised least.
+    total
+        Number of classes.
+    worst
+        The class that is recognised least; the first of several.
+    matrix
+        The confusion matrix; empty where there are too many classes.
+    keyed
+        True if letters head its columns, because names are long.
+    """
+
+    shown: Sequence[ClassRow]
+    total: int
+    worst: ClassRow
+    matrix: Sequence[MatrixRow]
+    keyed: bool
+
+    @property
+    def line(self) -> str:
+        """The class that is recognised least, in a sentence for a console."""
+        worst = self.worst
+        if worst.recall == 1.0:
+            return f"Of {self.total} classes each test row is recognised."
+        missed = f"; it is most often taken for {worst.taken_for}" if worst.taken_for else ""
+        return (
+            f"Of {self.total} classes {worst.name} is recognised least: {number(worst.recall, 4)} of its "
+            f"{worst.rows:,} test rows{missed}."
+        )
+
+
+def classes_in(result: Mapping[str, Any]) -> Classes | None:
+    """Return the results by class; None where no model was evaluated on test rows."""
+    found = result.get("classes") or {}
+    names, confusion = names_of(result), found.get("confusion") or []
+    if not found.get("rows"):
+        return None
+    columns = (names, *(found[key] for key in ("rows", "recall", "precision")))
+    every = [
+        ClassRow(name, rows, recall, precision, _taken_for(names, confusion, place))
+        for place, (name, rows, recall, precision) in enumerate(zip(*columns, strict=True))
+    ]
+    known = sorted((row for row in every if row.recall is not None), key=lambda row: row.recall or 0.0)
+    if not known:
+        return None
+    few = len(every) <= MOST_SHOWN
+    matrix, keyed = _matrix(names, confusion) if few and confusion else ([], False)
+    return Classes(every if few else known[:MOST_SHOWN], len(every), known[0], matrix, keyed)
+
+
+def _taken_for(names: Sequence[str], confusion: Sequence[Sequence[int]], place: int) -> str:
+    """Return the class that most rows of another are taken for; empty where none is missed or no matrix is known."""
+    if not confusion:
+        return ""
+    count, other = max((count, -other) for other, count in enumerate(confusion[place]) if other != place)
+    return names[-other] if count else ""
+
+
+def _matrix(names: Sequence[str], confusion: Sequence[Sequence[int]]) -> tuple[list[MatrixRow], bool]:
+    keyed = any(len(name) > _SHORT for name in names)
+    rows = []
+    for place, (name, counts) in enumerate(zip(names, confusion, strict=True)):
+        all_ = sum(counts)
+        cells = [
+            Cell(count / all_ if all_ else 0.0, f"{count:,} of {all_:,} rows of {name} taken for {other}")
+            for count, other in zip(counts, names, strict=True)
+        ]
+        rows.append(MatrixRow(name, ascii_uppercase[place] if keyed else name, cells))
+    return rows, keyed

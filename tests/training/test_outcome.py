@@ -1,0 +1,38 @@
+"""The best epoch of a run: by which measure, and which of equal ones."""
+
+import math
+
+import pytest
+
+from flower_vfl.training.outcome import OF_MANY_CLASSES, Outcome
+
+
+def epochs(measure, *pairs):
+    """Epochs with these values of a measure of the validation part, and these losses."""
+    return [
+        {"epoch": number, "validation_macro_auc": 0.5, f"validation_{measure}": value, "validation_loss": loss}
+        for number, (value, loss) in enumerate(pairs, 1)
+    ]
+
+
+@pytest.mark.parametrize("measure", ["auc", "accuracy"])
+def test_of_equal_epochs_the_one_with_the_smallest_validation_loss_is_the_best(measure):
+    found = Outcome(epochs=epochs(measure, (0.9, 0.1), (1.0, 0.6), (1.0, 0.3), (1.0, 0.4)))
+    assert (found.best["epoch"], found.best_by) == (3, f"validation_{measure}")
+
+
+def test_balanced_weights_of_many_classes_choose_by_the_mean_of_their_aucs():
+    both = [
+        {**epoch, "validation_accuracy": accuracy}
+        for epoch, accuracy in zip(epochs("macro_auc", (0.7, 1.0), (0.9, 1.0)), (0.8, 0.6), strict=True)
+    ]
+    chosen = [Outcome(epochs=both, of_many_classes=name) for name in OF_MANY_CLASSES.values()]
+    assert [(found.best["epoch"], found.best_by) for found in chosen] == [
+        (1, "validation_accuracy"),
+        (2, "validation_macro_auc"),
+    ]
+
+
+def test_without_a_measure_the_last_epoch_is_the_best():
+    found = Outcome(epochs=epochs("auc", (math.nan, 0.1), (math.nan, 0.2)))
+    assert (found.best["epoch"], found.best_by) == (2, None)
