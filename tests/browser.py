@@ -23,8 +23,8 @@ _AXE = """onload = async () => {
     const page = frame.contentWindow;
     page.eval(document.getElementById("axe").textContent);
     const { violations } = await page.axe.run({ resultTypes: ["violations"], preload: false });
-    const grave = violations.filter(v => v.impact !== "minor");
-    found.push({ name: frame.name, over: page.document.documentElement.scrollWidth - frame.clientWidth,
+    const grave = violations.filter(v => v.impact !== "minor"), whole = page.document.documentElement;
+    found.push({ name: frame.name, over: whole.scrollWidth - whole.clientWidth,
                  violations: grave.map(v => ({ id: v.id, impact: v.impact, at: v.nodes.map(n => n.html) })) });
   }
   document.body.textContent = JSON.stringify(found);
