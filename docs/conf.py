@@ -56,7 +56,7 @@ html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
 html_baseurl = os.environ.get("FLOWER_VFL_SITE", "")
-templates_path: list[str] = []
+templates_path = ["_templates"]
 
 repository = os.environ.get("GITHUB_REPOSITORY", "")  # owner/name, which GitHub's workflows set
 if repository:

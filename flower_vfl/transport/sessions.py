@@ -223,6 +223,8 @@ class Sessions:
             When a node fails or refuses.
         """
         self._check, self._opens = check, True
+        if self._parties:
+            _log.info("waiting for %s", ", ".join(self._parties))
         until = time.monotonic() + self._config.connect_timeout
         while len(self.links) < len(self._parties):
             if self._invite():

@@ -139,6 +139,8 @@ def test_the_keyboard_reaches_what_scrolls(monkeypatch):
     page = '<p class="caption" role="heading"><div class="highlight"><pre>x</pre></div><div class="table-wrapper a">'
     assert accessible.reachable(page).count('tabindex="0"') == 2
     assert 'aria-level="2"' in accessible.reachable(page)
+    corner = '<th class="head"><p></p></th><th class="head"><p>a</p></th>'
+    assert accessible.reachable(corner).count("<th") == 1
     del sys.modules["accessible"]
 
 

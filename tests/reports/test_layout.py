@@ -1,10 +1,7 @@
 """The pages as a browser lays them out: on a phone, on a desktop and on paper nothing is cut off."""
 
-import html
-import json
 import re
-import shutil
-import subprocess
+from http import HTTPStatus
 
 import pytest
 
@@ -12,13 +9,14 @@ from flower_vfl.apps.sweeps import Entry, write_record
 from flower_vfl.reports import render, render_sweep
 from flower_vfl.reports.figures import embeddings, snapshots, trade_off, training
 from flower_vfl.reports.page import TEMPLATES
+from flower_vfl.reports.watching.follower import Follower
+from flower_vfl.reports.watching.server import refusal
+from flower_vfl.reports.watching.view import View
+from tests.browser import CHROMIUM, DESKTOP, PAPER, PHONE, frame, seen, violations
 
 from .conftest import write_run
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-PHONE, DESKTOP, PAPER = 390, 1280, 680  # pixels; A4 less its margins is 18 cm
-MEASURE = """
-<script>onload = () => {
+MEASURE = """onload = () => {
   const found = [];
   for (const frame of document.querySelectorAll("iframe")) {
     const page = frame.contentDocument, width = frame.clientWidth;
@@ -31,8 +29,7 @@ MEASURE = """
                  over: page.documentElement.scrollWidth - width, height: page.documentElement.scrollHeight });
   }
   document.body.textContent = JSON.stringify(found);
-}</script>
-"""
+}"""
 
 
 def block(css, start):
@@ -43,15 +40,6 @@ def block(css, start):
         depth += {"{": 1, "}": -1}.get(css[end], 0)
         end += 1
     return css[begin : end - 1]
-
-
-def frame(name, page, width):
-    """Return the page in a frame; on paper as a browser prints it, which is what it does with the same rules."""
-    text = re.sub(r"<meta http-equiv[^>]*>", "", page.read_text())
-    if width == PAPER:
-        text = text.replace("@media print {", "@media all {").replace("@media screen {", "@media not all {")
-    place = {PHONE: "phone", DESKTOP: "desktop", PAPER: "paper"}[width]
-    return f'<iframe name="{name} {place}" style="width: {width}px; border: 0" srcdoc="{html.escape(text)}"></iframe>'
 
 
 @pytest.fixture(scope="module")
@@ -81,18 +69,27 @@ def pages(tmp_path_factory):
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here to lay out pages")
 def test_nothing_is_wider_than_a_phone_a_desktop_or_paper(pages, tmp_path):
     frames = [frame(name, page, width) for name, page in pages.items() for width in (PHONE, DESKTOP, PAPER)]
-    wrapper = tmp_path / "all.html"
-    wrapper.write_text(f'<!doctype html><meta charset="utf-8"><body>{"".join(frames)}</body>{MEASURE}')
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
-    command = [CHROMIUM, *options, wrapper.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    found = json.loads(html.unescape(re.search(r"<body>(\[.*\])</body>", done.stdout, re.DOTALL)[1]))
+    found = seen(tmp_path, frames, MEASURE)
     assert len(found) == 9
     for place in found:
         assert place["height"] > 1000, place["name"]
         assert place["wide"] == [], place["name"]
         assert place["over"] <= 0, place["name"]
         assert place["folded"] == 0 or not place["name"].endswith("paper"), place["name"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here to look at pages")
+def test_axe_finds_nothing_serious_in_the_pages(pages, tmp_path):
+    watched = tmp_path / "watched.html"
+    watched.write_text(View(Follower(pages["run"].parent)).page())
+    refused = tmp_path / "refused.html"
+    refused.write_text(refusal(HTTPStatus.NOT_FOUND))
+    found = violations(tmp_path, {**pages, "watched": watched, "refused": refused})
+    assert len(found) == 10
+    for place in found:
+        assert place["violations"] == [], place["name"]
+        assert place["over"] <= 0, place["name"]
 
 
 def test_paper_is_light_and_nothing_lies_over_the_page():

@@ -19,9 +19,10 @@ from flower_vfl.reports.watching import WatchServer
 from flower_vfl.reports.watching.follower import MOST_VALUES, Curve, Follower
 from flower_vfl.reports.watching.view import View
 from flower_vfl.tracking import StepLog, merge_steps, read_steps
+from flower_vfl.version import VERSION
+from tests.browser import CHROMIUM
 
 from .conftest import write_run
-from .test_layout import CHROMIUM
 
 LOSS = ("label", "", "", "train_loss")
 
@@ -175,7 +176,23 @@ def test_a_run_that_has_ended_says_so_and_links_to_its_report(folder, tmp_path):
 
 def test_a_run_without_steps_for_a_while_is_said_to_wait_or_to_be_gone(folder):
     write_state(folder, stepped=time.time() - 90.0)
-    assert "Nothing for 90." in View(Follower(folder)).page()
+    page = View(Follower(folder)).part()
+    assert "Nothing for 90." in page
+    assert "2.5" not in page  # nor how long the rest would take at that speed
+    assert "s left" not in page
+
+
+def test_a_run_that_was_interrupted_says_how_it_goes_on(folder):
+    write_state(folder)  # left behind by a process that was killed
+    write_run(folder, steps=12, epochs=2)
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps({**result, "status": "interrupted", "error": "SystemExit: 0"}))
+    page = View(Follower(folder)).page()
+    assert "The run has ended: interrupted." in page
+    assert "<code>resume=true</code>" in page
+    assert f"<code>flower-vfl report {folder}</code> makes one" in page
+    assert "SystemExit" not in page
+    assert "<h2>Parties</h2>" not in page
 
 
 def test_only_a_page_of_its_own_with_the_token_is_answered(folder):
@@ -198,12 +215,18 @@ def test_only_a_page_of_its_own_with_the_token_is_answered(folder):
             "a link of another site": ask(server, **{"Sec-Fetch-Site": "cross-site"}),
         }
         assert {status for status, _, _ in refused.values()} == {403}
+        (page,) = {words for _, _, words in refused.values()}
+        assert "the address that flower-vfl watch printed" in page
         token = server.token
         hidden = ["/", "/part", f"/{token}", f"/{token}x/", f"/x{token}/part", f"/{token}/../config.toml"]
         hidden += [f"/{token}/config.toml", f"/{token}/%2e%2e/config.toml", "/%e4", "/" + "a" * 30_000]
-        for path in hidden:
-            status, _, words = ask(server, path=path)
-            assert (status, words) == (404, "404 Not Found\n"), path
+        answers = [ask(server, path=path) for path in hidden]
+        assert [status for status, _, _ in answers] == [404] * len(hidden)
+        (page,) = {words for _, _, words in answers}  # whatever was asked for
+        assert "The token changes each time flower-vfl watch starts" in page
+        for secret in (token, str(folder), VERSION):
+            assert secret not in page.split("</style>")[1]
+        assert "default-src 'none'" in answers[0][1]["Content-Security-Policy"]
         for method in ("POST", "HEAD", "PUT", "DELETE", "OPTIONS"):
             status, headers, _ = ask(server, method=method)
             assert (status, headers["Allow"]) == (405, "GET")

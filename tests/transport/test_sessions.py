@@ -94,12 +94,14 @@ def test_too_few_nodes_in_a_deployment_give_another_advice(sessions):
         opening(sessions, "stream", [FakeParty("a")], names=["a", "b"], simulation=False, connect_timeout=0.1)
 
 
-def test_nodes_that_connect_late_are_waited_for(sessions):
+def test_nodes_that_connect_late_are_waited_for(sessions, caplog):
+    caplog.set_level("INFO", "flower_vfl")
     parties = [FakeParty("a"), FakeParty("b")]
     grid = LocalGrid(client_app(parties), 2, {})
     nodes, started = list(grid.get_node_ids()), time.monotonic()
     grid.get_node_ids = lambda: nodes if time.monotonic() - started > 0.3 else nodes[:1]
     assert list(opening(sessions, "inproc", parties, grid=grid).links) == ["a", "b"]
+    assert caplog.messages[:2] == ["waiting for a, b", "all 2 parties have arrived: a, b"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

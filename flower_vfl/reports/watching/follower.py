@@ -145,7 +145,9 @@ class Follower:
             found = read_result(self.folder)
         except InputError as error:
             return Ending("unknown", printable(error, 300))
-        return Ending(printable(found.get("status", "finished"), 60), printable(found.get("error") or "", 500))
+        status = printable(found.get("status", "finished"), 60)
+        # Who interrupts a run gives no reason: the error is the name of a signal then.
+        return Ending(status, printable(found.get("error") or "", 500) if status == "failed" else "")
 
     @property
     def quiet(self) -> float:

@@ -10,13 +10,14 @@ import hmac
 import secrets
 import threading
 from collections.abc import Callable
+from functools import cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from flower_vfl.errors import SetupError
-from flower_vfl.reports.page import PAGE, TEMPLATES
+from flower_vfl.reports.page import PAGE, TEMPLATES, fill
 from flower_vfl.reports.watching.follower import Follower
 from flower_vfl.reports.watching.view import View
 
@@ -34,7 +35,29 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",  # the token is in the address
     "X-Content-Type-Options": "nosniff",
 }
+_REFUSALS = {
+    HTTPStatus.FORBIDDEN: (
+        "This page is not shown here",
+        "It opens only at the address that flower-vfl watch printed, typed or pasted into the browser. A link on "
+        "another site does not open it.",
+        "If you forward a port, use the same number at both ends: ssh -L 8765:127.0.0.1:8765.",
+    ),
+    HTTPStatus.NOT_FOUND: (
+        "There is no page at this address",
+        "The address has a token, and flower-vfl watch prints it in full. Copy all of it, up to its last slash.",
+        "The token changes each time flower-vfl watch starts: an older address no longer works.",
+    ),
+}
+"""For people who came to a wrong address: a title and sentences. They tell nothing of the run."""
+
 _REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; sandbox"
+
+
+@cache
+def refusal(status: HTTPStatus) -> str:
+    """Return the page of a refusal, HTML: the same one for every run."""
+    title, *sentences = _REFUSALS[status]
+    return fill("refused.html.j2", title=title, sentences=sentences)
 
 
 class WatchServer(ThreadingHTTPServer):
@@ -138,7 +161,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refuse(self, status: HTTPStatus) -> None:
         self.close_connection = True
-        self._send(status, "text/plain", f"{status.value} {status.phrase}\n", {"Allow": "GET"})
+        kind, text = "text/plain", f"{status.value} {status.phrase}\n"
+        if status in _REFUSALS:
+            kind, text = "text/html", refusal(status)
+        self._send(status, kind, text, {"Allow": "GET"})
 
     def _send(self, status: HTTPStatus, kind: str, text: str, more: dict[str, str]) -> None:
         body = text.encode("utf8", errors="replace")

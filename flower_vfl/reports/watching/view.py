@@ -73,7 +73,10 @@ class View:
             ending = follower.ending
             state = read_live(follower.folder) or {}
             steps, done, speed = (state.get(name) for name in ("steps", "step", "speed"))
-            left = (steps - done) / speed if ending is None and steps and done and speed else None
+            quiet = silence if ending is None and (silence := follower.quiet) > QUIET_SECONDS else None
+            under_way = ending is None and quiet is None
+            left = (steps - done) / speed if under_way and steps and done and speed else None
+            parties = {} if ending else state.get("parties", {})  # a process that was killed leaves its state
             loss = follower.curves.get(_LOSS, Curve()).values
             return {
                 "name": self._name,
@@ -81,12 +84,13 @@ class View:
                 "report": (follower.folder / PAGE).is_file(),
                 "state": state,
                 "left": left,
-                "quiet": quiet if ending is None and (quiet := follower.quiet) > QUIET_SECONDS else None,
+                "quiet": quiet,
+                "folder": printable(follower.folder, 300),
                 "loss": float(loss[-1]) if loss.size else None,
                 "leak": self._leak(),
                 "chance": self._chance(),
                 "figures": self._figures,
-                "parties": {printable(party, 80): facts for party, facts in state.get("parties", {}).items()},
+                "parties": {printable(party, 80): facts for party, facts in parties.items()},
                 "log": follower.log(),
                 "problem": follower.problem,
             }

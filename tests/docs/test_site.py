@@ -1,0 +1,35 @@
+"""The built site in a browser: a page of each kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.browser import CHROMIUM, violations
+
+SITE = Path(__file__).parents[2] / "docs" / "_build"
+PAGES = (
+    "index",
+    "tutorials/first-run",
+    "tutorials/why-gradients-leak",  # a notebook
+    "deployment/README",
+    "reference/configuration",
+    "reference/command-line",
+    "reference/api/flower_vfl.alignment",
+    "results/longer",
+    "explanation/glossary",
+    "search",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here to look at pages")
+@pytest.mark.skipif(not (SITE / "index.html").exists(), reason="no site here: sphinx-build docs docs/_build")
+def test_axe_finds_nothing_serious_and_no_page_is_wider_than_the_window(tmp_path):
+    found = violations(tmp_path, {page: SITE / f"{page}.html" for page in PAGES}, timeout=500)
+    assert len(found) == 2 * len(PAGES)
+    for place in found:
+        assert place["violations"] == [], place["name"]
+        assert place["over"] <= 0, place["name"]
