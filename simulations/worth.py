@@ -84,7 +84,7 @@ def worth_of(config: Config, dataset: VerticalData, result: Mapping[str, Any]) -
         tables[JOINED] = _Table.joined(list(tables.values()))
     found = []
     for columns, table in tables.items():
-        for model, scores in table.scores(labels.train[chosen]).items():
+        for model, scores in table.scores(labels.train[chosen], config.threads).items():
             found.append({"model": model, "columns": columns, "value": _reached(scores, labels.test, labels.classes)})
     together = kept_utility(result).get(measure)
     counts = np.bincount(labels.test, minlength=labels.classes)
@@ -121,13 +121,14 @@ class _Table:
             [np.concatenate([table.ids[side] for table in tables], axis=1) for side in sides],
         )
 
-    def scores(self, labels: NDArray[np.integer]) -> dict[str, NDArray[np.float64]]:
-        """Return the probabilities (N, C) of the test rows by each model."""
+    def scores(self, labels: NDArray[np.integer], threads: int) -> dict[str, NDArray[np.float64]]:
+        """Return the probabilities (N, C) of the test rows by each model, computed with so many threads; 0: all."""
         from sklearn.compose import make_column_transformer
         from sklearn.ensemble import HistGradientBoostingClassifier
         from sklearn.linear_model import LogisticRegression
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import OneHotEncoder
+        from threadpoolctl import threadpool_limits
 
         width = self.numbers[0].shape[1]
         train, test = (np.concatenate([self.numbers[side], self.ids[side]], axis=1) for side in (0, 1))
@@ -142,7 +143,9 @@ class _Table:
         )
         logistic = make_pipeline(columns, LogisticRegression(max_iter=1000))
         models = {"gradient boosting": boosting, "logistic regression": logistic}
-        return {name: model.fit(train, labels).predict_proba(test) for name, model in models.items()}
+        # Threads wait for each other busily: on a processor that others use too, two take 50 times as long as one.
+        with threadpool_limits(limits=threads or None):
+            return {name: model.fit(train, labels).predict_proba(test) for name, model in models.items()}
 
 
 def _beside(part: tuple[torch.Tensor, ...], *, floats: bool) -> NDArray[np.float64]:

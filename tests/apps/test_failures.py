@@ -10,6 +10,7 @@ import time
 
 import pytest
 import torch
+from threadpoolctl import threadpool_info
 from torch import nn
 
 from flower_vfl.apps import run
@@ -405,10 +406,20 @@ def test_a_run_computes_in_its_precision_and_leaves_that_of_the_process_as_it_wa
     assert precision() == before
 
 
-def test_the_number_of_torch_threads_is_left_as_it_was():
-    before = torch.get_num_threads()
-    run(toy_config(threads=1), data=lambda _: toy_data())
-    assert torch.get_num_threads() == before
+def threads():
+    import scipy.linalg  # noqa: F401 # has an OpenBLAS of its own, beside NumPy's
+
+    pools = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+    assert pools
+    return [torch.get_num_threads(), *pools]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_run_computes_with_its_threads_and_leaves_those_of_the_process_as_they_were(count):
+    before = threads()
+    with computing(toy_config(threads=count)):
+        assert set(threads()) == {count}
+    assert threads() == before
 
 
 @pytest.mark.parametrize(
