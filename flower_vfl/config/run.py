@@ -50,7 +50,7 @@ class Config(Section):
         description="of a network's products: whole single precision, TF32 on a GPU, or bfloat16; all else is exact",
     )
     threads: int = Field(
-        default=1, ge=0, le=1024, description="torch threads of each party; 0: leave torch's own choice"
+        default=1, ge=0, le=1024, description="threads of PyTorch, NumPy and SciPy in each party; 0: their own choice"
     )
     sinks: list[Literal["tensorboard", "wandb", "mlflow"]] = Field(default_factory=list, description="live trackers")
     metrics_port: int = Field(
