@@ -143,7 +143,7 @@ class _Table:
         )
         logistic = make_pipeline(columns, LogisticRegression(max_iter=1000))
         models = {"gradient boosting": boosting, "logistic regression": logistic}
-        # Threads wait for each other busily: on a processor that others use too, two take 50 times as long as one.
+        # OpenMP's threads spin while they wait for each other: slow where other work has the processors.
         with threadpool_limits(limits=threads or None):
             return {name: model.fit(train, labels).predict_proba(test) for name, model in models.items()}
 

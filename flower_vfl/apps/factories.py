@@ -100,8 +100,8 @@ def torch_threads(count: int) -> Iterator[None]:
     import torch
     from threadpoolctl import threadpool_limits
 
-    # OpenBLAS takes a thread a processor, and they wait for each other busily: beside other work, informed readers took
-    # three times the processor time that they take with one thread.
+    # By default OpenBLAS has a thread for each processor, and they spin while they wait for each other: slow where
+    # other work has the processors.
     with threadpool_limits(limits=count or None, user_api="blas"):
         before = torch.get_num_threads()
         if count:

@@ -31,7 +31,7 @@ from flower_vfl.version import software
 _UTILITY = ("test_auc", "test_loss", "test_ace", "test_accuracy", "train_loss", "epoch")
 _MORE_UTILITY = ("test_macro_auc", "test_balanced_accuracy")
 
-MOST_CONFUSED = 100
+LARGEST_MATRIX = 100
 """Largest number of classes with a confusion matrix in `result.json`."""
 
 
@@ -121,7 +121,7 @@ def describe_data(dataset: VerticalData, labels: Labels) -> dict[str, Any]:
 
 
 def describe_classes(names: Sequence[str], confusion: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Return the `classes` entry: how well the model that stays predicts each class of the test rows.
+    """Return the `classes` entry: how well the kept model predicts each class of the test rows.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ def describe_classes(names: Sequence[str], confusion: Sequence[Sequence[int]]) -
         "rows": rows,
         "recall": [one / all_ if all_ else None for one, all_ in zip(right, rows, strict=True)],
         "precision": [one / all_ if all_ else None for one, all_ in zip(right, predicted, strict=True)],
-        **({"confusion": counts.tolist()} if len(names) <= MOST_CONFUSED else {}),
+        **({"confusion": counts.tolist()} if len(names) <= LARGEST_MATRIX else {}),
     }
 
 

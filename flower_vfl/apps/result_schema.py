@@ -102,7 +102,7 @@ def names_of(result: Mapping[str, Any]) -> list[str]:
     return list((result.get("classes") or {}).get("names") or [])
 
 
-def class_name(result: Mapping[str, Any], place: Any) -> str:
+def class_name(result: Mapping[str, Any], number: Any) -> str:
     """Return the name of a class by its number, or the number where the result has no names.
 
     Examples
@@ -111,7 +111,7 @@ def class_name(result: Mapping[str, Any], place: Any) -> str:
     ('dog', '1')
     """
     names = names_of(result)
-    return names[place] if isinstance(place, int) and 0 <= place < len(names) else str(place)
+    return names[number] if isinstance(number, int) and 0 <= number < len(names) else str(number)
 
 
 def with_class_names(result: Mapping[str, Any], text: str) -> str:

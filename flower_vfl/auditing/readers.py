@@ -211,7 +211,7 @@ def boosted_trees(x: Features, y: NDArray[np.integer], classes: int, *, most: in
     )
     x, y = x[rows], y[rows]
     columns = slice(None) if two or x.shape[1] <= SCREENED else screened(x, y, classes)
-    # Threads wait for each other busily: on a processor that others use too, two take 50 times as long as one.
+    # OpenMP's threads spin while they wait for each other: slow where other work has the processors.
     with threadpool_limits(limits=1, user_api="openmp"):
         model.fit(x[:, columns], y)
 

@@ -14,7 +14,7 @@ from flower_vfl.metrics.embeddings import Embeddings, compact, pair_angles, samp
 from flower_vfl.metrics.epsilon import audit_power, coin_bound, guesses_needed, odds_bound, poisson_binomial_tail
 from flower_vfl.metrics.interval import auc_interval, mean_interval, mean_share_interval, share_interval
 from flower_vfl.metrics.leakage import detection_error, leak_auc, separation
-from flower_vfl.metrics.multiclass import balanced_accuracy, confusion_matrix, macro_auc, recalls
+from flower_vfl.metrics.multiclass import balanced_accuracy, macro_auc, recalls
 from flower_vfl.metrics.null import null_quantile
 from flower_vfl.metrics.paired import AucDifference, auc_difference, auc_p_value
 from flower_vfl.metrics.releases import Release, ShapedRelease, Together, together, together_shaped
@@ -42,7 +42,6 @@ __all__ = [
     "balanced_accuracy",
     "coin_bound",
     "compact",
-    "confusion_matrix",
     "detection_error",
     "detection_error_bound",
     "exceedances",

@@ -1,4 +1,4 @@
-"""Metrics of each class, however rare it is: macro AUC, balanced accuracy, recalls, and the confusion matrix."""
+"""Metrics with equal weight for every class, however rare it is: macro AUC and balanced accuracy."""
 
 from __future__ import annotations
 
@@ -102,39 +102,3 @@ def recalls(predicted: Array, labels: Array) -> tuple[NDArray[np.float64], NDArr
         raise ArgumentError(f"Classes {values.shape} and labels {y.shape}: give two vectors of one length (N,).")
     _, which, counts = np.unique(y, return_inverse=True, return_counts=True)
     return np.bincount(which, values == y, minlength=counts.size) / counts, counts
-
-
-def confusion_matrix(predicted: Array, labels: Array, classes: int) -> NDArray[np.int64]:
-    """Return how many examples of each class were taken for each class.
-
-    Parameters
-    ----------
-    predicted
-        (N,) predicted class numbers, 0 to C - 1.
-    labels
-        (N,) true class numbers, 0 to C - 1.
-    classes
-        Number of classes C.
-
-    Returns
-    -------
-    NDArray
-        (C, C), a row a true class, a column a predicted one: ``sklearn.metrics.confusion_matrix``.
-
-    Raises
-    ------
-    ArgumentError
-        For two vectors that do not fit, and for numbers that are no class.
-
-    Examples
-    --------
-    >>> confusion_matrix([0, 0, 1, 1], [0, 1, 1, 1], 2).tolist()
-    [[1, 0], [1, 2]]
-    """
-    values, y = as_numpy(predicted), as_numpy(labels)
-    if values.ndim != 1 or values.shape != y.shape:
-        raise ArgumentError(f"Classes {values.shape} and labels {y.shape}: give two vectors of one length (N,).")
-    if not np.isin(np.concatenate([values, y]), np.arange(classes)).all():
-        raise ArgumentError(f"Some classes are no class number: give whole numbers from 0 to {classes - 1}.")
-    pairs = y.astype(np.int64) * classes + values.astype(np.int64)
-    return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)

@@ -10,7 +10,7 @@ from flower_vfl.apps.result_schema import names_of
 from flower_vfl.reports.words import number
 
 MOST_SHOWN = 12
-"""Largest number of classes in a table: as many columns of a matrix as a telephone shows."""
+"""Largest number of classes in a table: as many columns of a matrix as a phone shows."""
 
 _SHORT = 3
 """Longest name, in characters, that heads a narrow column itself."""
@@ -24,7 +24,7 @@ class ClassRow(NamedTuple):
     recall: float | None
     precision: float | None
     taken_for: str
-    """The other class that most of its missed rows are taken for; empty where none is missed."""
+    """The other class that its rows are most often predicted as; empty where none is."""
 
 
 class Cell(NamedTuple):
@@ -36,7 +36,7 @@ class Cell(NamedTuple):
 
 
 class MatrixRow(NamedTuple):
-    """One true class of the confusion matrix: its name, the sign that heads its column, and its cells."""
+    """One true class of the confusion matrix: its name, the heading of its column, and its cells."""
 
     name: str
     key: str
@@ -99,7 +99,7 @@ def classes_in(result: Mapping[str, Any]) -> Classes | None:
 
 
 def _taken_for(names: Sequence[str], confusion: Sequence[Sequence[int]], place: int) -> str:
-    """Return the class that most rows of another are taken for; empty where none is missed or no matrix is known."""
+    """Return the other class that a class is most often predicted as; empty where none is, or without a matrix."""
     if not confusion:
         return ""
     count, other = max((count, -other) for other, count in enumerate(confusion[place]) if other != place)

@@ -19,7 +19,7 @@ from flower_vfl.auditing.evaluator import Oracle, Reference
 from flower_vfl.auditing.monitor import LeakageMonitor
 from flower_vfl.config import Config
 from flower_vfl.errors import NotFiniteError, TrainingError
-from flower_vfl.metrics import confusion_matrix, snapshot
+from flower_vfl.metrics import snapshot
 from flower_vfl.metrics.utility import predicted_classes, utility
 from flower_vfl.parties.best import BestModel
 from flower_vfl.parties.label import LabelParty, Step, remedy
@@ -369,8 +369,11 @@ class Training:
         return self._labels[1 if part == "test" else 0][np.concatenate(rows)]
 
     def _count_classes(self, logits: Tensor, labels: NDArray[Any]) -> None:
-        """Count how many test rows of each class were taken for each class; the counts stay at the label party."""
-        self.outcome.confusion = confusion_matrix(predicted_classes(logits), labels, self._classes).tolist()
+        """Count how many test rows of each class are predicted as each class; the counts stay at the label party."""
+        from sklearn.metrics import confusion_matrix  # takes a second, which the first step need not wait for
+
+        predicted = predicted_classes(logits).numpy()
+        self.outcome.confusion = confusion_matrix(labels, predicted, labels=range(self._classes)).tolist()
 
     def _warn_of_validation(self) -> None:
         """Warn once if the validation part should compare epochs and cannot."""

@@ -416,9 +416,15 @@ def threads():
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_run_computes_with_its_threads_and_leaves_those_of_the_process_as_they_were(count):
+    seen = set()
+
+    class Threads(Observer):
+        def on_step(self, step, epoch, loss, leak):
+            seen.update(threads())
+
     before = threads()
-    with computing(toy_config(threads=count)):
-        assert set(threads()) == {count}
+    run(toy_config(threads=count), data=lambda _: toy_data(), observers=[Threads()])
+    assert seen == {count}
     assert threads() == before
 
 

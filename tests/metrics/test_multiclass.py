@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
-from sklearn.metrics import confusion_matrix as theirs
 
 from flower_vfl.errors import InputError
-from flower_vfl.metrics import balanced_accuracy, confusion_matrix, leak_auc, macro_auc, recalls
+from flower_vfl.metrics import balanced_accuracy, leak_auc, macro_auc, recalls
 
 
 @pytest.mark.parametrize("classes", [3, 4, 10])
@@ -71,22 +70,3 @@ def test_classes_without_an_example_do_not_count_and_without_any_there_is_no_bal
         balanced_accuracy([0, 1], [0])
     with pytest.raises(InputError, match="two vectors of one length"):
         balanced_accuracy([[0, 1]], [[0, 1]])
-
-
-@pytest.mark.parametrize("classes", [2, 3, 10])
-def test_the_confusion_matrix_is_scikit_learns_also_with_classes_that_never_occur(classes):
-    rng = np.random.default_rng(classes)
-    y, predicted = rng.integers(0, classes, 50), rng.integers(0, max(2, classes - 2), 50)
-    expected = theirs(y, predicted, labels=range(classes))
-    assert confusion_matrix(predicted, y, classes).tolist() == expected.tolist()
-    assert confusion_matrix(torch.from_numpy(predicted), torch.from_numpy(y), classes).tolist() == expected.tolist()
-    assert confusion_matrix([], [], 2).tolist() == [[0, 0], [0, 0]]
-
-
-@pytest.mark.parametrize(
-    ("predicted", "labels", "reason"),
-    [([0], [0, 1], "give two vectors"), ([0, 2], [0, 1], "from 0 to 1"), ([0, 1], [0, -1], "from 0 to 1")],
-)
-def test_a_confusion_matrix_of_what_is_no_class_is_refused(predicted, labels, reason):
-    with pytest.raises(InputError, match=reason):
-        confusion_matrix(predicted, labels, 2)

@@ -23,7 +23,7 @@ COUNTS = [[9, 1, 0], [0, 10, 0], [3, 1, 1]]
 
 @pytest.fixture
 def pets_folder(run_folder):
-    """The folder of a run that predicts one of three pets."""
+    """Return the folder of a run that predicts one of three pets."""
     folder = run_folder(steps=30, epochs=1, parties=("a",))
 
     def of_pets(found):
@@ -38,12 +38,12 @@ def pets_folder(run_folder):
 
 
 def section(folder):
-    """The HTML of the section on classes; empty where there is none."""
+    """Return the HTML of the section on classes; empty where there is none."""
     _, _, rest = render([folder]).read_text(encoding="utf-8").partition('<h2 id="classes">')
     return rest.partition("<h2>")[0]
 
 
-def test_the_class_that_is_recognised_least_is_named_with_what_it_is_taken_for():
+def test_the_line_names_the_class_with_the_lowest_recall_and_its_most_frequent_error():
     found = classes_in({"classes": describe_classes(PETS, COUNTS)})
     assert found.line == (
         "Of 3 classes hamster is recognised least: 0.2000 of its 5 test rows; it is most often taken for cat."
@@ -102,7 +102,7 @@ def test_the_page_has_each_class_by_its_name_and_the_confusion_matrix(pets_folde
     assert cells[6][1:3] == ("60.0", "3 of 5 rows of hamster taken for cat")
 
 
-def test_two_classes_are_told_apart_at_a_score_of_one_half_and_the_positive_one_has_its_name(run_folder):
+def test_the_page_of_two_classes_names_the_threshold_and_the_positive_class(run_folder):
     folder = run_folder(steps=3, epochs=1)
     assert "at a score of 0.5" not in section(folder)
     change(folder, lambda found: found.update(classes=describe_classes(["<=50K", ">50K"], [[7, 3], [1, 4]])))
@@ -162,7 +162,7 @@ def test_many_classes_are_drawn_and_advised_by_their_accuracy(pets_folder, run_f
     assert "a defense with a lower test accuracy than this run" in " ".join(advice(sent, headline_of(sent)))
 
 
-def test_tables_of_ones_own_are_called_so_and_not_by_the_name_of_their_reader(pets_folder):
+def test_the_page_calls_files_of_the_user_tables_of_ones_own(pets_folder):
     assert "predicts the label of census-income" in page(render([pets_folder])).text
     change(pets_folder, lambda found: found["dataset"].update(name="files"))
     assert "predicts the label of tables of one’s own ," in page(render([pets_folder])).text

@@ -1,4 +1,4 @@
-"""How well each class of the test rows is predicted, by the model that is kept, in the label party's result."""
+"""Results by class in `result.json`: they are those of the kept model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEYS = ["names", "rows", "recall", "precision", "confusion"]
 
 
 def assert_of_kept(summary):
-    """The counts of a result are those of the model whose utility it reports."""
+    """Assert that the counts of a result are those of the model whose utility it reports."""
     found, kept = summary["classes"], kept_utility(summary)
     assert list(found) == KEYS
     counts = np.array(found["confusion"])
@@ -27,7 +27,7 @@ def assert_of_kept(summary):
     assert np.mean(found["recall"]) == pytest.approx(kept["test_balanced_accuracy"], abs=1e-12)
 
 
-def test_they_are_those_of_the_scores_that_the_kept_model_predicts(tmp_path):
+def test_results_by_class_follow_from_the_scores_that_predict_writes(tmp_path):
     config = patient(
         attack={"names": []}, data={**DATA, "options": {**DATA["options"], "categorical": 0, "positives": 0.5}}
     )
@@ -48,7 +48,7 @@ def test_they_are_those_of_the_scores_that_the_kept_model_predicts(tmp_path):
 
 @pytest.mark.parametrize("classes", [2, 4])
 @pytest.mark.parametrize("training", [{"epochs": 2}, {"epochs": 9, "patience": 1}, {"epochs": 2, "refit": 3}])
-def test_they_are_of_the_model_that_is_kept(classes, training):
+def test_results_by_class_are_those_of_the_kept_model(classes, training):
     data = toy_data(rows=300, classes=classes)
     found = run(toy_config(training={**training, "learning_rate": 0.05}), data=lambda _: data).summary
     assert found["classes"]["names"] == [str(number) for number in range(classes)]

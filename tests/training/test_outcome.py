@@ -8,7 +8,7 @@ from flower_vfl.training.outcome import OF_MANY_CLASSES, Outcome
 
 
 def epochs(measure, *pairs):
-    """Epochs with these values of a measure of the validation part, and these losses."""
+    """Return epochs with these values of a measure of the validation part, and these losses."""
     return [
         {"epoch": number, "validation_macro_auc": 0.5, f"validation_{measure}": value, "validation_loss": loss}
         for number, (value, loss) in enumerate(pairs, 1)

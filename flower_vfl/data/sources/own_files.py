@@ -113,13 +113,13 @@ class Files(Recipe):
         path, stored = str(raw["train"][party].path), raw["train"][party].arrays
         if stored is not None:
             self._add_arrays(builder, party, {part: raw[part][party] for part in PARTS}, tables)
-            alone = _alone(raw["train"][party], tables, options).num_rows
-            if alone:
+            unshared = _unshared(raw["train"][party], tables, options).num_rows
+            if unshared:
                 _log.warning(
-                    "%s: %d rows of people whom others lack are not kept, and training.pretrain cannot use them: that "
-                    "works with tables; numbers of each row from a model of your own make one",
+                    "%s: %d rows of people whom another party lacks are left out. training.pretrain uses such rows of "
+                    "tables alone: give a table instead, for example embeddings of these rows from a model of yours",
                     path,
-                    alone,
+                    unshared,
                 )
             return None
         columns = [name for name in tables["train"].column_names if name != options.id]
@@ -389,7 +389,7 @@ def _unaligned(
     has labels. A value that cannot be read costs all of them, with a warning: training does without them.
     """
     path, classes = str(raw.path), None
-    rows = _alone(raw, tables, options)
+    rows = _unshared(raw, tables, options)
     if not rows.num_rows:
         return None, None
     try:
@@ -410,7 +410,7 @@ def _unaligned(
     return rows, classes
 
 
-def _alone(raw: _Raw, tables: Mapping[Part, pa.Table], options: FilesOptions) -> pa.Table:
+def _unshared(raw: _Raw, tables: Mapping[Part, pa.Table], options: FilesOptions) -> pa.Table:
     """Return a party's rows of people whom not all parties have."""
     path = str(raw.path)
     used = pa.concat_arrays([read_ids(tables[part], options.id, path) for part in PARTS])

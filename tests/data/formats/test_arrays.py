@@ -156,15 +156,15 @@ def test_a_network_trains_on_images_of_one_party_and_a_table_of_another(tmp_path
 
 
 @pytest.mark.parametrize("lacking", [0, 4])
-def test_rows_of_arrays_whose_people_others_lack_are_not_kept_and_it_is_said(tmp_path, lacking, caplog):
+def test_preparing_arrays_warns_of_rows_that_are_left_out_because_another_party_lacks_them(tmp_path, lacking, caplog):
     shop = tmp_path / "shop.csv"
     rows = [f"{name},{number},{number % 2}" for number, name in enumerate(IDS)]
     shop.write_text("\n".join(["id,spent,label", *rows[lacking:]]) + "\n")
     files = {"a": npz(tmp_path / "a.npz", x=values()), "shop": str(shop)}
     dataset = load("files", options={"files": files, "label": "label", "join": "inner"})
     assert dataset.party("a").unaligned is None
-    said = f"a.npz: {lacking} rows of people whom others lack are not kept, and training.pretrain cannot use them"
-    assert (said in caplog.text) == bool(lacking)
+    warning = f"a.npz: {lacking} rows of people whom another party lacks are left out"
+    assert (warning in caplog.text) == bool(lacking)
 
 
 def test_ids_of_arrays_and_images_can_be_aligned(tmp_path):
