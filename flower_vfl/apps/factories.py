@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import TYPE_CHECKING
 
 from flower_vfl.config import Config
@@ -13,6 +14,7 @@ from flower_vfl.data.store.memory import VerticalData
 from flower_vfl.errors import ConfigError
 
 if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
     from torch import nn
 
 BottomFactory = Callable[[FeatureSpec, Config], "nn.Module"]
@@ -93,16 +95,23 @@ def party_names(config: Config, dataset: VerticalData) -> tuple[str, ...]:
         raise ConfigError(f"{error}; name it otherwise in {dataset.name}") from None
 
 
+@cache
+def _linear_algebra() -> ThreadpoolController:
+    """Return what sets the threads of NumPy's and SciPy's libraries; to find these takes milliseconds."""
+    import scipy.linalg  # noqa: F401 # it brings a library of its own
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController().select(user_api="blas")
+
+
 @contextlib.contextmanager
 def torch_threads(count: int) -> Iterator[None]:
     """Compute with so many threads of torch, NumPy and SciPy; 0 leaves their own choice."""
-    import scipy.linalg  # noqa: F401 # its own OpenBLAS, which can be limited once it is loaded
     import torch
-    from threadpoolctl import threadpool_limits
 
     # By default OpenBLAS has a thread for each processor, and they spin while they wait for each other: slow where
     # other work has the processors.
-    with threadpool_limits(limits=count or None, user_api="blas"):
+    with _linear_algebra().limit(limits=count or None):
         before = torch.get_num_threads()
         if count:
             torch.set_num_threads(count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,6 +130,12 @@ def render_sweep(folder: Path | str) -> Path:
 
 def fill(template: str, **values: Any) -> str:
     """Return what a template of reports becomes with these values; all text in them is escaped."""
+    return _templates().get_template(template).render(**values)
+
+
+@cache
+def _templates() -> Environment:
+    """Return the templates of reports and what they call; each is compiled once in a process."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -154,7 +161,7 @@ def fill(template: str, **values: Any) -> str:
     }
     environment.globals |= {"version": VERSION, "date": "", "class_name": class_name}
     environment.globals["with_class_names"] = with_class_names
-    return environment.get_template(template).render(**values)
+    return environment
 
 
 def _of_one(run: Run) -> dict[str, Any]:
