@@ -10,14 +10,9 @@ from pathlib import Path
 import pytest
 
 # A worker for each core, and each of them computes with one thread: with as many as there are cores they wait for each
-# other. What tests start as processes inherits it.
+# other, and tests take up to twenty times as long. What tests start as processes inherits it.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-# dcor compiles when it is imported, and two workers that do so at once leave a cache behind that ends each later import
-# with LLVM's "Symbol not found": so each has a cache of its own.
-_CACHE = Path(__file__).parents[1] / ".pytest_cache" / "numba"
-os.environ["NUMBA_CACHE_DIR"] = str(_CACHE / os.environ.get("PYTEST_XDIST_WORKER", "alone"))
 
 
 @pytest.fixture
@@ -44,7 +39,10 @@ def install(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _process_stays_as_it_was():
-    """A deployed run makes the umask of its process private, and a command sets up the log: later tests keep theirs."""
+    """A deployed run makes the umask of its process private, and a command sets up the log: later tests keep theirs.
+
+    And whatever a test or an import does to the number of threads, it is one in a worker.
+    """
     umask = os.umask(0o022)
     os.umask(umask)
     log = logging.getLogger("flower_vfl")
@@ -52,3 +50,6 @@ def _process_stays_as_it_was():
     yield
     os.umask(umask)
     log.handlers, log.level, log.propagate = handlers, level, propagate
+    torch = sys.modules.get("torch")
+    if torch is not None and os.environ.get("OMP_NUM_THREADS") == "1":
+        assert torch.get_num_threads() == 1

@@ -114,6 +114,7 @@ def test_alone_says_what_each_party_reaches_by_itself(finished):
     assert "Alone" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_written_configuration_repeats_the_run(finished, tmp_path):
     out, _ = finished
     again = flower_vfl("run", out / "config.toml", "--out", tmp_path / "again")
@@ -124,6 +125,7 @@ def test_the_written_configuration_repeats_the_run(finished, tmp_path):
     assert first["leakage"] == second["leakage"]
 
 
+@pytest.mark.slow
 def test_report_is_rebuilt_from_the_folder_and_compares_several(finished, tmp_path):
     out, _ = finished
     (out / "report.html").unlink()
@@ -338,6 +340,7 @@ def way_on(errors):
     return errors.split("it goes on with: flower-vfl ")[1].splitlines()[0]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_interrupted_while_parties_train_alone_goes_on_there(preset, tmp_path, monkeypatch):
     out = tmp_path / "run"
 
@@ -526,7 +529,7 @@ def test_a_users_own_files_are_prepared_and_run(tmp_path):
     done = flower_vfl("init", *files, "--label", "label", "--out", tmp_path / "own.toml")
     assert done.returncode == 0, done.stderr
     assert flower_vfl("init", *files, "--out", tmp_path / "own.toml").returncode == 2  # it is there
-    done = flower_vfl("run", tmp_path / "own.toml", "--out", tmp_path / "out")
+    done = flower_vfl("run", tmp_path / "own.toml", "--set", "training.epochs=20", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["utility"]["last"]["test_auc"] > 0.95

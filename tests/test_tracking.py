@@ -99,6 +99,7 @@ def test_rows_of_a_slow_run_do_not_wait_long(tmp_path, monkeypatch):
     assert steps_of(tmp_path) == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_journal_torn_at_any_byte_keeps_every_whole_frame(tmp_path):
     log, ends = StepLog(tmp_path / "whole"), []
     for step in range(3):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import cache
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from flower_vfl.config import Config
@@ -104,21 +105,43 @@ def _linear_algebra() -> ThreadpoolController:
     return ThreadpoolController().select(user_api="blas")
 
 
-@contextlib.contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Compute with so many threads of torch, NumPy and SciPy; 0 leaves their own choice."""
-    import torch
+class _Threads:
+    """The number of threads of a process. Parties in one process set it while they compute, and end in any order."""
 
-    # By default OpenBLAS has a thread for each processor, and they spin while they wait for each other: slow where
-    # other work has the processors.
-    with _linear_algebra().limit(limits=count or None):
-        before = torch.get_num_threads()
+    def __init__(self) -> None:
+        self._lock, self._users, self._before, self._limit = Lock(), 0, 0, contextlib.ExitStack()
+
+    @contextlib.contextmanager
+    def limited(self, count: int) -> Iterator[None]:
+        """Compute with so many; the first one that came and the last one that goes restore what was before."""
+        import torch
+
+        with self._lock:
+            first = not self._users
+            if first:
+                self._before = torch.get_num_threads()
+                # By default OpenBLAS has a thread for each processor, and they spin while they wait for each other:
+                # slow where other work has the processors.
+                self._limit.enter_context(_linear_algebra().limit(limits=count or None))
+            self._users += 1
         if count:
             torch.set_num_threads(count)
         try:
             yield
         finally:
-            torch.set_num_threads(before)
+            with self._lock:
+                self._users -= 1
+                if first or not self._users:
+                    torch.set_num_threads(self._before)
+                    self._limit.close()
+
+
+_THREADS = _Threads()
+
+
+def torch_threads(count: int) -> contextlib.AbstractContextManager[None]:
+    """Compute with so many threads of torch, NumPy and SciPy; 0 leaves their own choice."""
+    return _THREADS.limited(count)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,9 @@ import dataclasses
 import json
 import math
 import re
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -172,6 +174,7 @@ def test_a_report_that_cannot_be_read_is_refused_and_its_party_named(text):
         read_report("a", Frame(Kind.REPORT, tensors=said), [])
 
 
+@pytest.mark.slow
 def test_whose_a_leak_is_and_who_measured_it_is_the_label_partys_own_word(monkeypatch):
     def forge(party):
         report = honest(party)
@@ -325,6 +328,7 @@ def rounding_at(width):
     return lambda spec, config: (Rounding if spec.numeric == width else default_bottom)(spec, config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TRANSPORTS)
 def test_embeddings_that_are_no_real_numbers_are_refused_with_the_name_of_the_party(kind):
     reason = r"party 'b' must return a floating point tensor .* given torch\.int64 \(2, 8\)"
@@ -426,6 +430,26 @@ def test_a_run_computes_with_its_threads_and_leaves_those_of_the_process_as_they
     run(toy_config(threads=count), data=lambda _: toy_data(), observers=[Threads()])
     assert seen == {count}
     assert threads() == before
+
+
+def test_the_threads_of_a_process_come_back_in_whatever_order_parties_end():
+    """A later thread would start with what the last one left."""
+    ready, over = threading.Event(), threading.Event()
+
+    def compute():
+        with computing(toy_config(threads=2)):
+            ready.set()
+            over.wait(10)
+
+    with ThreadPoolExecutor() as pool:
+        before = pool.submit(threads).result()
+        with computing(toy_config(threads=2)):
+            party = pool.submit(compute)
+            assert ready.wait(10)
+        over.set()
+        party.result()
+    with ThreadPoolExecutor() as later:
+        assert later.submit(threads).result() == before
 
 
 @pytest.mark.parametrize(

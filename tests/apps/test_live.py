@@ -71,6 +71,7 @@ def test_a_state_that_another_process_wrote_wrongly_is_read_as_far_as_it_is_one(
     assert read_live(tmp_path) == {"epoch": 3, "parties": {"a": {}, "b": {"queued": 2}}}
 
 
+@pytest.mark.slow
 def test_warnings_are_still_shown_where_nobody_set_up_logging(tmp_path):
     code = "from flower_vfl.apps import run; from tests.toys import toy_config, toy_data; import sys; "
     code += "run(toy_config(training={'epochs': 1}), data=lambda _: toy_data(), out=sys.argv[1])"

@@ -155,6 +155,7 @@ def test_nodes_that_were_invited_in_vain_hear_it_and_nothing_of_the_label_partys
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_a_node_of_a_party_that_the_run_does_not_have_is_told_on_both_hosts(folders, monkeypatch, tmp_path):
     nodes = [*nodes_of(folders), {**nodes_of(folders)[0], "party": "x"}]
     with pytest.raises(PartyError, match=r"this node says it is party 'x'; the run has .* or stop this SuperNode"):

@@ -48,7 +48,12 @@ doubled = own_parts:Doubled
 [flower_vfl.attacks]
 first_column = own_parts:First
 """
-SMALL = {"data": {"name": "toy"}, "training": {"epochs": 1, "batch_size": 64}, "model": {"cut": 4}}
+SMALL = {
+    "data": {"name": "toy"},
+    "training": {"epochs": 1, "batch_size": 64},
+    "model": {"cut": 4},
+    "attack": {"informed": 0},
+}
 
 
 @pytest.mark.parametrize(
@@ -245,7 +250,7 @@ def test_a_reader_that_fails_without_a_text_costs_a_finished_run_its_own_entry_a
     install("own-parts", {"own_parts": METHODS})
     install("mute", {"mute": MUTE})
     result = run(
-        build_config(SMALL, {"attack.names": "mute:MuteReader", "attack.informed": 0}),
+        build_config(SMALL, {"attack.names": "mute:MuteReader"}),
         data=lambda _: toy_data(rows=200),
     ).summary
     assert result["status"] == "finished"

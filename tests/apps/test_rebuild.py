@@ -85,6 +85,7 @@ def test_an_attack_of_ones_own_counts_by_how_many_labels_it_was_told_whatever_it
     assert rebuild([], {"test_auc": 0.9}, classes=2, share=0.8) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", [2, 4])
 def test_a_run_answers_it_from_its_own_attacks(classes):
     data = toy_data(rows=200, test_rows=60, classes=classes)

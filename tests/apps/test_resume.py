@@ -153,7 +153,9 @@ def in_flower(config, out, *, title, resume):
 @pytest.mark.parametrize("goes_on", [run_here, observed, in_flower])
 @pytest.mark.parametrize("left", [None, "interrupted"])
 def test_a_run_that_has_ended_without_its_report_gets_one_also_in_place_of_an_earlier_attempts(tmp_path, goes_on, left):
-    config = in_processes(build_config({"data": {"name": "breast-cancer"}, "training": {"epochs": 1}}))
+    config = in_processes(
+        build_config({"data": {"name": "breast-cancer"}, "training": {"epochs": 1}, "attack": {"informed": 0}})
+    )
     out = tmp_path / "run"
     run(config, out=out)
     if left is not None:

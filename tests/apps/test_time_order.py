@@ -112,6 +112,7 @@ def test_steps_in_flight_give_the_same_on_every_transport_and_never_cross_the_en
     assert one.summary["weights"] == three.summary["weights"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("steps", [(4,), (2, 3, 5)])
 def test_a_run_that_was_interrupted_goes_on_to_the_same_bit_for_bit(tmp_path, transport, steps, monkeypatch):

@@ -147,6 +147,7 @@ def test_hints_that_the_rarest_class_could_not_give_are_refused():
         strategy_of(names=[f"hint(k={fewest})"])
 
 
+@pytest.mark.slow
 def test_a_run_of_three_classes_is_attacked_at_every_party_and_by_the_monitor(tmp_path):
     names = ["norm", "cosine", "hint(k=1)", "direction_count", "gradient_clustering"]
     config = toy_config(attack={"names": names}, training={"epochs": 2, "batch_size": 32})

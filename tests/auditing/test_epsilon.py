@@ -83,6 +83,7 @@ def test_half_of_the_noise_is_caught_with_the_stated_power():
     assert all(lower > 1.0 for lower in found)
 
 
+@pytest.mark.slow
 def test_without_canaries_the_bound_follows_the_odds():
     generator = np.random.default_rng(2)
     found = {epsilon: [] for epsilon in (0.0, 1.0, 2.0)}
@@ -164,6 +165,7 @@ def test_canaries_that_nobody_reads_are_refused():
         toy_config(attack={"canaries": 200, "informed": 0})
 
 
+@pytest.mark.slow
 def test_a_run_measures_its_epsilon_and_refutes_a_wrong_claim():
     data = toy_data(rows=6000, test_rows=100, parties=1)
     verdicts = {}

@@ -92,6 +92,7 @@ def test_what_a_shift_of_means_gives_away_is_its_closed_form():
     assert alone["rows"] == pytest.approx(N / 2, rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_group_reads_what_its_member_with_all_the_signal_does():
     y, widths = Y[:1600], (8, 64)
 
@@ -109,12 +110,14 @@ def test_a_group_reads_what_its_member_with_all_the_signal_does():
     assert together < best - 0.03  # noise of many numbers hides a signal of a few
 
 
+@pytest.mark.slow
 def test_noise_that_is_drawn_anew_is_averaged_over_epochs():
     alone, _ = entries_of(Y, slow, epochs=16)
     assert alone["span"] == "epochs"
     assert alone["mean"] > norm.cdf(0.3 * np.sqrt(16) / np.sqrt(2)) - 0.06
 
 
+@pytest.mark.slow
 def test_lengths_of_many_epochs_are_read_where_directions_say_nothing():
     """Of 16 normal logarithms of lengths the mean is best; it tells classes apart that lie 0.5 deviations apart."""
 
@@ -149,6 +152,7 @@ def test_what_embeddings_tell_by_themselves_is_no_gain():
     assert joint["advantage_interval95"][0] < 0.005
 
 
+@pytest.mark.slow
 def test_an_audit_that_was_interrupted_reads_what_an_undisturbed_one_does():
     whole, schedule = audit_of(Y, epochs=2)
     follow(whole, schedule, shifted)

@@ -140,6 +140,7 @@ def test_a_run_ends_with_the_same_weights_and_leaks_as_much(name):
     assert not differences(there, here)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_interrupted_goes_on(tmp_path):
     config, data = config_of({"checkpoint": {"every": 4}}, "marvell(s=1.0)", ON_STEPS), mixed_data()
     whole = on_gpu(config, data).summary

@@ -9,6 +9,7 @@ from flower_vfl.errors import InputError
 from tests.faults import fuzzing
 
 
+@pytest.mark.slow
 def test_changed_frames_and_files_are_refused_without_a_crash_a_hang_or_growing_memory():
     seed = int(os.environ.get("FLOWER_VFL_FUZZ_SEED", "0"))
     found = fuzzing.check(frames=4_000, files=600, seed=seed)
@@ -29,6 +30,7 @@ def test_what_once_broke_a_rule_is_refused(path, tmp_path):
     files.feed(next(known for known in files.known if known.name == name), data)
 
 
+@pytest.mark.slow
 def test_a_check_that_is_left_out_is_found(monkeypatch, tmp_path):
     """The fuzzer sees what it is there to see: a reader that lets an exception of its own through."""
 

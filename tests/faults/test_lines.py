@@ -26,6 +26,7 @@ class Cut(Observer):
             self.cuts += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_a_run_whose_lines_are_cut_goes_on_to_the_same_result(tmp_path, left_alone, seed, monkeypatch):
     lines = []

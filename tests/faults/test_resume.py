@@ -39,6 +39,7 @@ def start(folder, kill, transport="inproc"):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_an_interrupted_run_goes_on_to_the_same_result(tmp_path, left_alone, transport, monkeypatch):
     monkeypatch.setenv("FLOWER_VFL_STATE", str(tmp_path / "state"))
@@ -51,6 +52,7 @@ def test_an_interrupted_run_goes_on_to_the_same_result(tmp_path, left_alone, tra
     assert_same(tmp_path / "run", left_alone(transport))
 
 
+@pytest.mark.slow
 def test_readers_fitted_to_labels_read_after_an_interruption_what_they_read_without(tmp_path):
     attack = {"names": ["norm"], "informed": 200, "every": 1, "snapshots": [3]}
     config = toy_config(attack=attack, checkpoint={"every": 2})
@@ -65,6 +67,7 @@ def test_readers_fitted_to_labels_read_after_an_interruption_what_they_read_with
     assert any(mean is not None for mean in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, {"scope": "per-party", "rho": 0.5}], ids=["joint", "per-party"])
 def test_full_marvell_goes_on_with_the_noise_of_the_latest_batch_with_both_classes(tmp_path, more):
     data = toy_data(rows=600, test_rows=100)

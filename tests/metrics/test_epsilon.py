@@ -63,6 +63,7 @@ def test_the_tail_is_that_of_all_outcomes_and_of_scipy():
     np.testing.assert_allclose(poisson_binomial_tail(many, least), wanted, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("epsilon", "mean"),
     [pytest.param(0.5, 0.3, marks=pytest.mark.slow), (1.0, 0.8), pytest.param(2.0, 1.74, marks=pytest.mark.slow)],

@@ -31,6 +31,7 @@ def test_interval_covers_the_true_difference_at_its_rate():
     assert 365 <= covered <= 394  # 380 expected; outside with probability 6e-4
 
 
+@pytest.mark.slow
 def test_interval_is_that_of_a_paired_bootstrap():
     (a, b), y = drawn(3, rows=1000)
     found = auc_difference(a, b, y)

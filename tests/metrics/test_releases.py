@@ -188,6 +188,7 @@ def test_one_release_more_never_tells_less(seed, epochs, rho, kept):
     assert together(releases, rho=rho, kept=kept).sum_kl() >= fewer * (1 - 1e-9)
 
 
+@pytest.mark.slow
 def test_the_noise_that_defenses_draw_has_the_covariance_of_the_model():
     """Two epochs of one row under many keys; each entry of the covariance within five standard errors."""
     rho, count, width = 0.6, 4_000, 3

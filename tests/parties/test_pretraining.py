@@ -86,6 +86,7 @@ def test_slices_and_restarts_between_them_give_the_weights_of_one_go():
     assert weights_digest(pretrain(make_party(seed=8))[0].bottom) != weights_digest(whole.bottom)
 
 
+@pytest.mark.slow
 def test_answers_say_nothing_of_unaligned_rows_which_are_trained_on():
     whole, found = pretrain(make_party(unaligned=230))
     assert found == [STEPS]

@@ -216,6 +216,7 @@ def test_runs_are_compared_by_what_is_remembered_too(longitudinal_attacks, run_f
     assert "0.900" in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["marvell", "marvell_full"])
 def test_what_is_promised_of_all_epochs_stands_beside_what_was_read(tmp_path, name):
     attack = {"names": ["norm", "remembered_norm"]}

@@ -278,6 +278,7 @@ def test_guessing_by_day_is_that_of_the_attack_that_was_told_most(run_folder, mo
     assert bands["Leak by day, party a"][1].tolist() == told
 
 
+@pytest.mark.slow
 def test_hostile_names_of_days_stay_text(run_folder):
     folder = run_folder(steps=20, epochs=2)
     names = [f"<b>{HOSTILE[:9]}{day}" for day in range(3)]
@@ -446,6 +447,7 @@ def test_attacks_of_one_name_have_a_figure_each(run_folder):
     assert "Only hint and hint(k=1) ran" in found
 
 
+@pytest.mark.slow
 def test_a_validation_part_of_one_class_has_chosen_no_epoch_and_the_page_says_so(run_folder):
     says = "no epoch was chosen by validation"
     unknown = {"validation_auc": None, "validation_loss": 0.1}
@@ -503,6 +505,7 @@ def test_a_run_with_a_bound_says_what_is_certified_beside_what_was_measured(run_
     assert "whatsoever" not in found
 
 
+@pytest.mark.slow
 def test_what_is_certified_where_each_party_has_noise_of_its_own_counts_those_that_collude(tmp_path):
     apart = {"defenses": [{"name": "marvell", "scope": "per-party"}], "training": {"epochs": 1}}
     run(toy_config(attack={"names": ["norm"]}, **apart), out=tmp_path / "run", data=lambda _: toy_data(rows=200))

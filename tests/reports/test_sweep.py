@@ -84,6 +84,7 @@ def ranked(tmp_path, edit=lambda result, name: None, **of_settings):
     return {row["setting"].runs[0].name: row for row in problem["rows"]}, problem
 
 
+@pytest.mark.slow
 def test_settings_are_ranked_and_recommended_by_validation_and_not_by_the_test(tmp_path):
     settings = {"none": (0.98, 0.95, 0.95), "better": (0.5, 0.92, 0.80), "lucky": (0.5, 0.90, 0.94)}
     rows, problem = ranked(tmp_path, **settings)
@@ -326,6 +327,7 @@ def hundred(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_the_page_of_a_hundred_runs_is_a_few_megabytes_at_most(hundred):
     path = render_sweep(hundred)
     text = path.read_text()

@@ -217,6 +217,7 @@ def test_an_attack_on_the_model_that_could_not_be_run_says_why(trained_folder):
 POTENTIAL = ({"name": "potential_energy", "params": {"alpha": 1.0}},)
 
 
+@pytest.mark.slow
 def test_the_comparison_puts_none_beside_each_defense(trained_folder):
     folders = [trained_folder("plain"), trained_folder("guarded", k=None, mean=0.62, defenses=POTENTIAL)]
     html = render(folders)
@@ -334,6 +335,7 @@ def test_maps_do_not_depend_on_the_scale_and_one_number_a_row_is_enough(trained_
     assert all(found[0].startswith("<svg") for found in maps)
 
 
+@pytest.mark.slow
 def test_a_real_run_is_reported_from_its_own_folder(tmp_path):
     from flower_vfl.apps import run
     from tests.toys import toy_config, toy_data

@@ -39,6 +39,7 @@ def test_help_says_what_the_two_roles_do():
         assert words in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [None, "hash"])
 def test_the_command_leaves_a_file_a_party_and_says_where(method, tmp_path):
     more = ("--method", method) if method else ()

@@ -43,6 +43,7 @@ def own_run(own_app, tmp_path):
     return tmp_path / "run", run(config, out=tmp_path / "run", **factories)
 
 
+@pytest.mark.slow
 def test_a_users_own_app_scores_what_it_trained(own_app, own_run, tmp_path):
     folder, result = own_run
     predict_here(Request(folder, tmp_path / "scores.csv"), OWN_APP)
@@ -51,6 +52,7 @@ def test_a_users_own_app_scores_what_it_trained(own_app, own_run, tmp_path):
     assert leak_auc(found["score"].to_numpy(), labels) == result.test_auc
 
 
+@pytest.mark.slow
 def test_without_its_app_such_a_run_is_refused(own_run, tmp_path):
     with pytest.raises(ConfigError, match=r"own_app.task:make_top.*use the app that trained it"):
         predict_here(Request(own_run[0], tmp_path / "scores.csv"), None)
@@ -114,6 +116,7 @@ def test_resources_of_a_prediction_are_checked_before_flower_starts(tmp_path, mo
         predict_flower(Request(tmp_path / "run", tmp_path / "scores.csv"), resources=resources)
 
 
+@pytest.mark.slow
 def test_a_prediction_on_a_cluster_listens_where_its_nodes_reach_it(tmp_path, monkeypatch):
     started = []
     cluster = Cluster(((2.0, 0.0), (2.0, 0.0)), ("10.0.0.1", "10.0.0.2"), "10.0.0.1")

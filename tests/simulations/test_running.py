@@ -33,6 +33,7 @@ def test_what_parties_reach_alone_is_their_auc_and_of_more_classes_the_mean_over
     assert name in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_a_federation_that_does_worse_than_a_party_alone_says_so(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     data = toy_data()

@@ -93,6 +93,7 @@ def test_a_deployment_refuses_to_join_the_columns(tmp_path):
         server.train(object(), None, config, tmp_path / "out", resume=False)
 
 
+@pytest.mark.slow
 def test_a_run_of_ones_own_tables_ends_with_the_comparison_on_the_console_and_in_the_report(tmp_path, capsys):
     rng = np.random.default_rng(0)
     lines = {"bank": ["id,x,label"], "shop": ["id,town"]}

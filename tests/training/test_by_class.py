@@ -27,6 +27,7 @@ def assert_of_kept(summary):
     assert np.mean(found["recall"]) == pytest.approx(kept["test_balanced_accuracy"], abs=1e-12)
 
 
+@pytest.mark.slow
 def test_results_by_class_follow_from_the_scores_that_predict_writes(tmp_path):
     config = patient(
         attack={"names": []}, data={**DATA, "options": {**DATA["options"], "categorical": 0, "positives": 0.5}}

@@ -65,6 +65,7 @@ def assert_model_of(folder, plain):
     assert auc_of(folder) == pytest.approx(found["utility"]["best"]["test_auc"], abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("transport", "every"),
     [("inproc", -1), ("inproc", 3), ("stream", -1), ("stream", 0), ("messages", -1), ("messages", 3)],
@@ -89,6 +90,7 @@ class Forgetful(dict):
         pass
 
 
+@pytest.mark.slow
 def test_a_copy_goes_from_one_process_to_the_next_between_messages(tmp_path, plain, monkeypatch):
     begin = TrainingClient.__init__
 
@@ -130,6 +132,7 @@ def test_attacks_on_the_trained_model_look_at_the_one_that_is_kept(tmp_path, pla
     assert tables[0].equals(tables[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("step", [STEPS * (BEST + 1) + 1])
 def test_after_a_kill_a_resumed_run_keeps_the_best_model(tmp_path, plain, transport, step, monkeypatch):

@@ -65,6 +65,7 @@ def result(folder):
     return json.loads((folder / "result.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("every", [0, 2])
 def test_the_model_from_before_the_leak_stays(tmp_path, leaks, transport, every, monkeypatch):

@@ -90,6 +90,7 @@ def test_a_run_goes_on_after_an_interruption_and_pre_trains_no_finished_model_ag
         assert outcome(tmp_path / "whole") == outcome(tmp_path / name)
 
 
+@pytest.mark.slow
 def test_the_result_says_that_nothing_left(tmp_path):
     result = run(toy_config(training=SILENT), data=lambda _: toy_data(), out=tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "result.json").read_text())

@@ -234,6 +234,7 @@ def test_the_busiest_address_gives_way_and_the_only_one_of_another_stays(address
             assert len(places) == len(waiting) <= 4
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=600), st.integers(0, 600), st.integers(0, 600))
 def test_no_greeting_is_read_out_of_bytes_that_are_none(data, start, end):
     hello = client_hello("mark.label-party.flower-vfl")

@@ -141,6 +141,7 @@ def test_a_party_that_does_not_arrive_is_named_after_the_timeout(sessions, kind)
         release.set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_party_that_does_not_fit_is_refused_and_every_handler_returns(sessions, kind):
     def check(link):

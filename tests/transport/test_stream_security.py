@@ -150,6 +150,7 @@ def test_whoever_knows_the_whole_run_config_knows_nothing_that_opens_a_session()
         assert str(runs[0][name]) not in public
 
 
+@pytest.mark.slow
 def test_a_party_with_many_streams_that_never_greet_is_refused_and_the_others_are_served(endpoint):
     channel, calls = open_silently(endpoint, 2)
     while len(endpoint.calls) < len(calls):
@@ -394,6 +395,7 @@ def test_connections_that_stay_silent_do_not_keep_a_party_out(endpoint):
             connection.close()
 
 
+@pytest.mark.slow
 def test_a_connection_that_stays_silent_is_dropped_after_the_handshakes_deadline(endpoint):
     with socket.create_connection(address_of(endpoint)) as connection:
         connection.settimeout(8)
@@ -435,6 +437,7 @@ def open_silently(endpoint, count):
     ]
 
 
+@pytest.mark.slow
 def test_streams_that_never_greet_leave_room_for_the_parties(endpoint):
     channel, calls = open_silently(endpoint, 4)
     while len(endpoint.calls) < len(calls):

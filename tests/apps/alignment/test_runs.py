@@ -444,6 +444,7 @@ def test_weights_after_an_alignment_are_those_of_a_join_in_the_clear(tmp_path):
     settings = {
         "training": {"epochs": 2, "batch_size": 32},
         "model": {"cut": 4, "bottom": [8], "top": [8]},
+        "attack": {"informed": 0},
         "data": {"name": "files", "options": {**config.data.options, "join": "inner"}},
     }
     apart = train(build_config(settings), data=lambda _: Apart())

@@ -106,6 +106,7 @@ def test_what_is_scored_are_the_embeddings_of_the_trained_model_in_evaluation_mo
     assert entries["attacker", "cut", "clustering", "a"]["mean"] == pytest.approx(accuracy, abs=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", [2, 4])
 def test_attacking_the_trained_model_changes_no_weight(classes):
     data = toy_data(rows=200, test_rows=60, classes=classes)
@@ -124,6 +125,7 @@ def test_the_global_generator_is_left_where_it_was():
     assert np.array_equal(before[1], np.random.get_state()[1])  # noqa: NPY002
 
 
+@pytest.mark.slow
 def test_all_transports_read_the_same_and_end_with_the_same_weights():
     data = mixed_data(rows=200, test_rows=60)
     found = []
@@ -180,6 +182,7 @@ def test_learned_readers_read_every_layer_beside_the_raw_inputs_and_are_told_lab
             assert measure["interval95"][0] <= measure["mean"] <= measure["interval95"][1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("classes", "defense"),
     [(2, "max_norm"), (2, "potential_energy"), (4, "iso"), (4, "potential_energy"), (4, "label_dp")],

@@ -43,6 +43,7 @@ def test_every_attacker_is_read_on_training_rows_and_on_test_rows(in_process):
         assert entry["advantage"] == pytest.approx(entry["mean"] - entry["baseline"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("informed", [{"informed": 4000}, {"informed": 0}, {"informed": 4000, "audit": False}])
 def test_a_simulation_reads_gradients_with_columns_whatever_attacks_are_named(informed):
     result = run(config_of("norm", attack=informed), data=lambda _: toy_data(rows=900))
@@ -57,6 +58,7 @@ def test_a_simulation_reads_gradients_with_columns_whatever_attacks_are_named(in
         assert found[-1]["baseline"] > max(entry["baseline"] for entry in found[:-1]) + 0.05
 
 
+@pytest.mark.slow
 def test_parties_that_collude_put_their_columns_together_for_joint_attacks():
     result = run(config_of(*NAMES, attack={"informed": 4000}), data=lambda _: toy_data(rows=900))
     train = {key[:2]: entry for key, entry in entries_of(result).items() if key[2] == "train"}

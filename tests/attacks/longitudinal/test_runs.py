@@ -171,6 +171,7 @@ def test_rows_whose_labels_are_known_are_not_scored(monkeypatch):
     assert set(scored.values()) == {(n - 3, p - 3), (n - 8, p - 4)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [0, 2, -1])
 @pytest.mark.parametrize("kind", ["inproc", "messages"])
 def test_an_interrupted_run_remembers_what_an_undisturbed_one_does(every, kind, places):

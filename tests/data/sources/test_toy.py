@@ -92,6 +92,7 @@ def test_a_boundary_that_is_off_errs_as_the_closed_form_says(edge, angle):
     assert exact == pytest.approx(small, rel=1.2 * abs(edge - 1) * abs(angle) / np.pi + 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edge", [0.5, 1.0, 3.0])
 def test_few_leaked_labels_cost_the_attacker_what_the_density_at_the_boundary_says(edge):
     count, draws = 100, 600

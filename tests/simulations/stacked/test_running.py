@@ -114,6 +114,7 @@ def exact(value):
     return value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "setting", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in SETTINGS]
 )
@@ -204,6 +205,7 @@ def test_attacks_on_the_trained_model_run_afterwards_as_ever(tmp_path):
     assert found[0] == pytest.approx(found[1], abs=0.02)
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_is_told_and_left_alone_and_the_others_are_what_they_would_be(tmp_path, monkeypatch):
     class Broken(Member):
         def __init__(self, config, dataset):

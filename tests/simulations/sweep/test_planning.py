@@ -91,6 +91,7 @@ def test_a_probe_measures_a_part_of_the_data_on_the_path_of_a_trial(definition, 
     assert probe.memory > 0
 
 
+@pytest.mark.slow
 def test_days_in_time_order_are_counted_with_the_evaluation_of_each_by_the_model_before_it(tmp_path, monkeypatch):
     monkeypatch.setattr(planning, "STEPS", 3)
     config = in_time()
@@ -192,6 +193,7 @@ def test_trials_that_fit_or_use_no_gpu_are_let_through(definition, monkeypatch):
     assert gpu.measured
 
 
+@pytest.mark.slow
 def test_the_plan_says_what_was_measured_and_what_was_computed(definition, monkeypatch, capsys):
     monkeypatch.setattr(planning, "measure", lambda config, data: PROBE)
     monkeypatch.setenv("COLUMNS", "200")

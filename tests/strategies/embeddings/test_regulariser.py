@@ -290,6 +290,7 @@ def angles(data, alpha):
     return float((z @ z.T)[same].mean())
 
 
+@pytest.mark.slow
 def test_training_against_the_energy_spreads_embeddings_of_a_class():
     data = toy_data(rows=512)
     assert angles(data, 4.0) < angles(data, 0.0) - 0.05

@@ -241,6 +241,7 @@ def test_a_value_below_the_chunk_and_above_it_is_the_same(monkeypatch):
     assert torch.equal(optimal_noise(*columns).sum_kl, whole.sum_kl)
 
 
+@pytest.mark.slow
 def test_three_steps_fewer_of_newtons_method_give_the_same(monkeypatch):
     rng = np.random.default_rng(0)
     n = 200_000
