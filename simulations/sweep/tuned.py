@@ -32,7 +32,16 @@ from flower_vfl.training.outcome import OF_MANY_CLASSES
 CHOSEN = "run.toml"
 _SHOWN = 5
 _TESTS = ("test_auc", "test_macro_auc", "test_accuracy", "test_loss")
-_UNATTACKED = {"attack.names": [], "attack.informed": 0, "attack.max_leak": 1.0, "attack.max_bound": 1.0}
+_TRIAL: dict[str, Any] = {
+    "attack.names": [],
+    "attack.informed": 0,
+    "attack.max_leak": 1.0,
+    "attack.max_bound": 1.0,
+    "attack.embeddings": 0,  # to draw maps of them takes a tenth of a small trial
+    "attack.snapshots": [],
+    "checkpoint.every": 500,
+}
+"""Of every trial: it is trained and validated, and not attacked."""
 
 _TRAINING: dict[str, list[Any]] = {
     "training.weight_decay": [0.0, 1e-5, 1e-4],
@@ -156,7 +165,7 @@ def run_tune(
         for setting in search_space(config, data, trials)
     ]
     base = str(Path(source).absolute()) if Path(source).exists() else source
-    table = {"base": base, "set": {**_UNATTACKED, **overrides}, "cases": _different(settings)}
+    table = {"base": base, "set": {**_TRIAL, **overrides}, "cases": _different(settings)}
     definition = parse_definition(tomli_w.dumps(table), Path())
     budget = Budget(60.0 * minutes, measure)
     try:
