@@ -85,7 +85,8 @@ class EpochLog(Observer):
         _log.info("training: epochs: %d, steps: %d, with %s", epochs, steps, ", ".join(parties) or "nobody else")
 
     def on_epoch(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:  # noqa: D102
-        shown = ["train_loss", "validation_auc", "next_auc", "test_auc", "test_loss", "test_accuracy", "leak", "bound"]
-        if "validation_auc" not in metrics:  # of more than two classes
-            shown[1] = "validation_accuracy"
+        validation = (
+            ["validation_auc"] if "validation_auc" in metrics else ["validation_macro_auc", "validation_accuracy"]
+        )
+        shown = ["train_loss", *validation, "next_auc", "test_auc", "test_loss", "test_accuracy", "leak", "bound"]
         _log.info("epoch %d: %s", epoch, ", ".join(f"{name} {metrics[name]:.4f}" for name in shown if name in metrics))

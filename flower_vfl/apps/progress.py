@@ -91,7 +91,8 @@ class LiveProgress(Observer):
     def on_epoch(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:
         """Print what an epoch has reached."""
         names = {"train_loss": "loss", "validation_auc": "validation AUC", "next_auc": "AUC of the next day"}
-        names |= {"validation_accuracy": "validation accuracy"} if "validation_auc" not in metrics else {}
+        if "validation_auc" not in metrics:
+            names |= {"validation_macro_auc": "validation AUC", "validation_accuracy": "validation accuracy"}
         names |= {"test_auc": "test AUC"}
         names |= {"test_accuracy": "test accuracy"} if "test_auc" not in metrics else {}
         shown = ", ".join(f"{label} {metrics[name]:.4f}" for name, label in names.items() if name in metrics)

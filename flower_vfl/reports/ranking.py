@@ -7,6 +7,7 @@ from typing import Any
 
 from flower_vfl.apps.result_schema import kept_utility
 from flower_vfl.reports.pareto import front
+from flower_vfl.training.outcome import OF_MANY_CLASSES
 
 NOT_RANKED = (
     "Nothing is ranked and nothing recommended: these runs have no validation part that compares them, and nothing may "
@@ -16,14 +17,21 @@ NOT_RANKED = (
 
 
 def validation_name(result: Mapping[str, Any]) -> str:
-    """Return the measure by which a run is ranked: the validation AUC, of more than two classes the accuracy.
+    """Return the measure by which a run is ranked, the one that compared its epochs.
+
+    Of two classes that is the validation AUC, of more the accuracy, or with balanced class weights the mean AUC.
 
     Examples
     --------
     >>> validation_name({"utility": {"last": {"validation_macro_auc": 0.9, "validation_accuracy": 0.8}}})
     'validation_accuracy'
+    >>> validation_name({"utility": {"last": {"validation_macro_auc": 0.9}}, "best_by": "validation_macro_auc"})
+    'validation_macro_auc'
     """
-    return "validation_accuracy" if "validation_macro_auc" in kept_utility(result) else "validation_auc"
+    if "validation_macro_auc" not in kept_utility(result):
+        return "validation_auc"
+    found = str(result.get("best_by"))
+    return found if found in OF_MANY_CLASSES.values() else OF_MANY_CLASSES["none"]
 
 
 def validation(result: Mapping[str, Any]) -> float | None:
