@@ -85,8 +85,7 @@ class EpochLog(Observer):
         _log.info("training: epochs: %d, steps: %d, with %s", epochs, steps, ", ".join(parties) or "nobody else")
 
     def on_epoch(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:  # noqa: D102
-        validation = (
-            ["validation_auc"] if "validation_auc" in metrics else ["validation_macro_auc", "validation_accuracy"]
-        )
+        of_many = ["validation_macro_auc", "validation_accuracy"]
+        validation = ["validation_auc"] if "validation_auc" in metrics else of_many
         shown = ["train_loss", *validation, "next_auc", "test_auc", "test_loss", "test_accuracy", "leak", "bound"]
         _log.info("epoch %d: %s", epoch, ", ".join(f"{name} {metrics[name]:.4f}" for name in shown if name in metrics))
