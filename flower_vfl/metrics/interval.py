@@ -102,28 +102,44 @@ def mean_share_interval(shares: Array, counts: Array) -> Interval | None:
 
 
 def auc_interval(scores: Array, labels: Array) -> Interval | None:
-    """Return DeLong's interval of `leak_auc`, ties included, None where a class has fewer than two examples.
+    r"""Return DeLong's interval of `leak_auc`, ties included, None where a class has fewer than two examples.
 
     The AUC is the mean over positives of the share of negatives below them, and the mean over negatives of the share of
     positives above them; the two variances add up.
+
+    Both are 0 where no example of one class lies among those of the other. Then the AUC is at least
+
+    .. math:: 0.025^{1 / k}, \quad k = \min(\text{positives}, \text{negatives})
+
+    or at most one less that: k pairs that share no example are independent, and each is in order with the probability
+    of the AUC, so that this is the exact interval of k successes of k (Clopper and Pearson).
 
     References
     ----------
     DeLong, DeLong and Clarke-Pearson, *Comparing the areas under two or more correlated receiver operating
     characteristic curves: a nonparametric approach*, Biometrics 44, 1988.
 
+    Clopper and Pearson, *The use of confidence or fiducial limits illustrated in the case of the binomial*, Biometrika
+    26, 1934.
+
     Examples
     --------
     >>> [round(bound, 3) for bound in auc_interval([1, 2, 3, 4, 5, 6], [0, 0, 1, 0, 1, 1])]
     [0.581, 1.0]
+    >>> [round(bound, 3) for bound in auc_interval([1, 2, 3, 4, 5, 6], [0, 0, 0, 1, 1, 1])]
+    [0.292, 1.0]
     """
     values, positive = binary(scores, labels)
     refuse_nan(values, "scores")
     if min(np.count_nonzero(positive), np.count_nonzero(~positive)) < 2:
         return None
     below, above = placements(values, positive)
+    auc = float(below.mean())
+    if auc in (0.0, 1.0):
+        least = 0.025 ** (1 / min(below.size, above.size))
+        return (least, 1.0) if auc else (0.0, 1.0 - least)
     half = Z95 * math.sqrt(below.var(ddof=1) / below.size + above.var(ddof=1) / above.size)
-    return max(0.0, float(below.mean()) - half), min(1.0, float(below.mean()) + half)
+    return max(0.0, auc - half), min(1.0, auc + half)
 
 
 def placements(values: NDArray[Any], positive: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -79,6 +79,24 @@ def test_the_interval_of_an_auc_covers_the_truth_about_95_times_in_100():
     assert 0.92 < np.mean(covered) < 0.975  # four standard deviations are 0.028
 
 
+@pytest.mark.parametrize(("negatives", "positives"), [(2, 2), (3, 40), (40, 3), (500, 300)])
+def test_classes_without_overlap_have_the_exact_interval_of_as_many_pairs(negatives, positives):
+    """DeLong's has no width there, as if nothing were unknown."""
+    scores, y = np.arange(negatives + positives), np.arange(negatives + positives) >= negatives
+    pairs = min(negatives, positives)
+    expected = stats.binomtest(pairs, pairs).proportion_ci(0.95, method="exact")
+    assert auc_interval(scores, y) == pytest.approx(tuple(expected), abs=1e-12)
+    assert auc_interval(-scores, y) == pytest.approx((1 - expected.high, 1 - expected.low), abs=1e-12)
+
+
+def test_classes_without_overlap_are_no_likelier_than_as_many_pairs_in_order():
+    """What that interval rests on, for normal classes whose AUC is known."""
+    rng, auc, pairs = np.random.default_rng(5), stats.norm.cdf(1 / 2**0.5), 3
+    negatives, positives = rng.normal(size=(20_000, pairs)), rng.normal(size=(20_000, 2 * pairs)) + 1
+    apart = np.mean(negatives.max(axis=1) < positives.min(axis=1))
+    assert 0 < apart < auc**pairs
+
+
 def test_too_few_of_a_class_have_no_interval():
     assert auc_interval([1.0, 2.0, 3.0], [0, 0, 1]) is None
     assert auc_interval([1.0, 2.0, 3.0], [0, 1, 1]) is None
