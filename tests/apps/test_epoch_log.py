@@ -14,7 +14,7 @@ from flower_vfl.apps.journal import EpochLog
         ),
         (
             {"validation_macro_auc": 0.9, "validation_accuracy": 0.8, "test_accuracy": 0.6},
-            "validation_accuracy 0.8000, test_accuracy 0.6000",
+            "validation_macro_auc 0.9000, validation_accuracy 0.8000, test_accuracy 0.6000",
         ),
     ],
 )

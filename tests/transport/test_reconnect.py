@@ -411,7 +411,7 @@ def test_many_frames_without_an_answer_are_confirmed_all_the_same():
         link = arrived(endpoint)
         for index in range(4 * KEPT):
             link.send(Frame(Kind.AUDIT, 0, {"offset": index}))
-            while len(party.seen) < index - KEPT // 4:
+            while len(party.seen) < index:  # a sender that runs ahead may leave a confirmation no time to arrive
                 time.sleep(0.001)
         link.send(Frame(Kind.FINISH))
         assert link.receive(30).kind is Kind.REPORT
