@@ -47,9 +47,9 @@ class Point(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The numbers with their names."""
+        """The numbers that are known, with their names."""
         names = {"validation": self.validation, "test": self.test, "worst leak": self.leak}
-        return ", ".join(f"{name} {number(value, 4)}" for name, value in names.items())
+        return ", ".join(f"{name} {number(value, 4)}" for name, value in names.items() if value is not None)
 
 
 @dataclass
@@ -145,7 +145,7 @@ class Board:
         if not self.shows_test and (result is None or result.get("status") not in ENDED):
             self._say(f"ended early, for its validation or for the time: {run}")
         else:
-            self._say(f"finished: {run} ({point.words})")
+            self._say(f"finished: {run} ({point.words})" if point.words else f"finished: {run}")
 
     def retried(self, run: str, reason: str) -> None:
         """A trial failed and is tried again."""
