@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 # A worker for each core, and each of them computes with one thread: with as many as there are cores they wait for each
-# other, and tests take up to twenty times as long. What tests start as processes inherits it.
+# other, and tests take many times as long. What tests start as processes inherits it.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -52,4 +52,4 @@ def _process_stays_as_it_was():
     log.handlers, log.level, log.propagate = handlers, level, propagate
     torch = sys.modules.get("torch")
     if torch is not None and os.environ.get("OMP_NUM_THREADS") == "1":
-        assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 1, "the test or an import set the number of threads, and later tests are slow"

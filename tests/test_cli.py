@@ -512,6 +512,7 @@ def test_a_partys_part_is_written_for_its_host(tmp_path):
     assert sorted(path.name for path in (tmp_path / "part").iterdir()) == ["a", "ids", "manifest.json"]
 
 
+@pytest.mark.slow
 def test_a_users_own_files_are_prepared_and_run(tmp_path):
     import numpy as np
 
@@ -529,7 +530,7 @@ def test_a_users_own_files_are_prepared_and_run(tmp_path):
     done = flower_vfl("init", *files, "--label", "label", "--out", tmp_path / "own.toml")
     assert done.returncode == 0, done.stderr
     assert flower_vfl("init", *files, "--out", tmp_path / "own.toml").returncode == 2  # it is there
-    done = flower_vfl("run", tmp_path / "own.toml", "--set", "training.epochs=20", "--out", tmp_path / "out")
+    done = flower_vfl("run", tmp_path / "own.toml", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["utility"]["last"]["test_auc"] > 0.95

@@ -107,12 +107,13 @@ def auc_interval(scores: Array, labels: Array) -> Interval | None:
     The AUC is the mean over positives of the share of negatives below them, and the mean over negatives of the share of
     positives above them; the two variances add up.
 
-    Both are 0 where no example of one class lies among those of the other. Then the AUC is at least
+    Both variances are 0 where all positives score above all negatives. The interval is then that of k successes in k
+    trials by Clopper and Pearson,
 
-    .. math:: 0.025^{1 / k}, \quad k = \min(\text{positives}, \text{negatives})
+    .. math:: [0.025^{1 / k}, 1], \quad k = \min(\text{positives}, \text{negatives})
 
-    or at most one less that: k pairs that share no example are independent, and each is in order with the probability
-    of the AUC, so that this is the exact interval of k successes of k (Clopper and Pearson).
+    because k pairs that share no example are independent, and the AUC is the probability that one is in order. Where
+    all positives score below all negatives it is one less these.
 
     References
     ----------

@@ -37,7 +37,7 @@ _TRIAL: dict[str, Any] = {
     "attack.informed": 0,
     "attack.max_leak": 1.0,
     "attack.max_bound": 1.0,
-    "attack.embeddings": 0,  # to draw maps of them takes a tenth of a small trial
+    "attack.embeddings": 0,  # only a report draws maps of them
     "attack.snapshots": [],
     "checkpoint.every": 500,
 }

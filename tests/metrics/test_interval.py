@@ -90,7 +90,7 @@ def test_classes_without_overlap_have_the_exact_interval_of_as_many_pairs(negati
 
 
 def test_classes_without_overlap_are_no_likelier_than_as_many_pairs_in_order():
-    """What that interval rests on, for normal classes whose AUC is known."""
+    """The exact interval assumes this; here classes are normal, so that their AUC is known."""
     rng, auc, pairs = np.random.default_rng(5), stats.norm.cdf(1 / 2**0.5), 3
     negatives, positives = rng.normal(size=(20_000, pairs)), rng.normal(size=(20_000, 2 * pairs)) + 1
     apart = np.mean(negatives.max(axis=1) < positives.min(axis=1))

@@ -156,7 +156,7 @@ def test_a_network_trains_on_images_of_one_party_and_a_table_of_another(tmp_path
 
 
 @pytest.mark.parametrize("lacking", [0, 4])
-def test_preparing_arrays_warns_of_rows_that_are_left_out_because_another_party_lacks_them(tmp_path, lacking, caplog):
+def test_preparing_arrays_warns_of_unaligned_rows(tmp_path, lacking, caplog):
     shop = tmp_path / "shop.csv"
     rows = [f"{name},{number},{number % 2}" for number, name in enumerate(IDS)]
     shop.write_text("\n".join(["id,spent,label", *rows[lacking:]]) + "\n")
