@@ -4,25 +4,36 @@ The ISIC network with batches of 128 photographs' size, and Wide & Deep with bat
 the papers have them, on generated data. The other side is a plain PyTorch loop over the joined network, in the same
 precision, with batches loaded ahead as well. Target on a card: at most 1.15 times. Where there is none, processors take
 its place, which says nothing of a card.
+
+A start ends after `SECONDS`, so that a borrowed card suffices. `attack_milliseconds` has each attack by itself, on
+gradients of the shapes of these networks, a step: it shows which one to make faster.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from harness import compare, parser, report
 from lanes import joined, split
+from torch.utils.benchmark import Timer
 
 from flower_vfl.apps.factories import open_data
+from flower_vfl.attacks import RowAttack, make_attacks
 from flower_vfl.config import Config, build_config, load_config
 from flower_vfl.data.store.dataset import Labels
 from flower_vfl.data.store.memory import MemoryData, array_table
 
 TARGET = 1.15
+SECONDS = 10.0
+TOGETHER = 16
+"""Steps whose gradients are scored at once."""
+WIDTHS = {"isic cut": (128, 64 * 5 * 5), "isic first": (128, 64 * 84 * 84), "criteo cut": (1_024, 128)}
+"""Rows and numbers of a step's gradients."""
 ATTACKS = ["norm", "cosine", "inner_product", "direction_count", "residual", "hint(k=5)"]
 
 
@@ -57,16 +68,36 @@ def ratio(preset: str, quick: bool, device: str, precision: str) -> dict[str, An
     data = photographs if preset == "isic" else open_data
     lanes = [
         ("watched", split, watched, False, data),
+        ("defended", split, bare.model_copy(update={"defenses": watched.defenses}), False, data),
         ("bare", split, bare, False, data),
         ("whole", joined, bare, data),
     ]
-    size = {"starts": 1, "blocks": 2, "steps": 2} if quick else {"starts": 3, "blocks": 16, "steps": 48}
-    with_all, without, whole = compare(lanes, **size).times
+    size = {"starts": 1, "blocks": 2, "steps": 2} if quick else {"starts": 3, "blocks": 48, "steps": TOGETHER}
+    with_all, defended, without, whole = compare(lanes, **size, seconds=SECONDS).times
     return {
         "ratio": with_all.over(whole).describe(),
+        "without_attacks": defended.over(whole).describe(),
         "without_either": without.over(whole).describe(),
-        "milliseconds": [side.milliseconds for side in (with_all, without, whole)],
+        "milliseconds": [side.milliseconds for side in (with_all, defended, without, whole)],
     }
+
+
+def attack_milliseconds(quick: bool, device: str) -> dict[str, dict[str, float]]:
+    """Return how long each attack takes for a step's gradients, several steps at once as on a card."""
+    found: dict[str, dict[str, float]] = {}
+    for shape, (rows, width) in WIDTHS.items():
+        steps = 1 if quick or rows * width > 2**24 else TOGETHER
+        gradients = torch.randn(steps, rows, width if not quick else 64, device=device)
+        known = gradients[:, :10]
+        found[shape] = {}
+        for attack in make_attacks(build_config({"attack": {"names": ATTACKS}}).attack.calls):
+            if not isinstance(attack, RowAttack):
+                raise TypeError(f"{attack.label} does not score several steps at once")
+            work = partial(attack.rate, gradients, known if attack.needs else None)
+            timer = Timer("work()", globals={"work": work})  # it waits for the device
+            timed = timer.blocked_autorange(min_run_time=0.01 if quick else 0.3)
+            found[shape][attack.label] = round(1_000 * timed.median / steps, 4)
+    return found
 
 
 def main() -> None:
@@ -86,6 +117,7 @@ def main() -> None:
         quick=given.quick,
         card=torch.cuda.get_device_name() if card else "none: not measured, these are processors",
         precision=given.precision,
+        attack_milliseconds=attack_milliseconds(given.quick, device),
         **found,
     )
 

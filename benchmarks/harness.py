@@ -249,30 +249,37 @@ class Measured:
         return max(found)
 
 
-def compare(lanes: Sequence[tuple[Any, ...]], *, starts: int, blocks: int, steps: int) -> Measured:
+def compare(
+    lanes: Sequence[tuple[Any, ...]], *, starts: int, blocks: int, steps: int, seconds: float = math.inf
+) -> Measured:
     """Let lanes, each a name, its work and arguments, take turns; start them afresh several times.
 
     Two processes that do the same differ by a few per cent for as long as they live, by where their memory happens to
-    lie. Fresh starts average over that; more blocks do not.
+    lie. Fresh starts average over that; more blocks do not. After so many `seconds` of a start, no further blocks.
     """
     clocks: list[list[Clock]] = [[] for _ in lanes]
     results = []
     for _ in range(starts):
         with contextlib.ExitStack() as stack:
             running = [stack.enter_context(Lane(*lane)) for lane in lanes]
-            for index, times in enumerate(take_turns(running, blocks=blocks, steps=steps)):
+            for index, times in enumerate(take_turns(running, blocks=blocks, steps=steps, seconds=seconds)):
                 clocks[index] += times
             results.append([lane.finish() for lane in running])
     return Measured([Times(seen) for seen in clocks], results)
 
 
-def take_turns(lanes: Sequence[Lane], *, blocks: int, steps: int, warm_up: int = 2) -> list[list[Clock]]:
-    """Let lanes do blocks in turn; pairs are at equal positions."""
+def take_turns(
+    lanes: Sequence[Lane], *, blocks: int, steps: int, warm_up: int = 2, seconds: float = math.inf
+) -> list[list[Clock]]:
+    """Let lanes do blocks in turn, at least two each; pairs are at equal positions."""
     for _ in range(warm_up):
         for lane in lanes:
             lane.block(steps)
     measured: list[list[Clock]] = [[] for _ in lanes]
+    end = time.monotonic() + seconds
     for block in range(blocks):
+        if block >= 2 and time.monotonic() > end:
+            break
         order = range(len(lanes)) if block % 2 == 0 else range(len(lanes) - 1, -1, -1)
         for index in order:
             measured[index].append(lanes[index].block(steps))

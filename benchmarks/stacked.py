@@ -45,7 +45,7 @@ def runs_of(preset: str, device: str, epochs: int, strengths: int, seeds: int) -
         "attack.every": 1,
         "device": device,
     }
-    base = load_config(preset, {**fixed, "training.epochs": epochs} if epochs else fixed).model_dump()
+    base = load_config(preset, {**fixed, "training.epochs": epochs}).model_dump()
     chosen = product(range(seeds), STRENGTHS[:: len(STRENGTHS) // strengths][:strengths])
     return [build_config(base, {"seed": seed, "defenses": f"marvell(s={s})"}) for seed, s in chosen]
 
@@ -121,7 +121,7 @@ def main() -> None:
     if given.quick:
         configs = runs_of("toy-gap", given.device, 1, 2, 2)
     else:
-        configs = runs_of("census", given.device, 0 if card else 1, 20 if card else 4, SEEDS if card else 2)
+        configs = runs_of("census", given.device, 1, 20 if card else 4, SEEDS if card else 2)
     measured = (on_gpu if card else on_processors)(configs, 1 if given.quick else 3)
     report(
         "stacked",

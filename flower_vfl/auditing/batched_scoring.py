@@ -111,15 +111,16 @@ def answer(targets: Sequence[Target], waiting: Sequence[PendingStep]) -> None:
     ArgumentError
         When an attack does not return one number a row.
     """
-    stacks: dict[Any, Tensor] = {}
-    asked: list[tuple[int, Unasked]] = []
-    together: list[Any] = []
+    shared: dict[Any, Tensor] = {}
+    asked: list[tuple[int, RowAttack, str, Unasked]] = []
     for place, (attack, layer) in enumerate(targets):
         if isinstance(attack, RowAttack):
-            for steps in _unasked(waiting, place, layer, sequential=attack.sequential):
-                asked.append((place, steps))
-                together.append(_ask_together(attack, layer, steps, stacks))
-    for (place, steps), scores in zip(asked, _brought(together), strict=True):
+            found = _unasked(waiting, place, layer, sequential=attack.sequential)
+            asked += [(place, attack, layer, steps) for steps in found]
+    # Step by step: sequential attacks of one layer follow the same line, and each batch is to move it once.
+    asked.sort(key=lambda one: one[-1][0][0].step)
+    together = [_ask_together(attack, layer, steps, shared) for _, attack, layer, steps in asked]
+    for (place, *_, steps), scores in zip(asked, _brought(together), strict=True):
         for (step, _), own in zip(steps, scores, strict=True):
             step.scores[place] = own
     alone = [(step, place) for step in waiting for place, scores in enumerate(step.scores) if scores is not None]
@@ -188,20 +189,21 @@ def _unasked(waiting: Sequence[PendingStep], place: int, layer: str, *, sequenti
     return list(groups.values())
 
 
-def _ask_together(attack: RowAttack, layer: str, steps: Unasked, stacks: dict[Any, Tensor]) -> Tensor:
-    """Return an attack's scores of steps with gradients of one shape; `stacks` shares these with other attacks.
+def _ask_together(attack: RowAttack, layer: str, steps: Unasked, shared: dict[Any, Tensor]) -> Tensor:
+    """Return an attack's scores of steps with gradients of one shape; `shared` has what other attacks read too.
 
-    A sequential attack sees the rows of its one step without a leading dimension, as in main memory.
+    A sequential attack reads the rows of its one step without a leading dimension, as in main memory.
     """
+    if attack.sequential:
+        ((step, side),) = steps
+        rows = shared.setdefault((layer, step.step), as_rows(step.gradients[layer]))
+        return rate(attack, rows, attack.side_rows(rows, side))[None]
     key = layer, tuple(step.step for step, _ in steps)
-    if key not in stacks:
-        stacks[key] = torch.stack([as_rows(step.gradients[layer]) for step, _ in steps])
-    sides = [attack.side_rows(rows, side) for rows, (_, side) in zip(stacks[key], steps, strict=True)]
+    if key not in shared:
+        shared[key] = torch.stack([as_rows(step.gradients[layer]) for step, _ in steps])
+    sides = [attack.side_rows(rows, side) for rows, (_, side) in zip(shared[key], steps, strict=True)]
     given = [one for one in sides if one is not None]
-    known = torch.stack(given) if given else None
-    if not attack.sequential:
-        return rate(attack, stacks[key], known)
-    return rate(attack, stacks[key][0], None if known is None else known[0])[None]
+    return rate(attack, shared[key], torch.stack(given) if given else None)
 
 
 def _brought(scores: Sequence[Any]) -> list[Any]:

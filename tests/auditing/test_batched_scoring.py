@@ -6,12 +6,13 @@ import torch
 
 from flower_vfl.attacks import make_attack, make_attacks
 from flower_vfl.attacks.base import HINTS, NOTHING, REFERENCE, Attack, RowAttack, SideInformation
+from flower_vfl.attacks.gradient.principal_direction import fresh_together
 from flower_vfl.auditing.batched_scoring import PendingStep, answer
 from flower_vfl.errors import ArgumentError
 from flower_vfl.protocol.transcript import StepTrace, Transcript
 from tests.card.device import card, counting
 
-NAMES = ["norm", "cosine", "inner_product", "direction_count", "residual", "direction", "hint", "spectral"]
+NAMES = ["norm", "cosine", "inner_product", "direction_count", "residual", "direction", "shell", "hint", "spectral"]
 SIZES = (12, 12, 7, 12)
 """Rows of the steps: the last batch of an epoch is shorter."""
 
@@ -19,7 +20,8 @@ SIZES = (12, 12, 7, 12)
 def steps(device, attacks, layers=("cut", "first")):
     """What waits after some steps; of the second one, no reference is known."""
     generator, found = torch.Generator().manual_seed(4), []
-    targets = [(attack.fresh(), layer) for attack in attacks for layer in layers]
+    fresh = {layer: fresh_together(attacks) for layer in layers}  # attacks that follow one line share it, as in a run
+    targets = [(fresh[layer][place], layer) for place in range(len(attacks)) for layer in layers]
     for number, size in enumerate(SIZES):
         gradients = {layer: torch.randn(size, 5, generator=generator).to(device) for layer in layers}
         transcript = Transcript()
@@ -134,7 +136,7 @@ def test_all_attacks_on_a_layer_look_at_one_stack_of_its_gradients():
     with card() as device:
         answer(*steps(device, attacks))
     one, another = (attack.shown for attack in attacks)
-    assert [rows.shape for rows in one] == [(3, 12, 5), (1, 7, 5)] * 2
+    assert [rows.shape for rows in one] == [*[(3, 12, 5)] * 2, *[(1, 7, 5)] * 2]
     assert all(mine is theirs for mine, theirs in zip(one, another, strict=True))
 
 

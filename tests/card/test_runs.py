@@ -68,6 +68,16 @@ RUNS = {
     ),
     "label noise": (mixed_data, {"training": {"optimizer": "sgd"}}, "marvell(s=1.0),label_dp", ["norm"]),
     "remembering": (mixed_data, {"training": {"epochs": 3}}, "marvell(s=4.0)", REMEMBERING),
+    "informed readers": (mixed_data, {"attack": {"informed": 2}}, "marvell_full(s=4.0)", ["direction", "shell"]),
+    "columns": (mixed_data, {}, "max_norm", ["joint_regression", "joint_reader(k=16)"]),
+    "randomised labels": (
+        mixed_data,
+        {"training": {"pretrain": 2, "refit": 2, "patience": 0}, "attack": {"informed": 2}},
+        "local_head(epsilon=4.0)",
+        ["norm"],
+    ),
+    "no gradients": (mixed_data, {"training": {"pretrain": 2, "gradients": False}}, "", []),
+    "numbers in bins": (mixed_data, {"model": {"numeric_embedding": "bins"}}, "marvell(s=1.0)", ON_GRADIENTS),
     "wide and deep": (
         mixed_data,
         {"model": {"network": "wide-deep"}, "training": {"class_weights": "balanced"}},

@@ -205,8 +205,8 @@ class Follower:
         """Return the rows (..., B, D) beside the line, which has them in it then."""
         if self._last is not None:
             last, version, placed = self._last  # these rows are held: no other tensor can lie where they do
-            # no address: an empty batch, or a device that has none
-            if version == rows._version and rows.data_ptr() and _where(last) == _where(rows):
+            same = last is rows or (rows.data_ptr() and _where(last) == _where(rows))  # no address: an empty batch
+            if version == rows._version and same:
                 return placed
         line = self._line
         if line is not None and line.direction.device != rows.device:
