@@ -1,12 +1,12 @@
-"""A run that kills itself: what the tests of faults start as a process of its own."""
+"""A run that kills itself, in a process of its own."""
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
 import signal
-import sys
 from pathlib import Path
+from typing import Any
 
 from flower_vfl import build_config, run
 from flower_vfl.attacks.embedding import model_completion
@@ -49,15 +49,21 @@ def kill_around_replacing(count: int, *, before: bool) -> None:
     os.replace = counted
 
 
-def main() -> None:
-    """Run the configuration with the kill, both JSON, that the command line names."""
-    out, values, kill = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
+def train(folder: Path, values: dict[str, Any], kill: dict[str, Any]) -> None:
+    """Run a configuration with a kill in a folder; a second time, it goes on."""
+    os.environ["FLOWER_VFL_STATE"] = str(folder / "state")
     if "replacing" in kill:
         kill_around_replacing(kill["replacing"], before=kill["before"])
         kill = {}
     model_completion.EPOCHS = ATTACKER_EPOCHS  # as in the runs that it is compared with
-    run(build_config(values), out=out, resume=True, observers=(KillAfter(**kill),))
+    run(build_config(values), out=folder / "run", resume=True, observers=(KillAfter(**kill),))
 
 
-if __name__ == "__main__":
-    main()
+def start(folder: Path, values: dict[str, Any], kill: dict[str, Any]) -> int | None:
+    """Do it in a process of its own, forked from one that has everything imported; return its exit code."""
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload([__name__, "flower_vfl.apps.local", "flower_vfl.simulations"])
+    process = forks.Process(target=train, args=(folder, values, kill))
+    process.start()
+    process.join(240)
+    return process.exitcode

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pyarrow.compute as pc
@@ -22,21 +19,13 @@ from flower_vfl.parties.feature import FeatureParty
 from flower_vfl.protocol.frame import Kind
 from flower_vfl.tracking import read_steps
 from tests.faults.common import TRANSPORTS, Interrupt, assert_same, outcome, setup
+from tests.faults.killed import start
 from tests.toys import toy_config, toy_data
 
 KILLS = [
     *({"step": 0}, {"step": 6}, {"epoch": 3}),
     *({"replacing": count, "before": before} for count in (1, 4, 9, 24) for before in (True, False)),
 ]
-
-
-def start(folder, kill, transport="inproc"):
-    words = [str(folder), json.dumps(setup(transport)), json.dumps(kill)]
-    environment = {**os.environ, "FLOWER_VFL_STATE": str(folder.parent / "state")}
-    return subprocess.run(
-        [sys.executable, "-m", "tests.faults.killed", *words],
-        capture_output=True, text=True, check=False, timeout=240, env=environment,
-    )  # fmt: skip
 
 
 @pytest.mark.slow
@@ -88,10 +77,8 @@ def test_full_marvell_goes_on_with_the_noise_of_the_latest_batch_with_both_class
 @pytest.mark.slow
 @pytest.mark.parametrize("kill", KILLS, ids=json.dumps)
 def test_a_killed_run_goes_on_to_the_same_result(tmp_path, left_alone, kill):
-    killed = start(tmp_path / "run", kill)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    finished = start(tmp_path / "run", {})
-    assert finished.returncode == 0, finished.stderr
+    assert start(tmp_path, setup("inproc"), kill) == -signal.SIGKILL
+    assert start(tmp_path, setup("inproc"), {}) == 0
     assert_same(tmp_path / "run", left_alone("inproc"))
     assert list((tmp_path / "run").rglob(LEFTOVERS)) == []
 
