@@ -106,7 +106,7 @@ def attend(
         When it refuses or breaks off, or the clocks differ by a day or more.
     """
     check_clock(_pem(offer, "authority"))
-    dialler = _Dialler(offer, session, machine, outward)
+    dialler = Dialler(offer, session, machine, outward)
     wait, pause, since = timeout, _PAUSES[0], math.inf
     while True:
         received = dialler.received
@@ -128,7 +128,7 @@ def attend(
         raise SessionError("the label party ended the session before it was finished")
 
 
-class _Dialler:
+class Dialler:
     """One session of a party, over all its connections.
 
     Attributes
@@ -182,7 +182,7 @@ class _Dialler:
             answers = channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter(outgoing.get, _END))
             try:
                 self._greet(answers, outgoing)
-                self._answer(answers, outgoing)
+                self.answer(answers, outgoing)
             except grpc.RpcError as error:
                 broken = SessionError(
                     f"the session with {self._address} broke: {error.code().name} {printable(error.details())}"
@@ -210,7 +210,8 @@ class _Dialler:
         self._dialled = True
         outgoing.put(encode(to_records(Frame(Kind.HELLO, fields=fields), self._wire.session)))
 
-    def _answer(self, answers: Any, outgoing: Outgoing) -> None:
+    def answer(self, answers: Any, outgoing: Outgoing) -> None:
+        """Answer frames until the stream ends; after an error, the label party receives the reason first."""
         welcomed = False
         for message in answers:
             self.received += 1

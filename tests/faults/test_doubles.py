@@ -7,7 +7,7 @@ import pytest
 from flower_vfl import build_config, run
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.errors import PartyError, ProtocolError
-from flower_vfl.transport.dialling import _Dialler
+from flower_vfl.transport.dialling import Dialler
 from flower_vfl.transport.stream import StreamLink
 from tests.faults.common import assert_same, setup
 
@@ -34,9 +34,9 @@ def at_the_label_party(monkeypatch, number):
 
 
 def at_a_party(monkeypatch, number):
-    answer, doubled = _Dialler._answer, []
+    answer, doubled = Dialler.answer, []
     monkeypatch.setattr(
-        _Dialler, "_answer", lambda self, answers, outgoing: answer(self, doubling(answers, number, doubled), outgoing)
+        Dialler, "answer", lambda self, answers, outgoing: answer(self, doubling(answers, number, doubled), outgoing)
     )
     return doubled
 
