@@ -348,6 +348,8 @@ def all_of(judged: Sequence[bool | None]) -> bool | None:
 
 
 def claim_table(found: Iterable[Verdict]) -> str:
-    """Write verdicts."""
+    """Write a table of verdicts."""
     words = {True: "holds", False: "**does not hold**", None: "undecided"}
-    return table(["claim", "here", "numbers"], [[one["claim"], words[one["holds"]], one["numbers"]] for one in found])
+    return table(
+        ["claim", "verdict", "numbers"], [[one["claim"], words[one["holds"]], one["numbers"]] for one in found]
+    )

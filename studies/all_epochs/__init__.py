@@ -1,1 +1,1 @@
-"""What is promised of all epochs, and what the strongest readers reach: the study behind `all_epochs.md`."""
+"""The bound on the releases of all epochs, and the strongest attacks on them: the study behind `all_epochs.md`."""

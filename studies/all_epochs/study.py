@@ -1,4 +1,4 @@
-"""What is promised of all epochs, and what the strongest readers reach: the study behind `all_epochs.md`.
+"""The bound on the releases of all epochs, and the strongest attacks on them: the study behind `all_epochs.md`.
 
 Usage::
 
@@ -27,7 +27,7 @@ STUDIES = {"census": "census"}
 
 EPOCHS = 10
 SLOW = {"training.learning_rate": 0.002}
-"""Of the preset it is 0.005; there trainings with noise that comes again stumble."""
+"""Of the preset it is 0.005; there trainings with recurring noise are unsteady."""
 
 SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     **{f"full-rho-{rho}": ({"rho": float(rho)}, {}) for rho in (0, 0.25, 0.5, 0.75, 0.9)},
@@ -35,15 +35,15 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     **{f"slow-imitate-rho-{rho}": ({"rho": float(rho), "imitate": True}, SLOW) for rho in (0.25, 0.5, 0.9)},
     "s16-full-rho-0": ({"s": 16.0}, {}),
 }
-"""What `marvell_full` is given, with s = 4 where nothing else is said, and what else is changed."""
+"""The arguments of `marvell_full`, with s = 4 by default, and the other changes."""
 
 SEEDS = range(3)
 KINDS = ("fit", "quadratic", "network")
 SIDE_BY_SIDE = [f"remembered_{kind}(k=256, reads=epochs)" for kind in KINDS]
-"""Attackers who keep the epochs apart, and know 256 rows of each class."""
+"""Attacks on all epochs side by side that know 256 rows of each class."""
 
 HALF = ("linear", "quadratic")
-"""Readers of all epochs side by side that know half of the labels."""
+"""Attacks on all epochs side by side that know half of the labels."""
 
 SHOWN = (1, 2, 3, 5, 10)
 
@@ -98,23 +98,23 @@ def _curve(steps: object, metric: str) -> dict[str, float]:
 
 
 def reached(entry: Summary, epoch: str) -> dict[str, float]:
-    """Return the AUC of each attack that remembers after an epoch, turned around where it is wrong."""
+    """Return the AUC of each attack with a history after an epoch; below one half the sign is reversed."""
     values = {label: values[epoch] for label, values in entry["remembered"].items() if epoch in values}
     return {label: max(value, 1.0 - value) for label, value in values.items()}
 
 
 def promises(summary: Summary) -> str:
-    """Write what was promised beside what was read, over the seeds."""
+    """Write the bound beside the leak AUC of each attack, over the seeds."""
     rows = []
     for setting, seeds in summary.items():
         for epoch in map(str, SHOWN):
             entries = [entry for entry in seeds.values() if epoch in entry["linear"]]
             if entries:
                 rows.append([setting, str(len(entries)), epoch, *_row(entries, epoch)])
-    heads = ["setting", "seeds", "epochs", "divergence", "bound", "strongest of sums and differences"]
+    heads = ["setting", "seeds", "epochs", "divergence", "bound", "strongest attack on sums and differences"]
     heads += [f"{label}, side by side, k = 256" for label in ("linear", "quadratic", "network")]
-    heads += [f"{label}, side by side, half known" for label in HALF]
-    return table([*heads, "bound above the strongest by, at least"], rows)
+    heads += [f"{label}, side by side, half of the labels known" for label in HALF]
+    return table([*heads, "least distance of the bound above the strongest attack"], rows)
 
 
 def _row(entries: Sequence[Summary], epoch: str) -> list[str]:
@@ -128,7 +128,7 @@ def _row(entries: Sequence[Summary], epoch: str) -> list[str]:
     which = " or ".join(sorted({max(one, key=lambda label: one[label]).split("(")[0] for one in summed}))
     read = [f"{shown(strongest)} ({which})", *(shown(values) for values in (*kinds, *half))]
     if not all(epoch in entry["auc_bound_remembered"] for entry in entries):
-        return ["–", "–", *read, "–"]  # nothing is promised
+        return ["–", "–", *read, "–"]  # there is no bound
     bounds = [entry["auc_bound_remembered"][epoch] for entry in entries]
     above = [bound - max(values) for bound, *values in zip(bounds, strongest, *kinds, *half, strict=True)]
     return [
@@ -140,14 +140,14 @@ def _row(entries: Sequence[Summary], epoch: str) -> list[str]:
 
 
 def frontier(summary: Summary) -> str:
-    """Write what the strongest of all readers has after the first and after the last epoch, and what that costs."""
+    """Write the strongest of all attacks after the first and after the last epoch, and the test AUC."""
     rows = []
     for setting, seeds in summary.items():
         entries = list(seeds.values())
         last = str(max(map(int, entries[0]["linear"])))
         everyone = [
             [
-                {**reached(entry, epoch), **{f"{name}, half known": entry[name][epoch] for name in HALF}}
+                {**reached(entry, epoch), **{f"{name}, half of the labels known": entry[name][epoch] for name in HALF}}
                 for entry in entries
             ]
             for epoch in ("1", last)
@@ -157,7 +157,7 @@ def frontier(summary: Summary) -> str:
         grown = [later - before for before, later in zip(first, end, strict=True)]
         auc = shown([entry["test_auc"] for entry in entries], 4)
         rows.append([setting, str(len(entries)), auc, shown(first), f"{shown(end)} ({which})", shown(grown)])
-    return table(["setting", "seeds", "test AUC", "after one epoch", "after ten", "more"], rows)
+    return table(["setting", "seeds", "test AUC", "leak AUC after one epoch", "leak AUC after ten", "increase"], rows)
 
 
 def _kind(label: str) -> int:

@@ -1,1 +1,1 @@
-"""What does a party read that remembers, and what does persistent noise do about it? The study behind `beyond.md`."""
+"""Attacks on the gradients of all epochs, and persistent noise against them: the study behind `beyond.md`."""

@@ -18,7 +18,7 @@ COLOURS = ("#444444", "#d02030", "#1f5fa8", "#c05020", "#3a8a3a", "#8a3a8a", "#b
 
 
 def epochs(summary: Summary, path: Path) -> None:
-    """Draw what is read after each epoch at the cut: of single steps, and by each attack that remembers."""
+    """Draw the leak AUC at the cut after each epoch: of attacks on single steps, and of those with a history."""
     settings = [name for name in SHOWN if name in summary["settings"]]
     figure, axes = plt.subplots(1, len(settings), figsize=(2.7 * len(settings), 3.6), sharey=True, squeeze=False)
     for axis, setting in zip(axes[0], settings, strict=True):
@@ -39,7 +39,7 @@ def epochs(summary: Summary, path: Path) -> None:
 
 
 def shares(summary: Summary, path: Path) -> None:
-    """Draw what is read after the last epoch over the persistent share of `marvell_full`'s noise, and the test AUC."""
+    """Draw the leak AUC after the last epoch over the persistent share of `marvell_full`'s noise, and the test AUC."""
     settings = [name for name in n.defended(summary) if name.startswith("full-")]
     layers = n.layers(summary)
     figure, axes = plt.subplots(1, len(layers) + 1, figsize=(4 * len(layers) + 4, 3.8))
@@ -68,7 +68,7 @@ def shares(summary: Summary, path: Path) -> None:
 
 
 def frontier(summary: Summary, path: Path) -> None:
-    """Draw what the strongest reader of sums reads at the cut after the last epoch over the test AUC that is left."""
+    """Draw the leak AUC of the strongest attack on sums at the cut after the last epoch over the test AUC."""
     kinds = sorted({n.kind_of(setting) for setting in n.defended(summary)})
     figure, axis = plt.subplots(figsize=(7.5, 4.6))
     for colour, kind in zip(COLOURS, kinds, strict=False):
@@ -82,9 +82,9 @@ def frontier(summary: Summary, path: Path) -> None:
     undefended = float(np.mean(summary["settings"]["none"]["test_auc"]))
     axis.axvline(undefended, color="#444444", ls=":", label="no defense")
     axis.set_xlabel("test AUC")
-    axis.set_ylabel("strongest reader of sums, cut, last epoch")
+    axis.set_ylabel("leak AUC, strongest attack on sums")
     axis.set_title(
-        "beside each point: the persistent share of the noise; bars: from the least to the most of all seeds",
+        "cut, last epoch; beside each point: the persistent share of the noise; bars: range over the seeds",
         fontsize=9,
     )
     axis.grid(alpha=0.25)
@@ -95,12 +95,12 @@ def frontier(summary: Summary, path: Path) -> None:
 
 
 def _seeds(summary: Summary, setting: str) -> tuple[Values, Values]:
-    """Return the test AUC and what the strongest reader has at the cut after the last epoch, one value a seed."""
+    """Return the test AUC and the strongest attack's leak AUC at the cut after the last epoch, one value a seed."""
     return np.asarray(summary["settings"][setting]["test_auc"]), n.strongest(summary, setting, "cut", -1)
 
 
 def _around(settings: tuple[Values, ...]) -> Values:
-    """Return how far the least and the most of each setting's seeds are from their mean."""
+    """Return the distances of each setting's smallest and largest seed from the mean."""
     return np.array([[v.mean() - v.min() for v in settings], [v.max() - v.mean() for v in settings]])
 
 

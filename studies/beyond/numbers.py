@@ -24,23 +24,23 @@ READERS = (
     "remembered_quadratic(k=256,reads=mean)",
     "remembered_network(k=256,reads=mean)",
 )
-"""Attacks that remember, by the labels under which the runs have them."""
+"""Attacks that keep a history, by the labels under which the runs have them."""
 
 LEARNED = READERS[-3:]
 """Those that know labels of 256 rows of each class."""
 
 APART = ("remembered_fit(k=256,reads=epochs)", "remembered_quadratic(k=256,reads=epochs)")
-"""Those that read all epochs side by side; not all seeds have them."""
+"""Those on all epochs side by side; not all seeds have them."""
 
 PAIRS = (
     ("s16-full-rho-0", "full-rho-0.25"),
     ("s16-full-rho-0", "full-rho-0.5"),
     ("s64-full-rho-0", "full-rho-0.9"),
 )
-"""More noise that is drawn anew, and less of which a share stays."""
+"""Stronger fresh noise, and weaker noise with a persistent share."""
 
 NEAR, COST = 0.02, 0.005
-"""What the remembered leak may be above that of one epoch, and what persistent noise may cost of test AUC."""
+"""The most by which a leak may grow after one epoch, and that persistent noise may cost of test AUC."""
 
 
 def collect(folder: Path, settings: Iterable[str], control: str | None = None) -> Summary:
@@ -80,11 +80,11 @@ def _leaks(results: list[Summary], steps: list[Path]) -> Summary:
         for attack in STEPS:
             for layer in LAYERS:
                 leaks.setdefault(f"{attack} {layer}", []).append(_by_epoch(path, attack, layer))
-    return {name: values for name, values in leaks.items() if any(values)}  # a layer may not have been looked at
+    return {name: values for name, values in leaks.items() if any(values)}  # a layer may not have been attacked
 
 
 def _by_epoch(path: Path, attack: str, layer: str) -> list[float]:
-    """Return the mean over each epoch's steps of what an attack reads from single steps."""
+    """Return the mean leak AUC of an attack on single steps over each epoch's steps."""
     found = pq.read_table(path, columns=["epoch", "attack", "layer", "metric", "value"])
     for column, value in (("attack", attack), ("layer", layer), ("metric", "auc")):
         found = found.filter(pc.equal(found[column].cast("string"), value))
@@ -94,31 +94,31 @@ def _by_epoch(path: Path, attack: str, layer: str) -> list[float]:
 
 
 def readers(summary: Summary) -> list[str]:
-    """Return the attacks that remember, and that the study has."""
+    """Return the attacks with a history that the study has."""
     known = {name.rsplit(" ", 1)[0] for values in summary["settings"].values() for name in values["leak"]}
     return [name for name in READERS if name in known]
 
 
 def layers(summary: Summary) -> list[str]:
-    """Return the layers at which the study has attacks that remember."""
+    """Return the layers at which the study has attacks with a history."""
     known = {name for values in summary["settings"].values() for name in values["leak"]}
     return [layer for layer in LAYERS if any(f"{attack} {layer}" in known for attack in readers(summary))]
 
 
 def leak(summary: Summary, setting: str, attack: str, layer: str = "cut") -> Values:
-    """Return a leak, (seeds, epochs); an AUC below one half reads labels as well as one above."""
+    """Return a leak, (seeds, epochs); an AUC below one half reveals labels as well as one above."""
     values = np.asarray(summary["settings"][setting]["leak"][f"{attack} {layer}"], dtype=np.float64)
     return np.maximum(values, 1.0 - values)
 
 
 def growth(summary: Summary, setting: str, attack: str, layer: str) -> Values:
-    """Return how much more is read after the last epoch than after the first that can be read, one value a seed."""
+    """Return the growth of a leak from the first epoch that an attack can use to the last, one value a seed."""
     values = leak(summary, setting, attack, layer)
     return values[:, -1] - values[:, 0]
 
 
 def strongest(summary: Summary, setting: str, layer: str, epoch: int) -> Values:
-    """Return what the strongest reader reads of an epoch, one value a seed."""
+    """Return the leak AUC of the strongest attack after an epoch, one value a seed."""
     values = [leak(summary, setting, attack, layer)[:, epoch] for attack in readers(summary)]
     return np.asarray(np.max(values, axis=0), dtype=np.float64)
 
@@ -147,30 +147,30 @@ def kind_of(setting: str) -> str:
 
 
 def verdicts(summary: Summary) -> list[Verdict]:
-    """Say of each persistent share what it does to the remembered leak, and what it costs."""
+    """Judge for each persistent share the growth of the leak, and the cost."""
     shares = [setting for setting in defended(summary) if share_of(setting) > 0.0]
     return [one for setting in shares for one in (*_kept(summary, setting), *_learned(summary, setting))]
 
 
 def _kept(summary: Summary, setting: str) -> list[Verdict]:
-    """Say whether the remembered leak stays near that of one epoch, at each layer, and what the share costs."""
+    """Judge if the leak stays near that of one epoch, at each layer, and what the share costs."""
     found = []
     for layer in layers(summary):
         first, last = (strongest(summary, setting, layer, epoch) for epoch in (0, -1))
-        claim = f"{setting}, {layer}: the strongest reader reads at most {NEAR} more than the strongest after one epoch"
+        claim = f"{setting}, {layer}: the highest leak AUC of all attacks grows by at most {NEAR} after one epoch"
         found.append(verdict(claim, _below(*interval(last - first), NEAR), f"{shown(first)} → {shown(last)}"))
         rows = {attack: interval(growth(summary, setting, attack, layer)) for attack in readers(summary)}
         worst = max(rows, key=lambda attack: rows[attack][0])
         grown, half = rows[worst]
-        claim = f"{setting}, {layer}: remembering adds at most {NEAR} to what any reader reads"
-        found.append(verdict(claim, _below(grown, half, NEAR), f"at most {grown:+.3f} ± {half:.3f} ({worst})"))
+        claim = f"{setting}, {layer}: no attack's leak AUC grows by more than {NEAR} over the epochs"
+        found.append(verdict(claim, _below(grown, half, NEAR), f"largest growth {grown:+.3f} ± {half:.3f} ({worst})"))
     lost, spread = interval(loss(summary, setting))
-    claim = f"{setting}: the share costs at most {COST} of test AUC"
+    claim = f"{setting}: the persistent share costs at most {COST} of test AUC"
     return [*found, verdict(claim, _below(lost, spread, COST), f"{lost:+.4f} ± {spread:.4f}")]
 
 
 def _learned(summary: Summary, setting: str) -> list[Verdict]:
-    """Say whether readers with known labels read more of gradients than the same labels say of the party's columns."""
+    """Judge if attacks with known labels exceed a network on the party's columns with the same labels."""
     columns, learned = summary["columns"], [attack for attack in LEARNED if attack in readers(summary)]
     found = []
     if columns and learned:
@@ -178,7 +178,7 @@ def _learned(summary: Summary, setting: str) -> list[Verdict]:
             rows = {attack: leak(summary, setting, attack, layer)[:, -1] for attack in learned}
             worst = max(rows, key=lambda attack: float(rows[attack].mean()))
             (read, half), (alone, spread) = interval(rows[worst]), interval(columns)
-            claim = f"{setting}, {layer}: readers with known labels read at most {NEAR} more than from columns alone"
+            claim = f"{setting}, {layer}: attacks with known labels exceed the columns alone by at most {NEAR}"
             near = _below(read - alone, float(np.hypot(half, spread)), NEAR)
             found.append(verdict(claim, near, f"{shown(rows[worst])} ({worst}), columns alone {shown(columns)}"))
     return found
@@ -191,7 +191,7 @@ def _below(mean: float, half: float, limit: float) -> bool | None:
 
 
 def leak_table(summary: Summary) -> str:
-    """Write, for each setting and layer, what single steps of the last epoch give away and what is remembered."""
+    """Write, for each setting and layer, the leaks of single steps of the last epoch and of the history."""
     rows = []
     for setting, values in summary["settings"].items():
         for layer in layers(summary):
@@ -210,12 +210,13 @@ def leak_table(summary: Summary) -> str:
                 ]
             )
     return table(
-        ["defense", "layer", "seeds", "test AUC", *(f"{attack}, a step" for attack in STEPS), *readers(summary)], rows
+        ["defense", "layer", "seeds", "test AUC", *(f"{attack}, single steps" for attack in STEPS), *readers(summary)],
+        rows,
     )
 
 
 def pairs_table(summary: Summary) -> str:
-    """Write, seed by seed, how much more than another setting one leaves to read after the last epoch, and to use."""
+    """Write differences of two settings, seed by seed: of the leak after the last epoch, and of the test AUC."""
     rows = []
     for one, other in PAIRS:
         if {one, other} <= set(summary["settings"]):
@@ -225,11 +226,12 @@ def pairs_table(summary: Summary) -> str:
             more = [interval(values[0] - values[1]) for values in (read, auc)]
             shown_more = (f"{mean:+.4f} ± {half:.4f}" for mean, half in more)
             rows.append([one, other, str(len(at[one])), *shown_more])
-    return table(["setting", "against", "seeds", "strongest reader, cut, has more", "test AUC, more"], rows)
+    heads = ["strongest leak AUC at the cut, difference", "test AUC, difference"]
+    return table(["setting", "compared with", "seeds", *heads], rows)
 
 
 def apart_table(summary: Summary) -> str:
-    """Write what those read who keep the epochs apart, after the first and after the last."""
+    """Write the leak AUC of attacks on the epochs side by side, after the first and after the last."""
     known = [name for name, values in summary["settings"].items() if f"{APART[0]} cut" in values["leak"]]
     rows = []
     for setting in known:

@@ -1,4 +1,4 @@
-"""Ten classes: what noise on cut gradients hides and what it costs, by its shape. The study behind `classes.md`.
+"""Ten classes: protection and cost of noise on cut gradients, by its shape. The study behind `classes.md`.
 
 Usage::
 
@@ -99,7 +99,7 @@ def numbers(result: dict[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def leak_table(summary: Summary) -> str:
-    """Write what was read in every setting, beside the test accuracy."""
+    """Write the leaks of every setting, beside the test accuracy."""
     rows = []
     for setting, entry in summary["settings"].items():
         attacks = [
@@ -124,13 +124,13 @@ def leak_table(summary: Summary) -> str:
         "cosine (oracle)",
         "hint",
         "residual",
-        "groups that are right",
+        "clustering accuracy",
     ]
     return table(heads, [*rows, ["*chance, q95*", "", "", *chance]])
 
 
 def promise_table(summary: Summary) -> str:
-    """Write what Marvell's noise promised, as a mean over the steps."""
+    """Write the bounds of Marvell's noise, as means over the steps."""
     rows = [
         [
             setting,
@@ -138,7 +138,15 @@ def promise_table(summary: Summary) -> str:
         ]
         for setting in family(summary, "marvell")
     ]
-    return table(["noise-s", "largest divergence of two classes", "AUC of a class against the rest", "accuracy"], rows)
+    return table(
+        [
+            "noise-s",
+            "largest divergence of two classes",
+            "bound on the AUC of a class against the rest",
+            "bound on the accuracy",
+        ],
+        rows,
+    )
 
 
 def verdicts(summary: Summary) -> list[Verdict]:
@@ -146,9 +154,9 @@ def verdicts(summary: Summary) -> list[Verdict]:
     found = []
     for other in ("even", "rest", "span"):
         for what, words in (
-            (f"cosine {WORST}", "the oracle reads the worst class less"),
-            (f"hint {WORST}", "hints read the worst class less"),
-            ("gradient_clustering", "fewer examples are grouped right"),
+            (f"cosine {WORST}", "the oracle's leak AUC for the worst class is lower behind Marvell"),
+            (f"hint {WORST}", "the leak AUC of hints for the worst class is lower behind Marvell"),
+            ("gradient_clustering", "the clustering accuracy is lower behind Marvell"),
         ):
             found.append(_compared(summary, other, what, f"{words} than behind *{other}*", below=0.0))
         found.append(
@@ -156,7 +164,7 @@ def verdicts(summary: Summary) -> list[Verdict]:
                 summary,
                 other,
                 "test_accuracy",
-                f"it costs at most {MARGIN} of accuracy more than *{other}*",
+                f"Marvell costs at most {MARGIN} more accuracy than *{other}*",
                 below=MARGIN,
             )
         )
@@ -189,7 +197,7 @@ def figure(studies: dict[str, Summary], path: Path) -> None:
     shown_here = (
         (f"cosine {WORST}", "cosine, worst class (q95)"),
         (f"hint {WORST}", "hint, worst class (q95)"),
-        ("gradient_clustering", "groups that are right"),
+        ("gradient_clustering", "clustering accuracy"),
     )
     drawn, axes = plt.subplots(len(studies), 3, figsize=(11, 3.2 * len(studies)), squeeze=False)
     for row, (study, summary) in zip(axes, studies.items(), strict=True):

@@ -14,19 +14,19 @@ ALMOST_EVERYWHERE = 0.9
 """A curve lies below another when it does so at this share of the utilities that both reach."""
 
 GATHERED = 0.1
-"""Mean angles this close to pi / 2 gather there."""
+"""Mean angles this close to pi / 2 count as concentrated there."""
 
 SPLIT = 0.5
-"""Mean angles of one class and of two that are so far apart are split."""
+"""Mean angles of same-class and different-class pairs that differ by so much count as split."""
 
 KEPT = 0.9
-"""An attack succeeds alike when it keeps this part of what it reads above its baseline without a defense."""
+"""An attack is unchanged when it keeps this part of its advantage without a defense."""
 
 ONE_SEED = "one seed: "
 
 
 def verdicts(study: str, summary: Summary) -> list[Verdict]:
-    """Return all claims that the finished runs of a study can speak to; one seed decides none."""
+    """Return the verdicts on all claims that the finished runs of a study can decide; one seed decides none."""
     return [
         {**found, "holds": None} if found["numbers"].startswith(ONE_SEED) else found
         for found in _judged(study, summary)
@@ -63,7 +63,7 @@ def _sign(values: Values) -> bool | None:
 
 
 def _below(summary: Summary, theirs: str, attack: str) -> Verdict:
-    claim = f"PELoss lies to the lower right of {theirs} (less is read at 90 % of equal test accuracies): {attack}"
+    claim = f"PELoss lowers attack accuracy more than {theirs} at 90 % or more of equal test accuracies: {attack}"
     missing = [name for name in ("pe", theirs) if not n.usable(summary, name)]
     if missing:
         return verdict(claim, None, f"no usable setting of {' and '.join(missing)}")
@@ -99,9 +99,9 @@ def _split(summary: Summary) -> Verdict:
     angles = summary["settings"]["none"]["angles"]
     same, different = (np.asarray(angles[name]) for name in ("same", "different"))
     return verdict(
-        f"Without a defense, angles split by class (means at least {SPLIT} rad apart)",
+        f"Without a defense, mean angles of same-class and different-class pairs are at least {SPLIT} rad apart",
         (different - same).mean() >= SPLIT,
-        f"{_seeds(same)}one class {shown(same, 2)} rad, two classes {shown(different, 2)}",
+        f"{_seeds(same)}same class {shown(same, 2)} rad, different classes {shown(different, 2)}",
     )
 
 
@@ -109,20 +109,21 @@ def _gathered(summary: Summary) -> Verdict:
     """At the strongest alpha that is usable."""
     able = n.usable(summary, "pe")
     if not able:
-        return verdict("With PELoss, angles gather near pi / 2", None, "no usable alpha")
+        return verdict("With PELoss, angles concentrate near pi / 2", None, "no usable alpha")
     angles = summary["settings"][able[-1]]["angles"]
     means = {name: np.asarray(angles[name]) for name in ("same", "different", "same_near", "different_near")}
     return verdict(
-        f"With PELoss, angles gather near pi / 2 (1.57; both means within {GATHERED} rad, most pairs within {n.NEAR})",
+        "With PELoss, angles concentrate near pi / 2 "
+        f"(1.57; both means within {GATHERED} rad, most pairs within {n.NEAR})",
         all(abs(means[name].mean() - np.pi / 2) <= GATHERED for name in ("same", "different"))
         and all(means[f"{name}_near"].mean() > 0.5 for name in ("same", "different")),
-        f"{_seeds(means['same'])}{able[-1]}: one class {shown(means['same'], 2)} rad ({means['same_near'].mean():.0%} "
-        f"within), two classes {shown(means['different'], 2)} ({means['different_near'].mean():.0%} within)",
+        f"{_seeds(means['same'])}{able[-1]}: same class {shown(means['same'], 2)} rad ({means['same_near'].mean():.0%} "
+        f"within), different classes {shown(means['different'], 2)} ({means['different_near'].mean():.0%} within)",
     )
 
 
 def _all_alike(summary: Summary) -> list[Verdict]:
-    """What noise on gradients, and flipped labels, leave of each attack."""
+    """Judge what noise on gradients, and flipped labels, leave of each attack's advantage."""
     noise = [*family(summary, "iso"), *family(summary, "marvell")]
     noise += ["max_norm"] if "max_norm" in summary["settings"] else []
     kinds = {"Noise on gradients": noise, "Label DP": family(summary, "label_dp")}
@@ -134,12 +135,12 @@ def _alike(summary: Summary, attack: str, kind: str, given: Sequence[str]) -> Ve
     """Compare with the undefended runs of the seeds that all have, where there is something to leave."""
     at = places(summary, ["none", *given])
     plain, *kept = (n.advantage(summary, setting, attack)[at[setting]] for setting in ("none", *given))
-    claim = f"{kind} leaves 90 % of what embeddings give away: {attack}"
+    claim = f"{kind} leaves at least 90 % of the attack's advantage: {attack}"
     numbers = f"{_seeds(plain)}advantage without a defense {shown(plain)}; " + ", ".join(
         f"{setting} {shown(values)}" for setting, values in zip(given, kept, strict=True)
     )
     if plain.mean() <= 0 or _sign(plain) is False:
-        return verdict(claim, None, f"there is nothing to leave: {numbers}")
+        return verdict(claim, None, f"there is no advantage to keep: {numbers}")
     return verdict(claim, all(values.mean() >= KEPT * plain.mean() for values in kept), numbers)
 
 
@@ -156,9 +157,9 @@ def _widths(summary: Summary) -> list[Verdict]:
         sign = _sign(change)
         found.append(
             verdict(
-                f"A wider cut {'helps the attacker' if few else 'resists'} at alpha = 1: {attack}",
+                f"A wider cut {'raises' if few else 'lowers'} the attack's accuracy at alpha = 1: {attack}",
                 None if sign is None else sign is few,
-                f"{_seeds(change)}width {WIDTHS[-1]} less width {WIDTHS[0]}: {shown(change)}; "
+                f"{_seeds(change)}width {WIDTHS[-1]} minus width {WIDTHS[0]}: {shown(change)}; "
                 + ", ".join(
                     f"{setting.split('-')[1]}: {shown(n.reached(summary, setting, attack))}"
                     for setting in family(summary, "pe")

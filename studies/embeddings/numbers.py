@@ -98,7 +98,7 @@ def attacks_of(summary: Summary) -> list[str]:
 
 
 def measure_of(summary: Summary, attack: str) -> str:
-    """Return the measure that a study is read by: of two classes, of which one may be rare, not the accuracy."""
+    """Return the measure of an attack; for two classes, of which one may be rare, it is not the accuracy."""
     if attack == "spectral":
         return "auc"
     return "balanced_accuracy" if summary["dataset"]["classes"] == 2 else "accuracy"
@@ -167,12 +167,12 @@ def attack_table(summary: Summary) -> str:
                 for attack in attacks
             ]
             rows.append([setting, layer, str(len(values["seeds"])), *cells])
-    heads = [f"{attack} a class" if "completion" in attack else attack for attack in attacks]
+    heads = [f"{attack} per class" if "completion" in attack else attack for attack in attacks]
     return table(["defense", "layer", "seeds", *heads], rows)
 
 
 def utility_table(summary: Summary) -> str:
-    """Write utility, its change against the undefended run of the same seed, and mean angles at the cut."""
+    """Write utility, its difference to the undefended run of the same seed, and mean angles at the cut."""
     two = summary["dataset"]["classes"] == 2
     rows = []
     for setting, values in summary["settings"].items():
@@ -190,5 +190,6 @@ def utility_table(summary: Summary) -> str:
                 *(shown(angles[name], 2) if angles else "" for name in ("same", "different")),
             ]
         )
-    heads = ["test AUC" if two else "test accuracy", "test loss", "against none", "angle, one class", "two classes"]
+    measure = "test AUC" if two else "test accuracy"
+    heads = [measure, "test loss", f"{measure} minus none", "angle, same class", "angle, different classes"]
     return table(["defense", "seeds", *heads], rows)

@@ -53,7 +53,7 @@ def _leaks(results: list[Summary]) -> Summary:
 
 
 def _informed(result: Summary) -> list[float]:
-    """Return what the informed reader of one run reads from gradients alone; nothing where there was none."""
+    """Return the leak AUC of the informed reader of one run on gradients alone; nothing where there was none."""
     return [float(entry["mean"]) for entry in result["leakage"] if entry.get("sees") == ["gradients"]]
 
 
@@ -92,7 +92,7 @@ def trade_off(summary: Summary, attack: str, layer: str) -> dict[str, float]:
 
 
 def leak_table(summary: Summary) -> str:
-    """Write the q95 of every attack and layer, behind each in brackets what a score that knows nothing reaches."""
+    """Write the q95 of every attack and layer, in brackets that of a random score."""
     rows = []
     first = next(iter(summary["settings"].values()))
     attacks, informed = [attack for attack in SHOWN if f"{attack} cut" in first["leak"]], bool(first.get(INFORMED))
@@ -110,7 +110,7 @@ def leak_table(summary: Summary) -> str:
 
 
 def utility_table(summary: Summary) -> str:
-    """Write utility, and its change against the undefended run of the same seed."""
+    """Write utility, and its difference to the undefended run of the same seed."""
     rows = []
     for setting, values in summary["settings"].items():
         at = places(summary, [setting, "none"])
@@ -123,4 +123,4 @@ def utility_table(summary: Summary) -> str:
                 "" if setting == "none" else shown(change, 4),
             ]
         )
-    return table(["defense", "seeds", "test AUC", "test loss", "test ACE", "AUC against none"], rows)
+    return table(["defense", "seeds", "test AUC", "test loss", "test ACE", "test AUC minus none"], rows)

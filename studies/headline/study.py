@@ -1,4 +1,4 @@
-"""What a report says of the recommended defense, and what a conditional oracle reads: census, five seeds.
+"""The leaks that a report states behind the recommended defense, and a conditional oracle: census, five seeds.
 
     python -m studies headline headline     # marvell_full(s=4), six epochs: the sentence beside our examples
     python -m studies headline conditional  # four defenses, one epoch: the table of docs/methods/certificate.md
@@ -67,7 +67,7 @@ def headline(seed: int) -> dict[str, Any]:
 
 
 def conditional(defense: str, seed: int) -> dict[str, Any]:
-    """Return what a conditional oracle reads behind one defense in the first epoch, beside its bound and the norm."""
+    """Return the leak of a conditional oracle behind one defense in the first epoch, its bound and the norm."""
     overrides = {"training.epochs": 1, "attack.names": "norm", "attack.every": 4}
     summary = _run(defense, seed, overrides)
     entries = {
@@ -101,17 +101,17 @@ def sentence(runs: Sequence[Mapping[str, Any]]) -> str:
     leaks = sum(one["status"] == "leaks" for one in runs)
     text = (
         f"Measured behind `{RECOMMENDED.replace('.0', '')}` on the census preset (six epochs, seeds 0 to "
-        f"{len(runs) - 1}): the worst of the practical set, {names}, reads {_mean(worst)} "
-        f"({over}; guessing {chance:.3f}); the informed reader {_mean(values)} ({min(values):.3f} to "
-        f"{max(values):.3f}); test AUC {_mean([one['test_auc'] for one in runs], 4)}. The report says that it leaks in "
-        f"{leaks} of {len(runs)} runs: the defense makes the leak smaller, and does not end it "
+        f"{len(runs) - 1}): the strongest attack of the practical set, {names}, has a leak AUC of {_mean(worst)} "
+        f"({over}; chance level {chance:.3f}). The informed reader has {_mean(values)} ({min(values):.3f} to "
+        f"{max(values):.3f}). The test AUC is {_mean([one['test_auc'] for one in runs], 4)}. The report states a "
+        f"leak in {leaks} of {len(runs)} runs: the defense reduces the leak, but does not end it "
         "(`python -m studies headline headline`)."
     )
     return "\n".join(textwrap.wrap(text, 118, break_long_words=False, break_on_hyphens=False))
 
 
 def table(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Return the table of what conditional oracles read."""
+    """Return the table of conditional oracles."""
     lines = [
         "| defense | bound, mean over steps | conditional oracle, mean | its q95 | `norm`, mean |",
         "|---|---|---|---|---|",

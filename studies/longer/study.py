@@ -1,4 +1,4 @@
-"""Thirty epochs: does noise that stays overtake more noise that is drawn anew? The study behind `longer.md`.
+"""Thirty epochs: persistent noise against stronger fresh noise. The study behind `longer.md`.
 
 Usage::
 
@@ -38,7 +38,7 @@ from studies.common import (
 CENSUS = "census"
 EPOCHS = 30
 AFTER = (1, 5, 10, 20, 30)
-"""Epochs after which the page says what is read."""
+"""Epochs after which the page gives the leak."""
 
 CHOSEN = (
     "none",
@@ -58,7 +58,7 @@ PAIRS = (
     ("s64-full-rho-0", "full-rho-0.5"),
     ("s64-full-rho-0", "s16-full-rho-0.25"),
 )
-"""More noise that is drawn anew, and less of it of which a share stays."""
+"""Fresh noise, and noise of at most its strength with a persistent share."""
 
 SEEDS = range(3)
 QUICK = ("none", "full-rho-0.25", "s16-full-rho-0")
@@ -83,16 +83,17 @@ def run_one(job: Job) -> float:
 
 
 def read_table(summary: Summary) -> str:
-    """Write what the strongest reader has of each setting as the epochs go by, and which one it is at the end."""
+    """Write the leak AUC of the strongest attack on each setting after some epochs, and its name after the last."""
     rows = []
     for setting, entry in summary["settings"].items():
         has = [shown(read(summary, setting, epoch)) for epoch in _after(summary)]
         rows.append([setting, str(len(entry["seeds"])), shown(entry["test_auc"], 4), *has, _who(summary, setting)])
-    return table(["setting", "seeds", "test AUC", *(f"after {epoch}" for epoch in _after(summary)), "read by"], rows)
+    heads = [f"leak AUC, epoch {epoch}" for epoch in _after(summary)]
+    return table(["setting", "seeds", "test AUC", *heads, "strongest attack"], rows)
 
 
 def read(summary: Summary, setting: str, epoch: int) -> Values:
-    """Return what the strongest reader has after an epoch, one value a seed; differences begin with the second."""
+    """Return the strongest attack's leak AUC after an epoch, one value a seed; differences begin with the second."""
     back = epoch - epochs_of(summary, setting) - 1
     readers = [n.leak(summary, setting, attack) for attack in n.readers(summary)]
     return np.asarray(np.max([values[:, back] for values in readers if values.shape[1] >= -back], axis=0))
@@ -110,14 +111,14 @@ def _after(summary: Summary) -> list[int]:
 
 
 def _who(summary: Summary, setting: str) -> str:
-    """Name the readers that are the strongest after the last epoch, with one seed or another."""
+    """Name the attacks that are the strongest after the last epoch, with one seed or another."""
     last = {attack: n.leak(summary, setting, attack)[:, -1] for attack in n.readers(summary)}
     best = np.argmax(list(last.values()), axis=0)
     return " or ".join(sorted({list(last)[place] for place in best}))
 
 
 def pairs_table(summary: Summary) -> str:
-    """Write, seed by seed, how much more one setting leaves than another after ten epochs and after all, and costs."""
+    """Write differences of two settings, seed by seed: of the leak after ten epochs and after all, and of the AUC."""
     after = [epoch for epoch in (10, EPOCHS) if epoch in _after(summary)]
     rows = []
     for one, other in _pairs(summary):
@@ -125,8 +126,8 @@ def pairs_table(summary: Summary) -> str:
         auc = [np.asarray(summary["settings"][setting]["test_auc"])[at[setting]] for setting in (one, other)]
         more = [_signed(*_more(summary, one, other, epoch), 3) for epoch in after]
         rows.append([one, other, str(len(at[one])), *more, _signed(*interval(auc[0] - auc[1]), 4)])
-    heads = [f"strongest reader has more, after {epoch}" for epoch in after]
-    return table(["setting", "against", "seeds", *heads, "test AUC, more"], rows)
+    heads = [f"leak AUC, difference after {epoch} epochs" for epoch in after]
+    return table(["setting", "compared with", "seeds", *heads, "test AUC, difference"], rows)
 
 
 def _signed(mean: float, half: float, digits: int) -> str:
@@ -138,25 +139,25 @@ def _pairs(summary: Summary) -> list[tuple[str, str]]:
 
 
 def _more(summary: Summary, one: str, other: str, epoch: int) -> tuple[float, float]:
-    """Return how much more the strongest reader has of one setting than of another after an epoch."""
+    """Return the difference of the strongest attack's leak AUC between two settings after an epoch."""
     at = places(summary, [one, other])
     ours, theirs = (read(summary, setting, epoch)[at[setting]] for setting in (one, other))
     return interval(ours - theirs)
 
 
 def verdicts(summary: Summary) -> list[Verdict]:
-    """Say of each pair which one leaves less after the last epoch."""
+    """Judge for each pair if the second leaks less after the last epoch."""
     found, last = [], _after(summary)[-1]
     for one, other in _pairs(summary):
         mean, half = _more(summary, one, other, last)
         holds = True if mean - half > 0.0 else False if mean + half < 0.0 else None
-        claim = f"after {last} epochs {other} leaves less to the strongest reader than {one}"
+        claim = f"after {last} epochs, the strongest attack has a lower leak AUC behind {other} than behind {one}"
         found.append(verdict(claim, holds, _signed(mean, half, 3)))
     return found
 
 
 def figure(summary: Summary, path: Path) -> None:
-    """Draw what the strongest reader has after each epoch, and after the last over the test AUC."""
+    """Draw the strongest attack's leak AUC after each epoch, and after the last over the test AUC."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -175,10 +176,10 @@ def figure(summary: Summary, path: Path) -> None:
         else:
             frontier.plot(entry["test_auc"], values[:, -1], "o", color=colour, ms=4)
     over_time.set_xlabel("epoch")
-    over_time.set_ylabel("strongest reader of sums, cut")
+    over_time.set_ylabel("leak AUC at the cut, strongest attack on sums")
     drawn.legend(*over_time.get_legend_handles_labels(), fontsize=8, loc="lower center", ncol=len(CHOSEN))
     frontier.set_xlabel("test AUC")
-    frontier.set_title("after the last epoch, a point a seed; dotted: no defense", fontsize=10)
+    frontier.set_title("after the last epoch, one point per seed; dotted: no defense", fontsize=10)
     for axis in (over_time, frontier):
         axis.grid(alpha=0.25)
     drawn.tight_layout(rect=(0, 0.06, 1, 1))

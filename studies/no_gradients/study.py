@@ -73,7 +73,7 @@ def utility_table(summary: Summary) -> str:
         ]
         for setting, entry in summary["settings"].items()
     ]
-    return table(["what is sent", "seeds", "test AUC of each", "mean"], rows)
+    return table(["setting", "seeds", "test AUC of each seed", "mean"], rows)
 
 
 def make_page(runs: Path, out: Path) -> None:

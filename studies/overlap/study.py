@@ -97,7 +97,7 @@ def utility_table(summary: Summary) -> str:
             gains = ", ".join(f"{gain:+.4f}" for gain in on - off)
         if found.keys() & set(pair):
             rows.append([f"{overlap} %", *shows, gains])
-    return table(["overlap", "aligned rows only", "with `training.pretrain`", "gain, each seed"], rows)
+    return table(["overlap", "aligned rows only", "with `training.pretrain`", "gain of each seed"], rows)
 
 
 def passes_table(summary: Summary) -> str:
@@ -124,7 +124,7 @@ def passes_table(summary: Summary) -> str:
         ]
         for passes, values in aucs["validation_auc"].items()
     ]
-    heads = ["passes", "seeds", "validation AUC", "each seed", "test AUC, of the best by validation"]
+    heads = ["passes", "seeds", "validation AUC", "each seed", "test AUC of the best by validation"]
     return table(heads, rows)
 
 

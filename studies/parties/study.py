@@ -51,9 +51,9 @@ LARGEST = 0.8
 """Share of the columns that the first of unequal parties has; the others share the rest."""
 
 S, T, WIDTH = 4.0, 9.0, 16
-ATTACKS = ["norm", "cosine", f"studies.parties.attack:Looks(width={WIDTH})", "remembered_direction"]
+ATTACKS = ["norm", "cosine", f"studies.parties.attack:EqualWeight(width={WIDTH})", "remembered_direction"]
 WHO = ("alone", "together")
-SHOWN = ("norm", "cosine", "looks", "remembered_direction")
+SHOWN = ("norm", "cosine", "equal_weight", "remembered_direction")
 SETTINGS = (
     "none",
     "marvell-joint",
@@ -73,69 +73,70 @@ NEAR, COST = 0.02, 0.005
 
 CLAIMS: list[tuple[str, tuple[str, str], tuple[str, str], tuple[float, float]]] = [
     (
-        "*marvell-joint*: parties together read what one alone reads",
-        ("marvell-joint", "looks together"),
-        ("marvell-joint", "looks alone"),
+        "*marvell-joint*: colluding parties have the same leak AUC as one party alone",
+        ("marvell-joint", "equal_weight together"),
+        ("marvell-joint", "equal_weight alone"),
         (-NEAR, NEAR),
     ),
     (
-        "at the same s one party alone reads the same behind *marvell-apart* and *-joint*",
-        ("marvell-apart", "looks alone"),
-        ("marvell-joint", "looks alone"),
+        "at the same s, one party alone has the same leak AUC behind *marvell-apart* as behind *marvell-joint*",
+        ("marvell-apart", "equal_weight alone"),
+        ("marvell-joint", "equal_weight alone"),
         (-NEAR, NEAR),
     ),
     (
-        "at the same s parties together read more behind *marvell-apart*",
-        ("marvell-apart", "looks together"),
-        ("marvell-joint", "looks together"),
+        "at the same s, colluding parties have a higher leak AUC behind *marvell-apart* than behind *marvell-joint*",
+        ("marvell-apart", "equal_weight together"),
+        ("marvell-joint", "equal_weight together"),
         (0.0, math.inf),
     ),
     (
-        "who remembers, too",
+        "the same by `remembered_direction`, over all epochs",
         ("marvell-apart", "remembered_direction together"),
         ("marvell-joint", "remembered_direction together"),
         (0.0, math.inf),
     ),
     (
-        f"at the same s the test AUC is the same, to {COST}",
+        f"at the same s, *marvell-apart* and *marvell-joint* have the same test AUC, within {COST}",
         ("marvell-apart", "test_auc"),
         ("marvell-joint", "test_auc"),
         (-COST, COST),
     ),
     (
-        "with K times the power parties together read as little as behind *marvell-joint*",
-        ("marvell-apart-more", "looks together"),
-        ("marvell-joint", "looks together"),
+        "with K times the power, colluding parties have the same leak AUC as behind *marvell-joint*",
+        ("marvell-apart-more", "equal_weight together"),
+        ("marvell-joint", "equal_weight together"),
         (-NEAR, NEAR),
     ),
     (
-        "which costs test AUC",
+        "with K times the power, the test AUC is lower than behind *marvell-joint*",
         ("marvell-apart-more", "test_auc"),
         ("marvell-joint", "test_auc"),
         (-math.inf, 0.0),
     ),
     (
-        "*iso*: parties together read the same in both scopes",
-        ("iso-apart", "looks together"),
-        ("iso-joint", "looks together"),
+        "*iso*: colluding parties have the same leak AUC in both scopes",
+        ("iso-apart", "equal_weight together"),
+        ("iso-joint", "equal_weight together"),
         (-NEAR, NEAR),
     ),
     (
-        "*iso*, added later: the same by the stronger one of *cosine* and *looks*",
+        "*iso*, added later: the same by the stronger of `cosine` and `equal_weight`",
         ("iso-apart", "oracle together"),
         ("iso-joint", "oracle together"),
         (-NEAR, NEAR),
     ),
     (
-        "*iso*, added later: the party that reads most reads less where each has noise of its own",
+        "*iso*, added later: by the stronger of both, the strongest single party has a lower leak AUC with per-party "
+        "noise than with joint noise",
         ("iso-apart", "oracle alone"),
         ("iso-joint", "oracle alone"),
         (-math.inf, 0.0),
     ),
     (
-        "*max_norm*: parties together read more where each has noise of its own",
-        ("max_norm-apart", "looks together"),
-        ("max_norm-joint", "looks together"),
+        "*max_norm*: colluding parties have a higher leak AUC with per-party noise than with joint noise",
+        ("max_norm-apart", "equal_weight together"),
+        ("max_norm-joint", "equal_weight together"),
         (0.0, math.inf),
     ),
 ]
@@ -197,7 +198,7 @@ def run_one(job: Job) -> float:
 
 
 def numbers(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Return what counts of one run, by name and to five places; alone is the party that reads most."""
+    """Return what counts of one run, by name and to five places; alone is the party with the highest leak."""
     return ((name, round(value, 5)) for name, value in _numbers(result))
 
 
@@ -214,7 +215,7 @@ def _numbers(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             yield f"{attack} {who}", leaks[attack, who]
             yield f"{attack} {who} q95", max(entry["q95"] for entry in entries)
     for who in WHO:
-        yield f"oracle {who}", max(leaks["cosine", who], leaks["looks", who])
+        yield f"oracle {who}", max(leaks["cosine", who], leaks["equal_weight", who])
     log = {key.removeprefix("marvell."): value for key, value in result["log"].items() if key.startswith("marvell.")}
     left = {key: value for key, value in log.items() if key.split(".")[0] == "sum_kl_after"}
     if left:
@@ -228,7 +229,7 @@ def _numbers(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _leak(entry: Mapping[str, Any]) -> float:
-    """Return the mean AUC over the steps, or of what is remembered the last one; below one half, turned around."""
+    """Return the mean AUC over the steps, or the last one of an attack with a history; one half or more."""
     value = float(entry["values"][-1] if entry.get("phase") == "remembered" else entry["mean"])
     return max(value, 1.0 - value)
 
@@ -251,7 +252,7 @@ def verdicts(studies: Mapping[str, Summary]) -> list[Verdict]:
                 words.append(f"{layout}: {mean:+.3f} ± {half:.3f}")
         if len(differences) > 1 and len({len(one) for one in differences}) == 1:
             mean, half = interval(np.mean(differences, axis=0))
-            words.append(f"mean of them: {mean:+.3f} ± {half:.3f}")
+            words.append(f"mean of the layouts: {mean:+.3f} ± {half:.3f}")
         found.append(verdict(claim, all_of(judged), "; ".join(words)))
     return found
 
@@ -268,7 +269,7 @@ def _between(mean: float, half: float, low: float, high: float) -> bool | None:
 
 
 def leak_table(studies: Mapping[str, Summary]) -> str:
-    """Write, for every layout and setting, what one party and all together read, beside the test AUC."""
+    """Write, for every layout and setting, the leak AUC of one party and of all together, beside the test AUC."""
     rows = []
     for layout, summary in studies.items():
         for setting, entry in summary["settings"].items():
@@ -278,22 +279,23 @@ def leak_table(studies: Mapping[str, Summary]) -> str:
 
 
 def promise_table(studies: Mapping[str, Summary]) -> str:
-    """Write the divergences that Marvell leaves, the AUC that they mean, and what was read."""
+    """Write the divergences that Marvell leaves, the AUC that they imply, and the measured leak AUC."""
     rows = []
     for layout, summary in studies.items():
         for setting, entry in summary["settings"].items():
             if "sum_kl together" in entry:
                 cells = [shown(entry["sum_kl alone"]), shown(entry["sum_kl together"])]
                 cells += [f"{expected(float(np.mean(entry[f'sum_kl {who}']))):.3f}" for who in ("alone", "together")]
-                cells += [shown(entry["looks alone"]), shown(entry["looks together"])]
+                cells += [shown(entry["equal_weight alone"]), shown(entry["equal_weight together"])]
                 cells += [shown(entry[what]) if what in entry else "" for what in ("best split", "first share")]
                 rows.append([layout, setting, *cells])
-    heads = ["divergence: alone", "together", "AUC it means: alone", "together", "read: alone", "together"]
-    return table(["parties", "noise", *heads, "best split of the power", "first party's share of it"], rows)
+    heads = [f"{what}: {who}" for what in ("divergence", "implied AUC", "measured AUC") for who in WHO]
+    heads += ["divergence left by the best split", "first party's share of the power"]
+    return table(["parties", "noise", *heads], rows)
 
 
 def figure(studies: Mapping[str, Summary], path: Path) -> None:
-    """Draw what is read, what is remembered and the test AUC over the number of parties."""
+    """Draw the leak AUC of single steps and of all epochs, and the test AUC, over the number of parties."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -301,9 +303,9 @@ def figure(studies: Mapping[str, Summary], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     columns = (
-        ("looks together", "together, one step"),
-        ("looks alone", "alone, one step"),
-        ("remembered_direction together", f"together, {EPOCHS} epochs remembered"),
+        ("equal_weight together", "together, one step"),
+        ("equal_weight alone", "alone, one step"),
+        ("remembered_direction together", f"together, over {EPOCHS} epochs"),
         ("test_auc", "test AUC"),
     )
     splits = [split for split in SPLITS if any(name.endswith(f"-{split}") for name in studies)]
@@ -314,15 +316,15 @@ def figure(studies: Mapping[str, Summary], path: Path) -> None:
         layouts = {name: one["settings"] for name, one in studies.items() if name.endswith(f"-{split}")}
         for axis, (what, title) in zip(row, columns, strict=True):
             for place, (setting, colour) in enumerate(COLOURS.items()):
-                if setting != "none" or what == "test_auc":  # without a defense all is read
+                if setting != "none" or what == "test_auc":  # without a defense the leak AUC is 1
                     _line(axis, layouts, setting, what, colour, 0.1 * (place - 1))
-            if what == "looks together":
-                axis.plot(counts, [expected(k / S) for k in counts], "k:", lw=1, label="best rule, K looks")
-                axis.plot(counts, [expected(1 / S)] * 50, "k--", lw=1, label="best rule, one look")
+            if what == "equal_weight together":
+                axis.plot(counts, [expected(k / S) for k in counts], "k:", lw=1, label="best rule, K observations")
+                axis.plot(counts, [expected(1 / S)] * 50, "k--", lw=1, label="best rule, one observation")
             axis.set_title(f"{split}: {title}", fontsize=9)
             axis.set_xticks([2, 4, 8])
             axis.grid(alpha=0.25)
-            if what != "test_auc":  # what is read stands on one scale
+            if what != "test_auc":  # leak AUCs share one scale
                 axis.set_ylim(0.5, 1.0)
     for axis in axes[-1]:
         axis.set_xlabel("parties")

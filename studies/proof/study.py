@@ -1,4 +1,4 @@
-"""Label privacy with a proof: what each mechanism costs, and what is read in spite of it. The study behind `proof.md`.
+"""Label privacy with a proof: the cost of each mechanism, and the remaining leak. The study behind `proof.md`.
 
 Usage::
 
@@ -124,7 +124,7 @@ def run_one(job: Job) -> float:
 
 
 def numbers(result: Summary) -> Iterator[tuple[str, float]]:
-    """Yield the numbers of a run: its utility, what readers have in all its epochs, and what is proven."""
+    """Yield the numbers of a run: its utility, the leaks over all its epochs, and what is proven."""
     yield "test_auc", result["utility"]["last"]["test_auc"]
     if result.get("baseline") == ZERO:
         return
@@ -140,7 +140,7 @@ def numbers(result: Summary) -> Iterator[tuple[str, float]]:
 
 
 def paired(summary: Summary, one: str, other: str, number: str) -> tuple[float, float]:
-    """Return how much more a setting has of a number than another, seed by seed."""
+    """Return the difference of a number between two settings, seed by seed."""
     at = places(summary, [one, other])
     ours, theirs = (_values(summary, setting, number)[at[setting]] for setting in (one, other))
     return interval(ours - theirs)
@@ -151,7 +151,7 @@ def _values(summary: Summary, setting: str, number: str) -> Values:
 
 
 def trade_off(summary: Summary) -> str:
-    """Write what each setting proves, costs and lets be read."""
+    """Write the proven epsilon, the cost and the leak of each setting."""
     rows = []
     for setting, entry in summary["settings"].items():
         proven = [f"{entry[name][0]:.{digits}g}" if name in entry else "" for name, digits in _PROVEN]
@@ -161,7 +161,7 @@ def trade_off(summary: Summary) -> str:
         ]
         rows.append([f"`{setting}`", *proven, str(len(entry["seeds"])), measured[0], cost, *measured[1:]])
     first, *others = COLUMNS
-    return table(["setting", "epsilon", "proven AUC", "seeds", first, "against `none`", *others], rows)
+    return table(["setting", "epsilon", "proven AUC", "seeds", first, "test AUC minus `none`", *others], rows)
 
 
 _PROVEN = (("epsilon", 2), ("proven_auc", 3))
@@ -177,7 +177,7 @@ def against_baseline(summary: Summary) -> str:
         ]
         for one, other in _pairs(summary)
     ]
-    return table(["setting", "against", "test AUC, more", "informed, more", "gain, more"], rows)
+    return table(["setting", "compared with", "test AUC, difference", "informed, difference", "gain, difference"], rows)
 
 
 def _pairs(summary: Summary) -> list[tuple[str, str]]:
@@ -204,14 +204,14 @@ def verdicts(summary: Summary) -> list[Verdict]:
         if local in there
     ]
     if {f"{REFITTED}-1", REFITTED_NONE} <= set(there):
-        claim = f"`{REFITTED}-1` costs at most .003 of test AUC against `{REFITTED_NONE}`"
+        claim = f"`{REFITTED}-1` costs at most .003 of test AUC compared with `{REFITTED_NONE}`"
         found.append(_judged(summary, claim, f"{REFITTED}-1", REFITTED_NONE, -0.003))
     above = [f"{name}-{epsilon:g}" for name in (BASELINE, PRETRAINED, REFITTED) for epsilon in EPSILONS]
     pairs = [(local, ZERO) for local in above if {local, ZERO} <= set(there)]
     pairs += [(one, other) for one, other in _pairs(summary) if other != REFITTED_NONE]
     return [
         *found,
-        *(_judged(summary, f"`{one}` predicts better than `{other}`", one, other, 0.0) for one, other in pairs),
+        *(_judged(summary, f"`{one}` has a higher test AUC than `{other}`", one, other, 0.0) for one, other in pairs),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Which attacker reads most from a trained model's embeddings, behind each defense? The study behind `readers.md`.
+"""The strongest attacker on a trained model's embeddings, behind each defense: the study behind `readers.md`.
 
 Usage::
 
@@ -82,7 +82,7 @@ def run_one(job: Job) -> float:
 
 
 def numbers(result: Summary) -> Iterable[tuple[str, float]]:
-    """Yield what one run says: the test AUC, and each attacker's AUC with the trained model and without it."""
+    """Yield the numbers of one run: the test AUC, and each attacker's AUC with the trained model and without it."""
     yield "test_auc", result["utility"]["last"]["test_auc"]
     for entry in result["leakage"]:
         if entry["phase"] == "inference":
@@ -97,7 +97,7 @@ def attacker(entry: Mapping[str, Any]) -> str:
 
 
 def reads(summary: Summary, setting: str, layer: str, *, alone: bool = False) -> dict[str, Values]:
-    """Return what each attacker reads at a layer, one value a seed; `alone`: without the trained model."""
+    """Return the AUC of each attacker at a layer, one value a seed; `alone`: without the trained model."""
     entry = summary["settings"][setting]
     names = {name: f"{name} {layer}{' alone' if alone else ''}" for name in (PAPER, *READERS)}
     return {name: np.asarray(entry[key]) for name, key in names.items() if key in entry}
@@ -109,7 +109,7 @@ def layers_of(summary: Summary) -> list[str]:
 
 
 def read_table(summary: Summary) -> str:
-    """Write what each attacker reads behind each defense, in brackets the same without the trained model."""
+    """Write the AUC of each attacker behind each defense, in brackets the same without the trained model."""
     rows = []
     for setting, entry in summary["settings"].items():
         for layer in layers_of(summary):
@@ -124,19 +124,19 @@ def read_table(summary: Summary) -> str:
 
 
 def more(summary: Summary, setting: str, layer: str) -> tuple[str, float, float]:
-    """Return the reader that has most on average, how much more it has than the completion, seed by seed, ± half."""
+    """Return the best reader on average, and its difference to the completion, seed by seed, ± half."""
     found = reads(summary, setting, layer)
     best = max(READERS, key=lambda name: found[name].mean())
     return best, *interval(found[best] - found[PAPER])
 
 
 def verdicts(summary: Summary) -> list[Verdict]:
-    """Say of each defense and layer whether a fitted reader has more than the paper's completion, or less."""
+    """Judge for each defense and layer if the best fitted reader exceeds the paper's completion."""
     judged = []
     for setting in summary["settings"]:
         for layer in layers_of(summary):
             best, mean, half = more(summary, setting, layer)
-            claim = f"{setting}, {layer}: a fitted reader reads more than model completion"
+            claim = f"{setting}, {layer}: the best fitted reader has a higher AUC than model completion"
             holds = True if mean - half > 0.0 else False if mean + half < 0.0 else None
             judged.append(verdict(claim, holds, f"{mean:+.3f} ± {half:.3f} ({best})"))
     for setting in summary["settings"]:
@@ -145,26 +145,26 @@ def verdicts(summary: Summary) -> list[Verdict]:
 
 
 HELD = 0.02
-"""Of AUC: a defense that takes less than that from the strongest attacker does not hide labels in embeddings."""
+"""A defense that lowers the strongest attacker's AUC by less does not protect the labels in embeddings."""
 
 
 def strongest(summary: Summary, setting: str, layers: Iterable[str], *, alone: bool = False) -> Values:
-    """Return what the strongest attacker reads at these layers, one value a seed; `alone`: without the model."""
+    """Return the AUC of the strongest attacker at these layers, one value a seed; `alone`: without the model."""
     found = [reads(summary, setting, layer, alone=alone).values() for layer in layers]
     return np.asarray(np.max([values for of_layer in found for values in of_layer], axis=0))
 
 
 def _beyond_inputs(summary: Summary, setting: str) -> Verdict:
-    """Say whether the trained model tells the strongest attacker more than its columns and the same labels do."""
+    """Judge if the strongest attacker gains from the trained model, beside its columns and the same labels."""
     layers = layers_of(summary)
     mean, half = interval(strongest(summary, setting, layers) - strongest(summary, setting, layers, alone=True))
     holds = True if mean - half > 0.0 else False if mean + half < 0.0 else None
-    claim = f"{setting}: the trained model tells more than the raw inputs, each by its strongest reader"
+    claim = f"{setting}: the strongest attacker has a higher AUC with the trained model than with raw inputs alone"
     return verdict(claim, holds, f"{mean:+.3f} ± {half:.3f}")
 
 
 def _held(summary: Summary, setting: str) -> list[Verdict]:
-    """Say whether a defense leaves embeddings as legible as they are without it: at the cut, and at all layers."""
+    """Judge if a defense leaves the strongest attacker as it is without one: at the cut, and at all layers."""
     judged = []
     layers = layers_of(summary)
     at = places(summary, ["none", setting])
@@ -172,13 +172,13 @@ def _held(summary: Summary, setting: str) -> list[Verdict]:
         none, defended = (strongest(summary, of, looked)[at[of]] for of in at)
         mean, half = interval(none - defended)
         holds = True if mean + half < HELD else False if mean - half > HELD else None
-        claim = f"{setting}, {name}: it takes less than {HELD} from the strongest attacker"
+        claim = f"{setting}, {name}: the defense lowers the AUC of the strongest attacker by less than {HELD}"
         judged.append(verdict(claim, holds, f"{mean:+.3f} ± {half:.3f}"))
     return judged
 
 
 def figure(summary: Summary, path: Path) -> None:
-    """Draw what each attacker reads behind each defense, a panel a layer; hollow: without the trained model."""
+    """Draw the AUC of each attacker behind each defense, a panel a layer; hollow: without the trained model."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -197,9 +197,9 @@ def figure(summary: Summary, path: Path) -> None:
             panel.errorbar(at, means, known, fmt="o", color=colour, ms=5, lw=1.2, capsize=2, label=name)
             panel.plot(at, alone, "o", color=colour, ms=5, mfc="white")
         panel.set_xticks(range(len(settings)), settings, rotation=25, ha="right")
-        panel.set_title(f"layer {layer!r}; hollow: the raw inputs", fontsize=10)
+        panel.set_title(f"layer {layer!r}; hollow: raw inputs alone", fontsize=10)
         panel.grid(alpha=0.25)
-    panels[0][0].set_ylabel(f"AUC on test rows, {KNOWN} labels a class")
+    panels[0][0].set_ylabel(f"AUC on test rows, {KNOWN} labels per class")
     drawn.legend(*panels[0][0].get_legend_handles_labels(), fontsize=9, loc="lower center", ncol=4)
     drawn.tight_layout(rect=(0, 0.06, 1, 1))
     drawn.savefig(path, dpi=130)

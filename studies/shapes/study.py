@@ -1,4 +1,4 @@
-"""What does noise for classes that are balls hide of classes that are none? The study behind `shapes.md`.
+"""Noise for isotropic classes on gradients whose classes are not isotropic: the study behind `shapes.md`.
 
 Usage::
 
@@ -58,7 +58,7 @@ SEEDS = range(3)
 QUICK = ("none", "marvell-4", "full-4")
 LAYERS = ("cut", "first")
 HIDDEN, READ, COST = 0.03, 0.95, 0.002
-"""What counts: a mean this near chance, this much read, this much test AUC."""
+"""Thresholds: the distance of a mean from chance level, a leak AUC, a cost in test AUC."""
 
 
 def run_one(job: Job) -> float:
@@ -83,7 +83,7 @@ def run_one(job: Job) -> float:
 
 
 def verdicts(summary: Summary) -> list[Verdict]:
-    """Say of each strength whether published Marvell and its full form hide labels, and what the latter costs."""
+    """Judge at each strength if published Marvell and its full form protect labels, and what the latter costs."""
     from studies.gradients import numbers
 
     found = []
@@ -94,20 +94,20 @@ def verdicts(summary: Summary) -> list[Verdict]:
         read, half = interval(numbers.leak(summary, one, "residual", key="mean"))
         norm = shown(numbers.leak(summary, one, "norm", key="mean"))
         words = f"residual {read:.3f} ± {half:.3f}, norm {norm}"
-        claim = f"{one}: the residual attack reads labels at the cut (mean over steps above {READ})"
+        claim = f"{one}: the leak AUC of residual at the cut is above {READ} (mean over steps)"
         found.append(verdict(claim, _beyond(read - READ, half), words))
         apart = [
             interval(np.abs(numbers.leak(summary, full, attack, key="mean") - 0.5))
             for attack in ("residual(r=1)", "residual", "residual(r=8)")
         ]
         worst, half = max(apart)
-        claim = f"{full}: residual is at chance at the cut, for each r (mean over steps within {HIDDEN} of 0.5)"
-        found.append(verdict(claim, _beyond(HIDDEN - worst, half), f"at most {worst:.3f} ± {half:.3f} away"))
+        claim = f"{full}: the leak AUC of residual at the cut is within {HIDDEN} of 0.5 for each r (mean over steps)"
+        found.append(verdict(claim, _beyond(HIDDEN - worst, half), f"at most {worst:.3f} ± {half:.3f} from 0.5"))
         at = places(summary, [one, full])
         lost = numbers.utility(summary, one)[at[one]] - numbers.utility(summary, full)[at[full]]
         mean, half = interval(lost)
-        claim = f"{full} costs no more test AUC than {one} (by {COST})"
-        found.append(verdict(claim, _beyond(COST - mean, half), f"loses {mean:+.4f} ± {half:.4f}"))
+        claim = f"{full} costs at most {COST} more test AUC than {one}"
+        found.append(verdict(claim, _beyond(COST - mean, half), f"costs {mean:+.4f} ± {half:.4f} more"))
     return found
 
 
@@ -117,7 +117,7 @@ def _beyond(mean: float, half: float) -> bool | None:
 
 
 def leak_table(summary: Summary) -> str:
-    """Write utility, and the mean over all steps of what each attack reads; in brackets q95 and chance's q95."""
+    """Write utility, and the mean leak AUC of each attack over all steps; in brackets q95 and that of chance."""
     from studies.gradients import numbers
 
     rows = []

@@ -1,4 +1,4 @@
-"""What does a party read that remembers over several trainings of the same people? The study behind `trainings.md`.
+"""Attacks on the gradients of several trainings of the same people: the study behind `trainings.md`.
 
 Usage::
 
@@ -6,7 +6,7 @@ Usage::
     python -m studies trainings run --quick --runs runs/quick
     python -m studies trainings page                      # numbers, tables and figure from them
 
-A run is a whole history: eight trainings from scratch, and what is read after 1, 2, 4 and 8 of them. Histories lie in
+A run is a whole history: eight trainings from scratch, and the leak AUCs after 1, 2, 4 and 8 of them. Histories lie in
 `--runs` (default runs/trainings) as `<study>/<setting>/seed-<n>`; `page` writes `trainings.json`, the figure and the
 marked blocks of `trainings.md`, in `docs/results`.
 """
@@ -230,14 +230,14 @@ def collect(folder: Path) -> Summary:
 
 
 def leak(summary: Summary, setting: str, reader: str) -> Values:
-    """Return a leak, (seeds, counts), without the first count for differences; who is wrong reads turned around."""
+    """Return a leak, (seeds, counts), without the first count for differences; below one half the sign is reversed."""
     values = np.asarray(summary["settings"][setting]["leak"][reader], dtype=np.float64)
     turned: Values = np.maximum(values, 1.0 - values)
     return turned
 
 
 def strongest(summary: Summary, setting: str) -> Values:
-    """Return what the strongest reader has after each count, (seeds, counts)."""
+    """Return the leak AUC of the strongest attack after each count, (seeds, counts)."""
     found = [leak(summary, setting, reader) for reader in summary["settings"][setting]["leak"]]
     whole = max(values.shape[1] for values in found)
     best: Values = np.stack([np.pad(values, ((0, 0), (whole - values.shape[1], 0))) for values in found]).max(axis=0)
@@ -245,7 +245,7 @@ def strongest(summary: Summary, setting: str) -> Values:
 
 
 def growth(summary: Summary, setting: str) -> Values:
-    """Return what further trainings add, (seeds,): the strongest reader after the last less that after the first."""
+    """Return what further trainings add, (seeds,): the strongest attack after the last minus that after the first."""
     found = strongest(summary, setting)
     return found[:, -1] - found[:, 0]
 
@@ -261,7 +261,7 @@ def _not(value: bool | None) -> bool | None:
 
 
 def verdicts(summary: Summary) -> list[Verdict]:
-    """Return what was expected, and whether it is so."""
+    """Judge what was expected."""
     found = []
     for defense in DEFENSES:
         for name, scheme in SCHEMES.items():
@@ -269,7 +269,7 @@ def verdicts(summary: Summary) -> list[Verdict]:
             if setting in summary["settings"] and not scheme.file:
                 added = growth(summary, setting)
                 grows, holds = exceeds(added, GAIN), scheme.rho > 0.0 and scheme.key and scheme.ids
-                words = f"add {'at most' if holds else 'more than'} {GAIN}"
+                words = f"add {'at most' if holds else 'more than'} {GAIN} to the leak AUC"
                 found.append(
                     verdict(f"{setting}: seven more trainings {words}", _not(grows) if holds else grows, shown(added))
                 )
@@ -288,7 +288,7 @@ def _compared(summary: Summary, more: str, less: str, count: int, when: str) -> 
 
 
 def leak_table(summary: Summary) -> str:
-    """Write what each reader has after the counts."""
+    """Write the leak AUC of each attack after the counts."""
     readers = list(dict.fromkeys(name for entry in summary["settings"].values() for name in entry["leak"]))
     rows = []
     for setting, entry in summary["settings"].items():
@@ -301,7 +301,7 @@ def leak_table(summary: Summary) -> str:
 
 
 def draw(summary: Summary, path: Path) -> None:
-    """Draw what the strongest reader has over the number of trainings."""
+    """Draw the leak AUC of the strongest attack over the number of trainings."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -322,7 +322,7 @@ def draw(summary: Summary, path: Path) -> None:
         axis.set_title(defense, fontsize=9)
         axis.set_xlabel("trainings from scratch")
         axis.grid(alpha=0.25)
-    axes[0][0].set_ylabel("leak AUC, strongest reader")
+    axes[0][0].set_ylabel("leak AUC, strongest attack")
     named = {label: line for axis in axes[0] for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(named.values(), named.keys(), fontsize=8, loc="center right")
     figure.tight_layout(rect=(0, 0, 1 - 2.2 / (4 * len(there) + 2.2), 1))

@@ -70,4 +70,4 @@ def test_the_frontier_has_the_strongest_of_all_readers_and_what_was_gained_over_
         values["10"] = 0.5
     one |= {"linear": {"1": 0.6, "10": 0.65}, "quadratic": {"1": 0.55, "10": 0.81}}
     cells = [cell.strip() for cell in frontier({"full": {"0": one}}).splitlines()[-1].strip("|").split("|")]
-    assert cells == ["full", "1", "0.9000", "0.700", "0.810 (quadratic, half known)", "0.110"]
+    assert cells == ["full", "1", "0.9000", "0.700", "0.810 (quadratic, half of the labels known)", "0.110"]

@@ -52,12 +52,12 @@ WORSE = {"dcor_of_1": [(0.92, 0.8)] * 2, "dcor_of_8": [(0.88, 0.7)] * 2, "label_
 NONE = {"none": [(0.95, 0.9)] * 2}
 
 
-def test_potential_energy_lies_to_the_lower_right_where_it_reads_less_at_equal_accuracy():
-    assert verdict("mnist", summary(**NONE, **BETTER, **WORSE), "PELoss lies to the lower right of dcor")["holds"]
+def test_potential_energy_is_better_where_attacks_reach_less_at_equal_accuracy():
+    assert verdict("mnist", summary(**NONE, **BETTER, **WORSE), "PELoss lowers attack accuracy more than dcor")["holds"]
     swapped = {f"{'pe' if name[0] == 'd' else 'dcor'}_of_{name[-1]}": v for name, v in {**BETTER, **WORSE}.items()}
-    found = verdict("mnist", summary(**NONE, **swapped), "PELoss lies to the lower right of dcor")
+    found = verdict("mnist", summary(**NONE, **swapped), "PELoss lowers attack accuracy more than dcor")
     assert found["holds"] is False
-    alone = verdict("mnist", summary(none=[(0.95, 0.9)], pe_of_1=[(0.9, 0.3)], dcor_of_1=[(0.9, 0.7)]), "PELoss lies")
+    alone = verdict("mnist", summary(none=[(0.95, 0.9)], pe_of_1=[(0.9, 0.3)], dcor_of_1=[(0.9, 0.7)]), "PELoss lowers")
     assert alone["holds"] is None
 
 
@@ -69,21 +69,21 @@ def test_protection_is_perfect_where_every_seed_gains_nothing(reached, holds):
 
 def test_settings_with_which_the_network_does_no_work_take_no_part_in_a_comparison():
     given = summary(**NONE, **BETTER, **WORSE, pe_of_32=[(0.1, 0.99)] * 2)
-    assert verdict("mnist", given, "PELoss lies to the lower right of dcor")["holds"]
+    assert verdict("mnist", given, "PELoss lowers attack accuracy more than dcor")["holds"]
     dead = summary(**NONE, pe_of_32=[(0.1, 0.1)] * 2, dcor_of_1=[(0.9, 0.7)] * 2)
-    found = verdict("mnist", dead, "PELoss lies to the lower right of dcor")
+    found = verdict("mnist", dead, "PELoss lowers attack accuracy more than dcor")
     assert (found["holds"], found["numbers"]) == (None, "no usable setting of pe")
 
 
 def test_angles_split_without_a_defense_and_gather_with_one():
     given = summary(**NONE, **BETTER)
-    assert verdict("mnist", given, "Without a defense, angles split")["holds"]
-    assert verdict("mnist", given, "With PELoss, angles gather")["holds"]
+    assert verdict("mnist", given, "Without a defense, mean angles")["holds"]
+    assert verdict("mnist", given, "With PELoss, angles concentrate")["holds"]
     turned = summary(**NONE, **BETTER, angles={"none": FLAT, "pe_of_4": SPLIT})
-    assert not verdict("mnist", turned, "Without a defense, angles split")["holds"]
-    assert not verdict("mnist", turned, "With PELoss, angles gather")["holds"]
+    assert not verdict("mnist", turned, "Without a defense, mean angles")["holds"]
+    assert not verdict("mnist", turned, "With PELoss, angles concentrate")["holds"]
     dead = summary(**NONE, pe_of_4=[(0.1, 0.1)] * 2)
-    assert verdict("mnist", dead, "With PELoss, angles gather")["holds"] is None
+    assert verdict("mnist", dead, "With PELoss, angles concentrate")["holds"] is None
 
 
 def test_an_attack_survives_where_it_keeps_nine_tenths_of_its_advantage():
@@ -118,10 +118,13 @@ def test_the_widest_cut_is_compared_with_the_narrowest_seed_by_seed():
     wide = {"pe_of_128": [(0.99, 0.8), (0.99, 0.71), (0.99, 0.92)]}
     narrow = {"pe_of_4": [(0.99, 0.7), (0.99, 0.6), (0.99, 0.8)]}
     given = summary(2, **narrow, **wide)
-    assert verdict("width", given, "A wider cut helps the attacker at alpha = 1: clustering")["holds"] is True
-    assert verdict("width", given, "A wider cut resists at alpha = 1: completion 40")["holds"] is False
+    assert verdict("width", given, "A wider cut raises the attack's accuracy at alpha = 1: clustering")["holds"] is True
+    assert (
+        verdict("width", given, "A wider cut lowers the attack's accuracy at alpha = 1: completion 40")["holds"]
+        is False
+    )
     noisy = summary(2, **narrow, pe_of_128=[(0.99, 0.8), (0.99, 0.5), (0.99, 0.9)])
-    assert verdict("width", noisy, "A wider cut helps the attacker at alpha = 1: clustering")["holds"] is None
+    assert verdict("width", noisy, "A wider cut raises the attack's accuracy at alpha = 1: clustering")["holds"] is None
 
 
 def test_an_attacker_reaches_the_better_of_both_kinds_of_rows_and_of_both_directions():

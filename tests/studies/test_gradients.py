@@ -59,8 +59,8 @@ def test_a_rise_of_marvells_leak_counts_when_its_interval_lies_above_zero():
     none = [(0.93, 1.0)] * 3
     noisy = summary(none=none, marvell_of_1=[(0.9, 0.6)] * 3, marvell_of_4=[(0.9, 0.59), (0.9, 0.62), (0.9, 0.6)])
     rising = summary(none=none, marvell_of_1=[(0.9, 0.6)] * 3, marvell_of_4=[(0.9, 0.64), (0.9, 0.65), (0.9, 0.66)])
-    assert verdict(noisy, "Marvell lowers")["holds"]
-    found = verdict(rising, "Marvell lowers")
+    assert verdict(noisy, "Behind Marvell")["holds"]
+    found = verdict(rising, "Behind Marvell")
     assert not found["holds"]
     assert "4 of 8 steps" in found["numbers"]
 

@@ -41,7 +41,7 @@ def test_the_sentence_says_means_over_the_seeds_and_how_many_runs_leak():
 
     found = " ".join(headline.sentence([run(0.6, 0.7, "leaks"), run(0.8, 0.9, "no leak found")]).split())
     assert (
-        "`norm`, reads 0.700 \u00b1 1.271 (q95 of single steps; guessing 0.550)" in found
+        "`norm`, has a leak AUC of 0.700 \u00b1 1.271 (q95 of single steps; chance level 0.550)" in found
     )  # t(1) = 12.706, s = 0.1414
-    assert "the informed reader 0.800 \u00b1 1.271 (0.700 to 0.900)" in found
-    assert "leaks in 1 of 2 runs" in found
+    assert "The informed reader has 0.800 \u00b1 1.271 (0.700 to 0.900)" in found
+    assert "a leak in 1 of 2 runs" in found

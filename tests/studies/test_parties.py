@@ -26,7 +26,7 @@ def test_every_column_is_dealt_once_in_the_shares_that_the_layout_says(layout):
     assert [len(one) / 784 for one in held] == pytest.approx([first, *[others] * (int(count) - 1)], abs=1 / 784)
 
 
-def test_looks_count_the_same_whatever_the_scale_of_a_party():
+def test_parties_have_the_same_weight_whatever_the_scale_of_a_party():
     from studies.parties import attack as parties_attack
 
     generator = torch.Generator().manual_seed(0)
@@ -56,7 +56,7 @@ def test_the_numbers_of_a_run_are_taken_from_its_result():
 
     aucs = {"a": 0.6, "b": 0.3, "a+b": 0.8}
     leakage = [entry(name, who, auc) for name in parties.SHOWN[:3] for who, auc in aucs.items()]
-    leakage += [entry("looks", "a", 1.0, defended=False)]
+    leakage += [entry("equal_weight", "a", 1.0, defended=False)]
     leakage += [entry("remembered_direction", w, 0.0, phase="remembered", values=[0.9, v]) for w, v in aucs.items()]
     left = {"a": 0.25, "b": 0.2, "a+b": 0.45}
     log = {f"marvell.sum_kl_after.{who}": value for who, value in left.items()}
@@ -68,7 +68,7 @@ def test_the_numbers_of_a_run_are_taken_from_its_result():
         "log": log,
     }
     found = dict(parties.numbers(result))
-    assert (found["looks alone"], found["looks together"]) == (0.7, 0.8)  # of b, turned around
+    assert (found["equal_weight alone"], found["equal_weight together"]) == (0.7, 0.8)  # of b, turned around
     assert found["remembered_direction alone"] == 0.7
     assert (found["sum_kl alone"], found["sum_kl together"]) == (0.25, 0.45)
     assert found["best split"] == pytest.approx((3 + 1) ** 2 / (2 * 10))

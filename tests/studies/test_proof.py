@@ -41,8 +41,10 @@ def test_a_claim_with_fewer_than_all_seeds_has_no_verdict_and_says_how_many(tmp_
     study.make_page(tmp_path / "runs", tmp_path)
     text = page.read_text()
     assert "`randomised_response-1` costs at most .003 of test AUC | holds | -0.0010 ± 0.0002, 5 seeds |" in text
-    assert "`prior-1` predicts better than `randomised_response-1` | undecided | -0.0090 ± 0.0003, 4 seeds |" in text
-    assert "`randomised_response-1` predicts better than `no_gradients` | undecided | +0.0090, 1 seed |" in text
+    assert (
+        "`prior-1` has a higher test AUC than `randomised_response-1` | undecided | -0.0090 ± 0.0003, 4 seeds |" in text
+    )
+    assert "`randomised_response-1` has a higher test AUC than `no_gradients` | undecided | +0.0090, 1 seed |" in text
     assert "| `no_gradients` |  |  | 1 | 0.9200 | -0.0100 |  |  |  |  |" in text
 
 

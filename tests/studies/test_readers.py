@@ -46,34 +46,34 @@ def test_a_run_tells_what_each_attacker_reads_with_the_trained_model_and_without
 @pytest.mark.parametrize(("linear", "holds"), [(0.9, True), (0.8, None), (0.7, False)])
 def test_the_best_fitted_reader_is_set_against_the_papers_attacker_seed_by_seed(linear, holds):
     given = {"none": setting((0.8, linear, 0.6, 0.6))}
-    assert of(given, "a fitted reader reads more") == {
-        "none, cut: a fitted reader reads more than model completion": holds
+    assert of(given, "the best fitted reader") == {
+        "none, cut: the best fitted reader has a higher AUC than model completion": holds
     }
 
 
 @pytest.mark.parametrize(("alone", "holds"), [(0.7, True), (0.95, False)])
 def test_a_trained_model_that_tells_less_than_the_raw_inputs_is_said_to(alone, holds):
     given = {"none": setting((0.8, 0.9, 0.6, 0.6), alone)}
-    assert list(of(given, "more than the raw inputs").values()) == [holds]
+    assert list(of(given, "than with raw inputs alone").values()) == [holds]
 
 
 def test_a_defense_is_judged_by_the_strongest_attacker_at_the_cut_and_at_all_layers():
     none = setting((0.9, 0.9, 0.9, 0.9), layers=("cut", "first"))
     hidden = setting((0.6, 0.6, 0.6, 0.6), layers=("cut", "first"))
     at_the_cut_alone = {**hidden, "linear first": none["linear first"]}
-    told = of({"none": none, "full-rho-0": at_the_cut_alone, "pe-4": hidden}, "takes less")
+    told = of({"none": none, "full-rho-0": at_the_cut_alone, "pe-4": hidden}, "by less than")
     assert told == {
-        "full-rho-0, cut: it takes less than 0.02 from the strongest attacker": False,
-        "full-rho-0, cut and first: it takes less than 0.02 from the strongest attacker": True,
-        "pe-4, cut: it takes less than 0.02 from the strongest attacker": False,
-        "pe-4, cut and first: it takes less than 0.02 from the strongest attacker": False,
+        "full-rho-0, cut: the defense lowers the AUC of the strongest attacker by less than 0.02": False,
+        "full-rho-0, cut and first: the defense lowers the AUC of the strongest attacker by less than 0.02": True,
+        "pe-4, cut: the defense lowers the AUC of the strongest attacker by less than 0.02": False,
+        "pe-4, cut and first: the defense lowers the AUC of the strongest attacker by less than 0.02": False,
     }
 
 
 def test_a_defense_is_compared_with_the_same_seed_without_it():
     none = setting((0.9, 0.5, 0.5, 0.5), seeds=(0, 100))
     other = {**setting((0.9, 0.5, 0.5, 0.5), seeds=(100, 0))}
-    told = of({"none": none, "pe-4": other}, "takes less")
+    told = of({"none": none, "pe-4": other}, "by less than")
     assert list(told.values()) == [True]
 
 

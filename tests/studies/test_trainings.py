@@ -148,10 +148,10 @@ def test_verdicts_judge_growth_of_what_was_kept_and_of_what_was_not():
         )
     }
     assert found == {
-        "full-fresh: seven more trainings add more than 0.02": True,
-        "full-new-keys: seven more trainings add more than 0.02": False,
-        "full-one-key: seven more trainings add at most 0.02": True,
-        "full-one-key-parts: seven more trainings add at most 0.02": False,  # who is wrong reads turned around
+        "full-fresh: seven more trainings add more than 0.02 to the leak AUC": True,
+        "full-new-keys: seven more trainings add more than 0.02 to the leak AUC": False,
+        "full-one-key: seven more trainings add at most 0.02 to the leak AUC": True,
+        "full-one-key-parts: seven more trainings add at most 0.02 to the leak AUC": False,  # the sign is reversed
         "full-new-keys leaks more than full-one-key after eight trainings": False,
     }
 
