@@ -7,7 +7,9 @@ all the data would; the other has one optimizer and one backward pass a party, a
 Target of the census preset: at least 0.95 of the first loop's steps per second, and at most 1.03 of the second's time.
 `--case small` is a network of 784-128-32 | 32-10 at batch 128: at most 1.10 of the second loop's time, and over TLS
 (`--tls`, the party in a process of its own) at most 1.9 of the first's. `--case eight` has eight parties of 98 columns,
-98-128-32 each, at batch 1,024: at most 1.08 of the second's. `--fused` takes PyTorch's fused optimizers on our side.
+98-128-32 each, at batch 1,024: at most 1.08 of the second's; a third loop works in split learning's order there, each
+party's update and next forward pass in turn, which shows what of the time is that order's. `--fused` takes PyTorch's
+fused optimizers on our side.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness import compare, parser, report
-from lanes import joined, numbers, parted, preset, split, split_processes
+from lanes import alternating, joined, numbers, parted, preset, split, split_processes
 
 from flower_vfl.apps.factories import open_data
 from flower_vfl.config import Config, build_config
@@ -60,8 +62,11 @@ def main() -> None:
     config = config_of(given.case, quick, {"fused": given.fused}, "stream" if given.tls else "inproc")
     data = open_data if given.case == "census" else numbers
     ours = ("stream", split_processes, config, data) if given.tls else ("inproc", split, config, False, data)
-    measured = compare((ours, ("plain", joined, config, data), ("parted", parted, config, data)), **size)
-    mine, plain, apart = measured.times
+    lanes = [ours, ("plain", joined, config, data), ("parted", parted, config, data)]
+    if given.case == "eight":
+        lanes.append(("alternating", alternating, config, data))
+    measured = compare(lanes, **size)
+    mine, plain, apart, *more = measured.times
     whole, each = mine.over(plain), mine.over(apart)
     if given.tls:
         target, met = f"<= {TLS} of the loop with one optimizer", whole.median <= TLS
@@ -84,6 +89,7 @@ def main() -> None:
         of_an_optimizer_a_party=each.describe(),
         cpu_of_one_optimizer=mine.cpu_over(plain).describe(),
         cpu_of_an_optimizer_a_party=mine.cpu_over(apart).describe(),
+        of_an_alternating_loop=mine.over(more[0]).describe() if more else None,
         ours_ms=mine.milliseconds,
         plain_ms=plain.milliseconds,
         parted_ms=apart.milliseconds,

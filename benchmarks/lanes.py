@@ -6,6 +6,8 @@ import contextlib
 import logging
 import multiprocessing
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -153,6 +155,43 @@ def parted(gate: Gate, config: Config, opened: DataFactory = open_data) -> None:
     """Do the same with one optimizer and one backward pass a party, as split learning has it."""
     with computing(config):
         _plain_loop(gate, config, opened, parted=True)
+
+
+def alternating(gate: Gate, config: Config, opened: DataFactory = open_data) -> None:
+    """Do the same in split learning's order: each party learns from its gradient and at once embeds its next batch.
+
+    The network is one of `parted` whose parties all send embeddings, of more than two classes.
+    """
+    with computing(config):
+        data, placement = opened(config), Placement.of(config)
+        bottoms, tables, top = networks(config, data)
+        schedule = schedule_of(config, data.alignment.rows, data.alignment.test_rows)
+        placement.place(nn.ModuleList([*bottoms.values(), top])).train()
+        optimizers = {
+            name: plain_optimizers(module, config.training.learning_rate)
+            for name, module in [*bottoms.items(), ("", top)]
+        }
+        labels = torch.from_numpy(data.labels().train).long()
+        loaders = {party: Loader(table.train, schedule, placement) for party, table in tables.items()}
+
+        def update(name: str, backward: Callable[[], None]) -> None:
+            for optimizer in optimizers[name]:
+                optimizer.zero_grad()
+            backward()
+            for optimizer in optimizers[name]:
+                optimizer.step()
+
+        sent = {party: placement.forward(bottom, *loaders[party].batch(0)) for party, bottom in bottoms.items()}
+        for step in range(schedule.steps - 1):
+            outputs = {party: z.detach().requires_grad_() for party, z in sent.items()}
+            logits = placement.forward(top, fuse(list(outputs.values()), config.model.fusion))
+            loss = nn.functional.cross_entropy(logits, labels[schedule.train_batch(step)])
+            update("", loss.backward)
+            for party, bottom in bottoms.items():
+                update(party, partial(sent[party].backward, outputs[party].grad))
+                sent[party] = placement.forward(bottom, *loaders[party].batch(step + 1))
+            gate.tick(loss.item())
+        raise Enough
 
 
 def numbers(config: Config) -> MemoryData:
