@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_vfl.auditing.halves import CHOOSE, FIT, SCORE
-from flower_vfl.auditing.readers import Features, Fit, Scores, score_of, thinned
+from flower_vfl.auditing.readers import LEARNERS, Features, Fit, Scores, score_of, thinned
 from flower_vfl.metrics import auc_difference, auc_interval, auc_p_value, leak_auc
 
 _log = logging.getLogger(__name__)
@@ -22,6 +22,10 @@ FEWEST = {FIT: 10, CHOOSE: 5, SCORE: 20}
 
 BATCH, EPOCH, EPOCHS = "batch", "epoch", "epochs"
 """The rows that a reader scores together: each batch by itself, all batches of one epoch, all epochs of a row."""
+
+SURE = 0.998
+"""AUC of a reader in closed form, on the rows to choose on, from which learners are not fitted: they take seconds, and
+could add nothing that changes a verdict."""
 
 _FEWEST_IN_BATCH = 4
 
@@ -132,13 +136,19 @@ class Candidate:
 def candidates(
     sample: Sample, fits: Mapping[str, Fit], span: str, *, classes: int, positives: Sequence[int]
 ) -> Iterator[Candidate]:
-    """Fit readers to a sample and yield one candidate for each reader and each class that can be read."""
+    """Fit readers to a sample and yield one candidate for each reader and each class that can be read.
+
+    Trees and networks are fitted after the others, unless one of these separates every class: see `SURE`.
+    """
     readable = sample.readable(positives)
     if not readable:
         return
     others, fitted = sample.parts != FIT, sample.parts == FIT
     x, y, rows = sample.x[fitted], sample.y[fitted], sample.x[others]  # the same arrays for all readers
-    for name, fit in fits.items():
+    reached = dict.fromkeys(readable, 0.0)
+    for name, fit in sorted(fits.items(), key=lambda one: one[0] in LEARNERS):
+        if name in LEARNERS and min(reached.values()) >= SURE:
+            return
         try:
             scores = _by_batch(sample, fit, classes) if span == BATCH else _scores(fit, x, y, rows, classes)
         except (ValueError, ArithmeticError, np.linalg.LinAlgError) as error:
@@ -153,6 +163,7 @@ def candidates(
                 along = _ranks_within(along, sample.batches[others])
             choose = parts == CHOOSE
             auc = leak_auc(along[choose], true[choose] == positive)
+            reached[positive] = max(reached[positive], auc)
             yield Candidate(name, span, positive, auc, along, sample)
 
 

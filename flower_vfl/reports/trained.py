@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 SHOWN = 500
 """Embeddings that one picture shows."""
 
-PERPLEXITY, FEWEST = 30.0, 10
+PERPLEXITY, ITERATIONS, FEWEST = 30.0, 500, 10
 UNBALANCED = 0.02
 """Share above 1 / C of the most frequent class from which accuracy needs a companion."""
 
@@ -268,7 +268,7 @@ def _places(z: bytes, rows: int) -> NDArray[np.float32] | None:
     if rows < FEWEST or not np.isfinite(x).all() or bool((x == x[0]).all()):
         return None
     start = "pca" if x.shape[1] > 1 else "random"
-    method = TSNE(perplexity=min(PERPLEXITY, (rows - 1) / 3), init=start, random_state=0)
+    method = TSNE(perplexity=min(PERPLEXITY, (rows - 1) / 3), init=start, random_state=0, max_iter=ITERATIONS)
     with threadpool_limits(limits=1):
         found: NDArray[np.float32] = method.fit_transform(x / np.abs(x).max())
     return found

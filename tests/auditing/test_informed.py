@@ -92,6 +92,15 @@ def test_what_a_shift_of_means_gives_away_is_its_closed_form():
     assert alone["rows"] == pytest.approx(N / 2, rel=0.1)
 
 
+def test_where_a_discriminant_separates_the_classes_no_tree_and_no_network_is_fitted():
+    def parted(step, rows):
+        return Z[rows], noise(step, rows) + 8 * Y[rows][:, None].astype(np.float32)
+
+    for send, readers in ((shifted, {"linear", "quadratic", "trees", "network"}), (parted, {"linear", "quadratic"})):
+        alone, _ = entries_of(Y, send)
+        assert {one["reader"] for one in alone["candidates"] if one["span"] == "epoch"} == readers
+
+
 @pytest.mark.slow
 def test_a_group_reads_what_its_member_with_all_the_signal_does():
     y, widths = Y[:1600], (8, 64)
