@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import multiprocessing
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from harness import Enough, Gate
+from harness import PROCESSES, Enough, Gate
 from slow_link import ADDRESS, free_port, slow_link
 from torch import Tensor, nn
 
@@ -46,8 +45,6 @@ from flower_vfl.training.factories import schedule_of
 from flower_vfl.training.pipeline_depth import LIMIT
 from flower_vfl.transport.dialling import attend
 from flower_vfl.transport.sessions import OFFER
-
-_spawn = multiprocessing.get_context("spawn")
 
 
 def preset(quick: bool, **sections: Any) -> Config:
@@ -98,7 +95,7 @@ class _ProcessGrid(LocalGrid):
     def _handle(self, message: Message) -> None:
         offer = dict(message.content.config_records[OFFER])
         party = self._parties[message.metadata.dst_node_id - 2]
-        process = _spawn.Process(target=_attend, args=(self._config, party, offer, self._data))
+        process = PROCESSES.Process(target=_attend, args=(self._config, party, offer, self._data))
         process.start()
         process.join()
         self._replies[message.metadata.message_id] = Message(RecordDict(), reply_to=message)

@@ -18,7 +18,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from harness import SPAWN, parser, report  # isort: skip - it sets the threads before torch is imported
+from harness import PROCESSES, parser, report  # isort: skip - it sets the threads before torch is imported
 
 import torch
 
@@ -72,7 +72,7 @@ def on_processors(configs: list[Config], pairs: int) -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0))
     shares = [configs[core::cores] for core in range(cores)]
     times: dict[str, list[float]] = {"together": [], "apart": []}
-    with ProcessPoolExecutor(cores, mp_context=SPAWN) as pool:
+    with ProcessPoolExecutor(cores, mp_context=PROCESSES) as pool:
         list(pool.map(apart, [share[:1] for share in shares]))  # imports, data
         for pair in range(pairs):
             order = (("together", together), ("apart", apart))
