@@ -147,7 +147,8 @@ def _stacks(folder: SweepFolder, running: Running, board: Board) -> list[tuple[T
         choices = choose(fresh, running, board.places)
     for choice in choices:
         if choice.stacks or not choice.group.reason:
-            how = f"in {len(choice.stacks)} stacks" if choice.stacks else "each by itself"
+            count = len(choice.stacks)
+            how = f"in {count} {'stack' if count == 1 else 'stacks'}" if count else "each by itself"
             words = f"{len(choice.group.trials)} trials are trained {how}: {choice.why}"
             board.console.print(Text(words), soft_wrap=True)
     return [stack for choice in choices for stack in choice.stacks]

@@ -298,7 +298,7 @@ def test_trials_that_are_trained_together_are_reported_like_others_and_a_finishe
     kept = [(path / "checkpoints" / "label" / "committed.json").read_bytes() for path in first]
     done = sweep(toy, "--out", out, "--resume", "--workers", "1")
     assert done.returncode == 0, done.stderr
-    assert "2 trials are trained in 1 stacks" in done.stderr + done.stdout
+    assert "2 trials are trained in 1 stack:" in done.stderr + done.stdout
     assert [(path / "checkpoints" / "label" / "committed.json").read_bytes() for path in first] == kept
     table = pq.read_table(out / "trials.parquet")
     assert table.column("status").to_pylist() == ["finished"] * 4
