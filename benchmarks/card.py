@@ -5,8 +5,8 @@ the papers have them, on generated data. The other side is a plain PyTorch loop 
 precision, with batches loaded ahead as well. Target on a card: at most 1.15 times. Where there is none, processors take
 its place, which says nothing of a card.
 
-A start ends after `SECONDS`, so that a borrowed card suffices. `attack_milliseconds` has each attack by itself, on
-gradients of the shapes of these networks, a step: it shows which one to make faster.
+Each start takes turns for at most `SECONDS`, so that a GPU for some minutes suffices. `attack_milliseconds` is the time
+of each attack alone, for one step's gradients with the shapes of these networks: it shows which attack is slow.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def ratio(preset: str, quick: bool, device: str, precision: str) -> dict[str, An
 
 
 def attack_milliseconds(quick: bool, device: str) -> dict[str, dict[str, float]]:
-    """Return how long each attack takes for a step's gradients, several steps at once as on a card."""
+    """Return the milliseconds of each attack for one step's gradients, scored together with those of other steps."""
     found: dict[str, dict[str, float]] = {}
     for shape, (rows, width) in WIDTHS.items():
         steps = 1 if quick or rows * width > 2**24 else TOGETHER

@@ -1,10 +1,10 @@
 """(u) A curve of many runs trained together, against the same runs by themselves.
 
-Strengths of Marvell times seeds of the census preset with norm and cosine attacks, evaluation included. On processors
-each core trains a stack, then the same runs one after the other; the two take turns, and the ratio is that of the times
-of a round. On a card (`--device cuda`) all runs are one stack, and the time is compared with that of one run there.
-Target on a card: 100 runs, 20 strengths by 5 seeds, in at most 3 times one run's time; on processors there is none,
-since a sweep chooses what is faster.
+Strengths of Marvell times seeds of one epoch of the census preset, norm and cosine attacks and evaluation included.
+On processors each core trains a stack, then the same runs one after the other; the two take turns, and the ratio is
+that of the times of a round. On a GPU (`--device cuda`) all runs are one stack, and the time is compared with that of
+one run there. Target on a GPU: 100 runs, 20 strengths by 5 seeds, in at most 3 times one run's time; on processors
+there is none, since a sweep chooses what is faster.
 """
 
 from __future__ import annotations

@@ -117,7 +117,8 @@ def answer(targets: Sequence[Target], waiting: Sequence[PendingStep]) -> None:
         if isinstance(attack, RowAttack):
             found = _unasked(waiting, place, layer, sequential=attack.sequential)
             asked += [(place, attack, layer, steps) for steps in found]
-    # Step by step: sequential attacks of one layer follow the same line, and each batch is to move it once.
+    # In the order of steps: sequential attacks on one layer share the line that they follow, and each batch must update
+    # it once.
     asked.sort(key=lambda one: one[-1][0][0].step)
     together = [_ask_together(attack, layer, steps, shared) for _, attack, layer, steps in asked]
     for (place, *_, steps), scores in zip(asked, _brought(together), strict=True):

@@ -33,7 +33,18 @@ from flower_vfl.auditing.members import ALONE, Members
 from flower_vfl.auditing.panel import Membership, RowPanel
 from flower_vfl.auditing.readers import DISCRIMINANTS, LARGEST_FIT, LEARNERS, WITHIN_BATCH, Fit
 from flower_vfl.auditing.recorder import Recorder
-from flower_vfl.auditing.selection import BATCH, EPOCH, EPOCHS, Candidate, Sample, best, candidates, measured, strongest
+from flower_vfl.auditing.selection import (
+    BATCH,
+    EPOCH,
+    EPOCHS,
+    SURE,
+    Candidate,
+    Sample,
+    best,
+    candidates,
+    measured,
+    strongest,
+)
 from flower_vfl.auditing.summary_state import restore_summary, summary_state
 from flower_vfl.auditing.verdict import INFORMED
 from flower_vfl.data.store.dataset import PartyTable
@@ -279,13 +290,18 @@ class InformedAudit:
         bare = Sample(np.zeros((len(at), 0)), self._labels[at].astype(np.int64), self._split.parts(at))
         return bare, views, self._members.views(panel.embeddings[rows])
 
-    def _read(self, sample: Sample, views: Views, span: str, fits: Mapping[str, Fit]) -> list[Candidate]:
+    def _read(
+        self, sample: Sample, views: Views, span: str, fits: Mapping[str, Fit], *, sure: float = math.inf
+    ) -> list[Candidate]:
         """Fit readers to the rows of a sample, by all numbers that their parties have and by those of each member."""
         return [
             replace(candidate, member=name)
             for name, x in views
             for candidate in candidates(
-                sample.with_columns(x.numpy()), fits, span, classes=self._classes, positives=self._positives
+                *(sample.with_columns(x.numpy()), fits, span),
+                classes=self._classes,
+                positives=self._positives,
+                sure=sure,
             )
         ]
 
@@ -339,9 +355,11 @@ class InformedAudit:
             self._kept, self._now = self._now, Collected()  # ended within the first epoch
         whole, sample = self._fits, self._sample(self._kept)
         gradients, z = self._features.views(self._kept.columns), self._members.views(self._kept.embeddings)
-        alone = [*self._read(sample, gradients, EPOCH, whole), *self._read(sample, gradients, BATCH, WITHIN_BATCH)]
+        alone = self._read(sample, gradients, EPOCH, whole, sure=SURE)
+        alone += self._read(sample, gradients, BATCH, WITHIN_BATCH)
         both = [(name, with_embeddings(x, own)) for (name, x), (_, own) in zip(gradients, z, strict=True)]
-        joint, baselines = self._read(sample, both, EPOCH, whole), {EPOCH: self._read(sample, z, EPOCH, whole)}
+        joint = self._read(sample, both, EPOCH, whole, sure=SURE)
+        baselines = {EPOCH: self._read(sample, z, EPOCH, whole)}
         repeated = self._panel is not None and bool((self._panel.times > 1).any())
         followed = self._read_panel(whole if repeated else DISCRIMINANTS)
         if repeated:  # of rows that came once the readers of an epoch say as much
@@ -360,9 +378,9 @@ class InformedAudit:
         if panel is None or self._panel is None:
             return [], [], []
         rows, gradients, z = panel
-        alone = self._read(rows, gradients, EPOCHS, fits)
+        alone = self._read(rows, gradients, EPOCHS, fits, sure=SURE)
         both = [(name, torch.cat([x, own], dim=1)) for (name, x), (_, own) in zip(gradients, z, strict=True)]
-        joint, baselines = self._read(rows, both, EPOCHS, fits), self._read(rows, z, EPOCHS, fits)
+        joint, baselines = self._read(rows, both, EPOCHS, fits, sure=SURE), self._read(rows, z, EPOCHS, fits)
         at = self._panel.arrived
         columns = [evidence(mean) for _, mean in self._members.views(self._panel.mean[at])]
         self._evidence = Evidence(

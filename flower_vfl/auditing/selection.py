@@ -24,8 +24,8 @@ BATCH, EPOCH, EPOCHS = "batch", "epoch", "epochs"
 """The rows that a reader scores together: each batch by itself, all batches of one epoch, all epochs of a row."""
 
 SURE = 0.998
-"""AUC of a reader in closed form, on the rows to choose on, from which learners are not fitted: they take seconds, and
-could add nothing that changes a verdict."""
+"""AUC of a discriminant, on the rows to choose on, from which no trees and no network are fitted to gradients: they
+take seconds, and no verdict changes above it."""
 
 _FEWEST_IN_BATCH = 4
 
@@ -134,11 +134,17 @@ class Candidate:
 
 
 def candidates(
-    sample: Sample, fits: Mapping[str, Fit], span: str, *, classes: int, positives: Sequence[int]
+    sample: Sample,
+    fits: Mapping[str, Fit],
+    span: str,
+    *,
+    classes: int,
+    positives: Sequence[int],
+    sure: float = math.inf,
 ) -> Iterator[Candidate]:
     """Fit readers to a sample and yield one candidate for each reader and each class that can be read.
 
-    Trees and networks are fitted after the others, unless one of these separates every class: see `SURE`.
+    Trees and networks are fitted last, unless a reader before them has at least the AUC ``sure`` for every class.
     """
     readable = sample.readable(positives)
     if not readable:
@@ -147,7 +153,7 @@ def candidates(
     x, y, rows = sample.x[fitted], sample.y[fitted], sample.x[others]  # the same arrays for all readers
     reached = dict.fromkeys(readable, 0.0)
     for name, fit in sorted(fits.items(), key=lambda one: one[0] in LEARNERS):
-        if name in LEARNERS and min(reached.values()) >= SURE:
+        if name in LEARNERS and min(reached.values()) >= sure:
             return
         try:
             scores = _by_batch(sample, fit, classes) if span == BATCH else _scores(fit, x, y, rows, classes)

@@ -50,7 +50,7 @@ def kill_around_replacing(count: int, *, before: bool) -> None:
 
 
 def train(folder: Path, values: dict[str, Any], kill: dict[str, Any]) -> None:
-    """Run a configuration with a kill in a folder; a second time, it goes on."""
+    """Run a configuration with a kill in a folder, or resume the run that is there."""
     os.environ["FLOWER_VFL_STATE"] = str(folder / "state")
     if "replacing" in kill:
         kill_around_replacing(kill["replacing"], before=kill["before"])
@@ -60,7 +60,7 @@ def train(folder: Path, values: dict[str, Any], kill: dict[str, Any]) -> None:
 
 
 def start(folder: Path, values: dict[str, Any], kill: dict[str, Any]) -> int | None:
-    """Do it in a process of its own, forked from one that has everything imported; return its exit code."""
+    """Call `train` in a process forked from one that has everything imported, and return its exit code."""
     forks = multiprocessing.get_context("forkserver")
     forks.set_forkserver_preload([__name__, "flower_vfl.apps.local", "flower_vfl.simulations"])
     process = forks.Process(target=train, args=(folder, values, kill))
