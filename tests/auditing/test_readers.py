@@ -12,6 +12,7 @@ from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 from flower_vfl.auditing.readers import (
     DISCRIMINANTS,
     SCREENED,
+    SCREENED_OF_TWO,
     WIDEST,
     boosted_trees,
     energy_discriminant,
@@ -149,16 +150,18 @@ def test_values_that_never_repeat_are_not_read_and_others_as_counts_say():
 
 
 @pytest.mark.parametrize("signal", ["mean", "spread"])
-def test_trees_of_ten_classes_find_the_one_column_of_many_that_leaks(signal):
+@pytest.mark.parametrize(("classes", "most"), [(10, SCREENED), (2, SCREENED_OF_TWO)])
+def test_trees_find_the_one_column_of_more_than_they_read_that_leaks(signal, classes, most):
     rng = np.random.default_rng(0)
-    y = rng.integers(0, 10, 6000)
-    x = rng.normal(size=(6000, SCREENED + 100)).astype(np.float32)
+    y = rng.integers(0, classes, 6000)
+    x = rng.normal(size=(6000, most + 100)).astype(np.float32)
+    apart = y * (10 / classes)
     if signal == "mean":
-        x[:, 150] += y
+        x[:, most + 54] += apart
     else:
-        x[:, 150] *= 1.0 + y
-    scores = score_of(boosted_trees(x[:3000], y[:3000], 10)(x[3000:]), 0)
-    expected = 0.93 if signal == "mean" else 0.8  # of means, the best rule reads 0.962
+        x[:, most + 54] *= 1.0 + apart
+    scores = score_of(boosted_trees(x[:3000], y[:3000], classes)(x[3000:]), 0)
+    expected = 0.93 if signal == "mean" else 0.8  # of ten means, the best rule reads 0.962
     assert roc_auc_score(y[3000:] == 0, scores) > expected
 
 

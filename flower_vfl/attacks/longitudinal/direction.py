@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 import torch
 
 from flower_vfl.attacks.longitudinal.base import NOBODY, KnownRows, Memory, MemoryAttack
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     Pieces = Callable[[], Iterable[Tensor]]
+
+WIDEST = 512
+"""Width up to which all eigenvectors are computed; of more, as cuts of images have, Lanczos' method finds the first."""
 
 
 def score(pieces: Pieces) -> Tensor:
@@ -44,12 +48,26 @@ def score(pieces: Pieces) -> Tensor:
     tensor([-1., -1., -1.,  3.], dtype=torch.float64)
     """
     mean, covariance = moments(pieces)
-    values, vectors = torch.linalg.eigh(covariance)
-    if not values[-1] > 1e-12 * mean.square().sum():  # what is left of equal rows are rounding errors
+    value, direction = _first(covariance)
+    if not value > 1e-12 * mean.square().sum():  # what is left of equal rows are rounding errors
         return torch.cat([piece.new_zeros(len(piece), dtype=torch.float64) for piece in pieces()])
-    direction = vectors[:, -1]
     along = torch.cat([piece @ direction.to(piece) for piece in pieces()]).double()
     return rarer_side_up(along - mean @ direction)
+
+
+def _first(covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest eigenvalue and its eigenvector (D,)."""
+    width = len(covariance)
+    if not covariance.any():
+        return covariance[0, 0], covariance[0]
+    if width <= WIDEST:
+        values, vectors = torch.linalg.eigh(covariance)
+        return values[-1], vectors[:, -1]
+    from scipy.sparse.linalg import eigsh
+
+    start = np.random.default_rng(0).standard_normal(width)  # ARPACK's own start changes from call to call
+    values, vectors = eigsh(covariance.cpu().numpy(), k=1, v0=start)
+    return covariance.new_tensor(values[0]), torch.from_numpy(vectors[:, 0]).to(covariance)
 
 
 def moments(pieces: Pieces) -> tuple[Tensor, Tensor]:
