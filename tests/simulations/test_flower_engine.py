@@ -33,40 +33,32 @@ TWO = {
     "data": {"name": "breast-cancer"},
     "parties": {"features": ["a", "b"], "label_features": False},
     "training": {"epochs": 2, "batch_size": 64},
+    "attack": {"informed": 0},
 }
 
-TRAINED = ["clustering", "model_completion(k=2,draws=2)"]
-NAMES = ["norm", "remembered_norm", "spectral", *TRAINED]
+
+def check_equal(folder, simulated, local, names, layers):
+    """Compare a run in Flower's simulation runtime with the same one of the local engine."""
+    for part in ("weights", "utility", "leakage"):
+        assert simulated[part] == local[part], part
+    read = {(entry["layer"], entry["label"]) for entry in simulated["leakage"] if entry["source"] == "attacker"}
+    assert {(layer, name) for layer in layers for name in names} <= read
+    assert (folder / "report.html").is_file()
+    assert not list(folder.glob("*.journal"))
 
 
-@pytest.mark.parametrize("kind", ["stream", "messages"])
-def test_the_simulation_runtime_ends_with_the_weights_of_the_local_engine(kind, tmp_path):
-    values = {**TWO, "attack": {"names": NAMES}}
-    simulated = run_flower(build_config({**values, "transport": {"kind": kind, "in_flight": 1}}), tmp_path / "run")
-    local = run(build_config(values))
-    assert simulated["weights"] == local.summary["weights"]
-    assert simulated["utility"] == local.summary["utility"]
-    measured = simulated["leakage"]
-    assert measured == local.summary["leakage"]
-    assert set(NAMES) <= {entry["label"] for entry in measured if entry["source"] == "attacker"}
-    assert {"auc", "monitor_auc", "train_loss"} <= set(read_steps(tmp_path / "run")["metric"].to_pylist())
-    assert (tmp_path / "run" / "report.html").is_file()
-    assert not list((tmp_path / "run").glob("*.journal"))
-
-
-def test_attacks_on_a_trained_model_of_ten_classes_read_the_same_in_the_simulation_runtime(tmp_path):
+def test_over_messages_the_simulation_runtime_ends_with_the_weights_and_leaks_of_the_local_engine(tmp_path):
+    names = ["clustering", "model_completion(k=2,draws=1)"]
     values = {
         "data": {"name": "digits"},
         "parties": {"features": ["left", "right"], "label_features": False},
         "training": {"epochs": 1, "batch_size": 64},
-        "attack": {"names": TRAINED},
+        "attack": {"names": names, "informed": 0},
         "defenses": [{"name": "potential_energy"}],
     }
-    simulated, local = run_flower(build_config(values), tmp_path / "run"), run(build_config(values)).summary
-    read = {(entry["source"], entry["layer"], entry["label"]) for entry in simulated["leakage"]}
-    assert {("attacker", layer, label) for layer in ("cut", "first") for label in TRAINED} <= read
-    assert simulated["leakage"] == local["leakage"]
-    assert simulated["weights"] == local["weights"]
+    messages = {"kind": "messages", "in_flight": 1}
+    simulated = run_flower(build_config({**values, "transport": messages}), tmp_path / "run")
+    check_equal(tmp_path / "run", simulated, run(build_config(values)).summary, names, ["cut", "first"])
 
 
 def test_parties_that_do_not_fit_all_at_once_are_told_what_there_is_and_nothing_is_left(tmp_path, monkeypatch):
@@ -174,17 +166,24 @@ def temporary(monkeypatch):
         yield Path(folder)
 
 
-def test_the_engine_option_of_the_command_line_runs_it_and_leaves_no_files_of_ray(tmp_path, temporary):
-    (tmp_path / "run.toml").write_text('[data]\nname = "breast-cancer"\n[training]\nepochs = 1\nbatch_size = 64\n')
+def test_the_engine_option_of_the_command_line_gives_what_the_local_engine_does_and_leaves_no_files_of_ray(
+    tmp_path, temporary
+):
+    names = ["norm", "remembered_norm", "spectral"]
+    values = {**TWO, "attack": {"names": names, "informed": 0}}
+    (tmp_path / "run.toml").write_text(tomli_w.dumps(values))
     command = [sys.executable, "-m", "flower_vfl", "run", str(tmp_path / "run.toml"), "--engine", "flower"]
     done = subprocess.run([*command, "--out", str(tmp_path / "out")], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Leak AUC" in done.stdout
-    assert json.loads((tmp_path / "out" / "result.json").read_text())["environment"]["transport"] == "stream"
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["environment"]["transport"] == "stream"
+    check_equal(tmp_path / "out", result, run(build_config(values)).summary, names, ["cut"])
+    assert {"auc", "monitor_auc", "train_loss"} <= set(read_steps(tmp_path / "out")["metric"].to_pylist())
     assert not list(temporary.iterdir())
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.release), signal.SIGKILL])
 def test_a_run_that_a_signal_ends_ends_with_flowers_processes_and_keeps_what_was_measured(number, tmp_path, temporary):
     """Flower's simulation outlives its SuperLink: it used to go on for hours in a folder that nobody else could use."""
     out, preset = tmp_path / "run", tmp_path / "long.toml"
