@@ -31,7 +31,7 @@ from flower_vfl.metrics import leak_auc
 from flower_vfl.parties.hooks import Log
 from flower_vfl.parties.network import as_logits
 from flower_vfl.strategies import HookedStrategy, LocalHead
-from studies.proof.study import ALMOST, CREDIT, EPOCHS, FATE, STUDIES
+from studies.proof.study import ALMOST, CREDIT, FATE, PASSES, STUDIES
 
 PARTY = "a"
 
@@ -57,7 +57,7 @@ class Recorded(LocalHead):
 def config_of(study: str, seed: int, epsilon: float, runs: Path) -> Config:
     """Return the study's configuration with pre-training, and without attacks and audits."""
     changed: dict[str, Any] = {
-        **{"seed": seed, "training.epochs": EPOCHS, "training.patience": 0, "training.pretrain": EPOCHS},
+        **{"seed": seed, "training.patience": 0, "training.pretrain": PASSES},
         **{"attack.names": [], "attack.informed": 0, "attack.audit": False, "attack.embeddings": 0},
         "defenses": [{"name": f"{__spec__.name}:Recorded", "epsilon": epsilon}],
     }

@@ -41,12 +41,19 @@ from studies.common import (
 )
 
 CREDIT = "credit"
-STUDIES = {"census": "census", CREDIT: str(Path(__file__).with_name("credit.toml"))}
+STUDIES = {
+    "census": "census",
+    CREDIT: str(Path(__file__).with_name("credit.toml")),
+    "flights": "flights",
+    "criteo": "criteo-small",
+    "shirt": "fashion-shirt",
+}
 """Studies by name, and the preset or file of each."""
 
 FATE = {"a": "default_credit_hetero_host.csv", "b": "default_credit_hetero_guest.csv"}
 
-EPOCHS = 6
+PASSES = 6
+"""Of pre-training, and of a refit."""
 EPSILONS = (0.5, 1.0, 2.0)
 ALMOST = 8.0
 """At this epsilon one label in three thousand is flipped: what is lost then is not lost to the proof."""
@@ -68,22 +75,22 @@ def _local_head(mechanism: str, epsilon: float) -> dict[str, Any]:
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "none": {},
-    ZERO: {"training.gradients": False, "training.pretrain": EPOCHS},
+    ZERO: {"training.gradients": False, "training.pretrain": PASSES},
     **{
-        f"{PRETRAINED}-{epsilon:g}": {**_local_head(BASELINE, epsilon), "training.pretrain": EPOCHS}
+        f"{PRETRAINED}-{epsilon:g}": {**_local_head(BASELINE, epsilon), "training.pretrain": PASSES}
         for epsilon in EPSILONS
     },
     **{
         f"{REFITTED}-{epsilon:g}": {
             **_local_head(BASELINE, epsilon),
-            "training.pretrain": EPOCHS,
-            "training.refit": EPOCHS,
+            "training.pretrain": PASSES,
+            "training.refit": PASSES,
         }
         for epsilon in EPSILONS
     },
-    REFITTED_NONE: {"training.refit": EPOCHS},
-    f"{PRETRAINED}-{ALMOST:g}": {**_local_head(BASELINE, ALMOST), "training.pretrain": EPOCHS},
-    f"{PRETRAINED}_posterior-1": {**_local_head("posterior", 1.0), "training.pretrain": EPOCHS},
+    REFITTED_NONE: {"training.refit": PASSES},
+    f"{PRETRAINED}-{ALMOST:g}": {**_local_head(BASELINE, ALMOST), "training.pretrain": PASSES},
+    f"{PRETRAINED}_posterior-1": {**_local_head("posterior", 1.0), "training.pretrain": PASSES},
     **{f"{name}-{epsilon:g}": _local_head(name, epsilon) for name in MECHANISMS for epsilon in EPSILONS},
     **{f"{NOISE}-{s:g}": {"defenses": [{"name": NOISE, "s": s}]} for s in (1.0, 4.0)},
 }
@@ -111,11 +118,11 @@ def run_one(job: Job) -> float:
 
     changed = {
         "seed": job.seed,
-        "training.epochs": 2 if job.options["quick"] else EPOCHS,
         "training.patience": 0,
         "attack.names": ["norm"],
         "attack.audit": False,
         **SETTINGS[job.setting],
+        **({"training.epochs": 2} if job.options["quick"] else {}),
     }
     if job.study == CREDIT:
         fate = job.folder.parents[2] / "fate"

@@ -34,6 +34,9 @@ from flower_vfl.registry import suggestion
 
 _log = logging.getLogger(__name__)
 
+_STAY = "%s: %d rows of people whom others lack stay here, for training.pretrain"
+_UNUSED = "the rows of %s whose people others lack are not used: %s"
+
 
 class _Raw(NamedTuple):
     """Content of one file or folder.
@@ -112,16 +115,7 @@ class Files(Recipe):
         """Write a party's rows; return the classes of its unaligned ones, where it has the `labels`."""
         path, stored = str(raw["train"][party].path), raw["train"][party].arrays
         if stored is not None:
-            self._add_arrays(builder, party, {part: raw[part][party] for part in PARTS}, tables)
-            unshared = _unshared(raw["train"][party], tables, options).num_rows
-            if unshared:
-                _log.warning(
-                    "%s: %d rows of people whom another party lacks are left out. training.pretrain uses such rows of "
-                    "tables alone: give a table instead, for example embeddings of these rows from a model of yours",
-                    path,
-                    unshared,
-                )
-            return None
+            return self._add_arrays(builder, party, {part: raw[part][party] for part in PARTS}, tables, options, labels)
         columns = [name for name in tables["train"].column_names if name != options.id]
         if options.label and options.label in columns:
             columns.remove(options.label)
@@ -157,9 +151,15 @@ class Files(Recipe):
         return classes
 
     def _add_arrays(
-        self, builder: Builder, party: str, raw: Mapping[Part, _Raw], tables: Mapping[Part, pa.Table]
-    ) -> None:
-        """Write the rows of arrays or images in the shared order."""
+        self,
+        builder: Builder,
+        party: str,
+        raw: Mapping[Part, _Raw],
+        tables: Mapping[Part, pa.Table],
+        options: FilesOptions,
+        labels: EncodedLabels | None,
+    ) -> NDArray[np.int64] | None:
+        """Write a party's rows of arrays or images; return the classes of its unaligned ones, where it has `labels`."""
         stored = {part: raw[part].arrays for part in PARTS}
         train, test = stored["train"], stored["test"]
         if train is None or test is None or train.spec != test.spec:
@@ -168,12 +168,19 @@ class Files(Recipe):
             )
         for part in PARTS:
             arrays = train if part == "train" else test
-            out = builder.create_arrays(party, train.spec, part)["features.npy"]
-            rows = tables[part].column(ROW).to_numpy()
-            order = rows.argsort()
-            for places, values in arrays.read(rows[order]):
-                out[order[places]] = values
+            _copy(arrays, tables[part], builder.create_arrays(party, train.spec, part))
+        rows = _unshared(raw["train"], tables, options)
+        classes = _add_unaligned_arrays(builder, party, raw["train"], train, rows, labels, options)
         builder.finish_party(party, train.spec, ("features",), PartyEncoding((), ()))
+        return classes
+
+
+def _copy(arrays: StoredArrays, table: pa.Table, files: Mapping[str, NDArray[Any]]) -> None:
+    """Copy the rows that a table names, in its order."""
+    rows = table.column(ROW).to_numpy()
+    order = rows.argsort()
+    for places, values in arrays.read(rows[order]):
+        files["features.npy"][order[places]] = values
 
 
 @dataclass(frozen=True)
@@ -388,7 +395,7 @@ def _unaligned(
     A row that lacks a number that may not be missing is left out, and so is one without a known label where the party
     has labels. A value that cannot be read costs all of them, with a warning: training does without them.
     """
-    path, classes = str(raw.path), None
+    path = str(raw.path)
     rows = _unshared(raw, tables, options)
     if not rows.num_rows:
         return None, None
@@ -397,17 +404,47 @@ def _unaligned(
             read = encoding.reader.read(rows, path)
             absent = [np.asarray(pc.is_null(read.column(name), nan_is_null=True)) for name in encoding.reader.numeric]
             rows = rows.filter(pa.array(~np.any(absent, axis=0))) if absent else rows
-        if labels is not None:
-            place = Place(path, options.label)
-            column = rows.column(options.label)
-            known, classes = known_labels(column, labels.names, place, options.positive, options.missing_values)
-            rows = rows.filter(known)
+        rows, classes = _with_known_labels(rows, path, labels, options)
         encoding.encode(rows, path)
     except DataError as error:
-        _log.warning("the rows of %s whose people others lack are not used: %s", path, error)
+        _log.warning(_UNUSED, path, error)
         return None, None
-    _log.info("%s: %d rows of people whom others lack stay here, for training.pretrain", path, rows.num_rows)
+    _log.info(_STAY, path, rows.num_rows)
     return rows, classes
+
+
+def _add_unaligned_arrays(
+    builder: Builder,
+    party: str,
+    raw: _Raw,
+    arrays: StoredArrays,
+    rows: pa.Table,
+    labels: EncodedLabels | None,
+    options: FilesOptions,
+) -> NDArray[np.int64] | None:
+    """Write arrays or images of people whom not all parties have, and return their classes, as `_unaligned` does."""
+    try:
+        rows, classes = _with_known_labels(rows, str(raw.path), labels, options)
+        if not rows.num_rows:
+            return None
+        _copy(arrays, rows, builder.create_unaligned(party, arrays.spec, rows.num_rows))
+    except DataError as error:
+        _log.warning(_UNUSED, raw.path, error)
+        builder.remove_unaligned(party)
+        return None
+    _log.info(_STAY, raw.path, rows.num_rows)
+    return classes
+
+
+def _with_known_labels(
+    rows: pa.Table, path: str, labels: EncodedLabels | None, options: FilesOptions
+) -> tuple[pa.Table, NDArray[np.int64] | None]:
+    """Return the rows that have a known label, and their classes; all of a party that has no labels."""
+    if labels is None or not rows.num_rows:
+        return rows, None
+    place, column = Place(path, options.label), rows.column(options.label)
+    known, classes = known_labels(column, labels.names, place, options.positive, options.missing_values)
+    return rows.filter(known), classes
 
 
 def _unshared(raw: _Raw, tables: Mapping[Part, pa.Table], options: FilesOptions) -> pa.Table:

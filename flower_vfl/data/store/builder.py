@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
@@ -152,8 +153,21 @@ class Builder:
 
     def create_arrays(self, party: str, spec: FeatureSpec, part: Part) -> dict[str, NDArray[Any]]:
         """Create the files of a party's part, to be filled piece by piece; `finish_party` comes after."""
+        return self._create(party, spec, part, self._rows[part])
+
+    def create_unaligned(self, party: str, spec: FeatureSpec, rows: int) -> dict[str, NDArray[Any]]:
+        """Create the files of a party's rows of people whom others lack, to be filled before `finish_party`."""
+        self._unaligned[party] = rows
+        return self._create(party, spec, UNALIGNED, rows)
+
+    def remove_unaligned(self, party: str) -> None:
+        """Remove what `create_unaligned` made, if anything, where it could not be filled."""
+        if self._unaligned.pop(party, 0):
+            shutil.rmtree(self.folder / party / UNALIGNED)
+
+    def _create(self, party: str, spec: FeatureSpec, part: str, rows: int) -> dict[str, NDArray[Any]]:
         return {
-            name: layout.create_array(self.folder / party / part / name, (self._rows[part], *shape), dtype)
+            name: layout.create_array(self.folder / party / part / name, (rows, *shape), dtype)
             for name, (shape, dtype) in spec.arrays().items()
         }
 

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from flower_vfl import build_config, run
-from flower_vfl.data.sources.catalog import load
+from flower_vfl.data.sources.catalog import load, prepare
 from flower_vfl.data.sources.own_files import id_sources
 from flower_vfl.errors import ConfigError, DataError
 
@@ -155,16 +155,69 @@ def test_a_network_trains_on_images_of_one_party_and_a_table_of_another(tmp_path
     assert run(config).status == "finished"
 
 
-@pytest.mark.parametrize("lacking", [0, 4])
-def test_preparing_arrays_warns_of_unaligned_rows(tmp_path, lacking, caplog):
-    shop = tmp_path / "shop.csv"
+def shop(path, lacking):
+    """A table of another party, which has no row of the first people."""
     rows = [f"{name},{number},{number % 2}" for number, name in enumerate(IDS)]
-    shop.write_text("\n".join(["id,spent,label", *rows[lacking:]]) + "\n")
-    files = {"a": npz(tmp_path / "a.npz", x=values()), "shop": str(shop)}
-    dataset = load("files", options={"files": files, "label": "label", "join": "inner"})
+    path.write_text("\n".join(["id,spent,label", *rows[lacking:]]) + "\n")
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", ["arrays", "images"])
+@pytest.mark.parametrize("lacking", [0, 4])
+def test_arrays_and_images_of_people_whom_others_lack_stay_in_their_partys_folder(tmp_path, kind, lacking):
+    a = npz(tmp_path / "a.npz", x=values(np.uint8)) if kind == "arrays" else pictures(tmp_path / "photos")
+    files = {"a": a, "shop": shop(tmp_path / "shop.csv", lacking)}
+    dataset = prepare("files", out=tmp_path / "out", options={"files": files, "label_party": "shop", "join": "inner"})
+    dataset.verify()
+    assert len(gathered(dataset)) == ROWS - lacking
+    unaligned = dataset.party("a").unaligned
+    assert (0 if unaligned is None else len(unaligned)) == lacking
+    if lacking:
+        found = unaligned.gather(np.arange(lacking))[0].numpy() * 255
+        for number, row in enumerate(found):
+            expected = values()[number] if kind == "arrays" else 6.0 * number
+            assert np.abs(row - expected).max() <= 1.5
+    assert dataset.labels().unaligned is None
+
+
+def test_images_with_labels_of_people_whom_others_lack_keep_known_ones(tmp_path):
+    folder = pictures(tmp_path / "photos", lambda number: "odd" if number == 1 else "ill" if number % 2 else "well")
+    other = tmp_path / "shop.csv"
+    other.write_text("id,spent\n" + "".join(f"{name},{number}\n" for number, name in enumerate(IDS) if number > 3))
+    dataset = load("files", options={"files": {"a": folder, "shop": str(other)}, "label": "label", "join": "inner"})
+    names = [dataset.class_names[label] for label in dataset.labels().unaligned]
+    assert names == ["ill", "well", "well"]  # 3, 0 and 2 of 0 to 3, by folder: training knows no class "odd"
+    kept = dataset.party("a").unaligned.gather(np.arange(3))[0][:, 0, 0, 0].numpy() * 255
+    assert np.abs(kept - [18, 0, 12]).max() <= 1.5
+
+
+def test_a_damaged_image_of_somebody_whom_others_lack_costs_those_rows_only(tmp_path, caplog):
+    folder = pictures(tmp_path / "photos")
+    (tmp_path / "photos" / f"{IDS[2]}.png").write_bytes(picture(2)[:40])
+    files = {"a": folder, "shop": shop(tmp_path / "shop.csv", 4)}
+    dataset = prepare("files", out=tmp_path / "out", options={"files": files, "label_party": "shop", "join": "inner"})
     assert dataset.party("a").unaligned is None
-    warning = f"a.npz: {lacking} rows of people whom another party lacks are left out"
-    assert (warning in caplog.text) == bool(lacking)
+    assert not (tmp_path / "out" / "a" / "unaligned").exists()
+    assert "whose people others lack are not used" in caplog.text
+    assert len(gathered(dataset)) == ROWS - 4
+
+
+def test_pre_training_reads_images_of_people_whom_others_lack(tmp_path):
+    files = {"a": pictures(tmp_path / "photos"), "shop": shop(tmp_path / "shop.csv", 8)}
+    values = {
+        "data": {"name": "files", "options": {"files": files, "label_party": "shop", "join": "inner"}},
+        "model": {"channels": [2], "cut": 2, "top": [4]},
+        "training": {"epochs": 1, "batch_size": 8, "pretrain": 1},
+    }
+    weights = [run(build_config(values)).summary["weights"]]
+    for number in range(8):
+        next((tmp_path / "photos").glob(f"{IDS[number]}.*")).unlink()
+    weights.append(run(build_config(values)).summary["weights"])
+    assert weights[0] != weights[1]
+    values["training"]["pretrain"] = 0
+    without = run(build_config(values)).summary["weights"]
+    pictures(tmp_path / "photos")
+    assert run(build_config(values)).summary["weights"] == without
 
 
 def test_ids_of_arrays_and_images_can_be_aligned(tmp_path):
