@@ -1,6 +1,7 @@
 """The informed audit catches defenses that no named attack breaks, and raises no false alarms."""
 
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
+from flower_vfl.auditing import informed
 from tests.auditing.runs import WIDTH, audit_of, entries_of, follow, noise
 
 N = 4000
@@ -102,6 +104,23 @@ def test_where_a_discriminant_separates_the_classes_no_tree_and_no_network_is_fi
 
 
 @pytest.mark.slow
+def test_without_gradients_all_readers_are_fitted_also_where_a_discriminant_separates_the_classes(monkeypatch):
+    def send(step, rows):
+        apart = 8 * Y[rows][:, None].astype(np.float32)
+        return Z[rows] + apart, noise(step, rows) + apart
+
+    widths = {name: [] for name in informed.LEARNERS}
+
+    def noted(name, fit, x, *rest, **more):
+        widths[name].append(x.shape[1])
+        return fit(x, *rest, **more)
+
+    recorded = {name: partial(noted, name, fit) for name, fit in informed.LEARNERS.items()}
+    monkeypatch.setattr(informed, "LEARNERS", recorded)
+    entries_of(Y, send, epochs=2)
+    assert widths == {name: [WIDTH] * 2 for name in widths}  # embeddings of one epoch and of the rows of all
+
+
 def test_a_group_reads_what_its_member_with_all_the_signal_does():
     y, widths = Y[:1600], (8, 64)
 
