@@ -15,7 +15,7 @@ examples (FederatedAI/FATE, examples/data), in `<runs>/fate`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,8 @@ CREDIT = "credit"
 STUDIES = {
     "census": "census",
     CREDIT: str(Path(__file__).with_name("credit.toml")),
-    "flights": "flights",
     "criteo": "criteo-small",
+    "flights": "flights",
     "shirt": "fashion-shirt",
 }
 """Studies by name, and the preset or file of each."""
@@ -237,6 +237,46 @@ def _signed(mean: float, half: float, digits: int) -> str:
     return f"{mean:+.{digits}f}" + (f" ± {half:.{digits}f}" if np.isfinite(half) else "")
 
 
+def draw(studies: Mapping[str, Summary], path: Path) -> None:
+    """Draw the cost in test AUC against the proven epsilon, a panel a study; a setting without a proof is a band."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    columns = min(3, len(studies))
+    rows = -(-len(studies) // columns)
+    figure, panels = plt.subplots(rows, columns, figsize=(3.5 * columns, 2.9 * rows), squeeze=False)
+    for panel, (study, summary) in zip(panels.flat, studies.items(), strict=False):
+        panel.axhline(0.0, color="#555555", lw=1, ls=":", label="none")
+        for name, colour in ((PRETRAINED, "#1f5fa8"), (REFITTED, "#d02030")):
+            known = [(e, f"{name}-{e:g}") for e in EPSILONS if f"{name}-{e:g}" in summary["settings"]]
+            if ZERO in summary["settings"] and name == PRETRAINED:
+                known = [(0.0, ZERO), *known]
+            points = [(e, *paired(summary, setting, "none", "test_auc")) for e, setting in known]
+            if points:
+                at, means, halves = (np.array(values) for values in zip(*points, strict=True))
+                whiskers = np.where(np.isfinite(halves), halves, 0.0)
+                panel.errorbar(at, means, whiskers, color=colour, marker="o", ms=4, lw=1.3, capsize=2, label=name)
+        if f"{NOISE}-4" in summary["settings"]:
+            mean, half = paired(summary, f"{NOISE}-4", "none", "test_auc")
+            half = half if np.isfinite(half) else 0.0
+            panel.axhline(mean, color="#888888", lw=1, label=f"{NOISE}-4, no proof")
+            panel.axhspan(mean - half, mean + half, color="#888888", alpha=0.15, lw=0)
+        panel.set_title(study, fontsize=10)
+        panel.set_xticks([0.0, *EPSILONS], ["0", *(f"{e:g}" for e in EPSILONS)])
+        panel.set_xlabel("proven epsilon (0: no gradients)", fontsize=9)
+        panel.grid(alpha=0.25)
+    for row in panels:
+        row[0].set_ylabel("test AUC minus none")
+    for panel in panels.flat[len(studies) :]:
+        panel.axis("off")
+    figure.legend(*panels[0][0].get_legend_handles_labels(), fontsize=9, loc="lower center", ncol=4)
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
 def make_page(runs: Path, out: Path) -> None:
     """Compute everything that the page shows from the runs' files."""
     there = earlier(out / "proof.md")
@@ -249,7 +289,7 @@ def make_page(runs: Path, out: Path) -> None:
             f"{study} mechanisms": against_baseline(summary),
             f"{study} claims": claim_table(summary["claims"]),
         }
-    write_page(out / "proof.md", studies, blocks)
+    draw(write_page(out / "proof.md", studies, blocks), out / "proof.png")
 
 
 def joined(there: Summary | None, found: Summary) -> Summary:
