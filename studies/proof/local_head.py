@@ -1,13 +1,16 @@
-"""Measure the AUC of the prediction that a local head's gradients carry, beside a model of the party's columns.
+"""Measure what a local head's gradients tell a feature party about people whom it has never seen.
 
 Usage::
 
     python -m studies.proof.local_head census --seeds 0 1 2
     python -m studies.proof.local_head credit --seeds 0 1 2 --runs runs/proof
+    python -m studies.proof.local_head flights --seeds 0 1 2 --columns
 
 For each seed: the AUC on the test rows of the local head's prediction after the last epoch, at epsilon 1 and where
-nearly no label is flipped (a network of the same size that learned from true labels), both after pre-training; and that
-of gradient boosting on the party's own columns and the true labels of all training rows. Prints a line of JSON a seed.
+nearly no label is flipped (a network of the same size that learned from true labels), both after pre-training. Beside
+them that of gradient boosting on the party's own columns: fitted to the true labels of all training rows, and to
+randomised ones, which its gradients show: those of the two answers point to opposite sides. With `--columns` only the latter two. Prints
+a line of JSON a seed.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from torch import Tensor
 
 from flower_vfl import load_config, run
+from flower_vfl.accounting import RandomisedResponse
 from flower_vfl.apps.factories import open_data
 from flower_vfl.config import Config
 from flower_vfl.data.store.dataset import PartyTable
@@ -31,9 +35,7 @@ from flower_vfl.metrics import leak_auc
 from flower_vfl.parties.hooks import Log
 from flower_vfl.parties.network import as_logits
 from flower_vfl.strategies import HookedStrategy, LocalHead
-from studies.proof.study import ALMOST, CREDIT, FATE, PASSES, STUDIES
-
-PARTY = "a"
+from studies.proof.study import ALMOST, CREDIT, EPSILONS, FATE, PASSES, STUDIES
 
 
 class Recorded(LocalHead):
@@ -74,8 +76,14 @@ def of_head(config: Config, labels: NDArray[Any]) -> float:
     return leak_auc(np.concatenate(Loaded.logits)[-len(labels) :], labels)
 
 
+def randomised(labels: NDArray[Any], epsilon: float, seed: int) -> NDArray[Any]:
+    """Return labels of two classes, each flipped by randomised response."""
+    flipped = np.random.default_rng(seed).random(len(labels)) < RandomisedResponse(epsilon).flip
+    return np.where(flipped, 1 - labels, labels)
+
+
 def of_columns(table: PartyTable, train: NDArray[Any], test: NDArray[Any]) -> float:
-    """Return the AUC of gradient boosting on a party's columns, fitted to all training labels."""
+    """Return the AUC on test rows of gradient boosting on a party's columns, fitted to labels of all training rows."""
     ours, others = (
         np.concatenate([part.numpy().reshape(len(part), -1) for part in source.gather(np.arange(len(source)))], axis=1)
         for source in (table.train, table.test)
@@ -90,16 +98,21 @@ def main() -> None:
     parser.add_argument("study", choices=list(STUDIES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--runs", type=Path, default=Path("runs/proof"))
+    parser.add_argument("--columns", action="store_true", help="train no network")
     given = parser.parse_args()
     data = open_data(config_of(given.study, 0, 1.0, given.runs))
     labels = data.labels()
-    columns = of_columns(data.party(PARTY), labels.train, labels.test)
+    table = data.party(next(name for name in data.parties if name != data.label_party))
+    columns = of_columns(table, labels.train, labels.test)
     for seed in given.seeds:
-        found = {
-            f"epsilon {epsilon:g}": of_head(config_of(given.study, seed, epsilon, given.runs), labels.test)
-            for epsilon in (1.0, ALMOST)
-        }
-        print(json.dumps({"study": given.study, "seed": seed, **found, "boosting": columns}), flush=True)
+        found: dict[str, Any] = {"study": given.study, "seed": seed}
+        for epsilon in () if given.columns else (1.0, ALMOST):
+            found[f"head, {epsilon:g}"] = of_head(config_of(given.study, seed, epsilon, given.runs), labels.test)
+        found["boosting"] = columns
+        for epsilon in EPSILONS:
+            answers = randomised(labels.train, epsilon, seed)
+            found[f"boosting, {epsilon:g}"] = of_columns(table, answers, labels.test)
+        print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":
