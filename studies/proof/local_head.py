@@ -9,8 +9,8 @@ Usage::
 For each seed: the AUC on the test rows of the local head's prediction after the last epoch, at epsilon 1 and where
 nearly no label is flipped (a network of the same size that learned from true labels), both after pre-training. Beside
 them that of gradient boosting on the party's own columns: fitted to the true labels of all training rows, and to
-randomised ones, which its gradients show: those of the two answers point to opposite sides. With `--columns` only the latter two. Prints
-a line of JSON a seed.
+randomised ones, which its gradients show: those of the two answers point to opposite sides. With `--columns` only the
+latter two. Prints a line of JSON a seed.
 """
 
 from __future__ import annotations

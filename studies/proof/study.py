@@ -237,6 +237,12 @@ def _signed(mean: float, half: float, digits: int) -> str:
     return f"{mean:+.{digits}f}" + (f" ± {half:.{digits}f}" if np.isfinite(half) else "")
 
 
+def _cost(summary: Summary, setting: str) -> tuple[float, float]:
+    """Return a setting's test AUC minus that without a defense, and the half width; 0 of fewer than three seeds."""
+    mean, half = paired(summary, setting, "none", "test_auc")
+    return mean, half if len(places(summary, [setting, "none"])[setting]) > 2 else 0.0
+
+
 def draw(studies: Mapping[str, Summary], path: Path) -> None:
     """Draw the cost in test AUC against the proven epsilon, a panel a study; a setting without a proof is a band."""
     import matplotlib as mpl
@@ -253,14 +259,12 @@ def draw(studies: Mapping[str, Summary], path: Path) -> None:
             known = [(e, f"{name}-{e:g}") for e in EPSILONS if f"{name}-{e:g}" in summary["settings"]]
             if ZERO in summary["settings"] and name == PRETRAINED:
                 known = [(0.0, ZERO), *known]
-            points = [(e, *paired(summary, setting, "none", "test_auc")) for e, setting in known]
+            points = [(e, *_cost(summary, setting)) for e, setting in known]
             if points:
-                at, means, halves = (np.array(values) for values in zip(*points, strict=True))
-                whiskers = np.where(np.isfinite(halves), halves, 0.0)
-                panel.errorbar(at, means, whiskers, color=colour, marker="o", ms=4, lw=1.3, capsize=2, label=name)
+                at, means, halves = zip(*points, strict=True)
+                panel.errorbar(at, means, halves, color=colour, marker="o", ms=4, lw=1.3, capsize=2, label=name)
         if f"{NOISE}-4" in summary["settings"]:
-            mean, half = paired(summary, f"{NOISE}-4", "none", "test_auc")
-            half = half if np.isfinite(half) else 0.0
+            mean, half = _cost(summary, f"{NOISE}-4")
             panel.axhline(mean, color="#888888", lw=1, label=f"{NOISE}-4, no proof")
             panel.axhspan(mean - half, mean + half, color="#888888", alpha=0.15, lw=0)
         panel.set_title(study, fontsize=10)
