@@ -15,13 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from flower_vfl.apps.alone import alone_by
+from flower_vfl.apps.folder import CONFIG
 from flower_vfl.apps.result_schema import kept_utility
 from flower_vfl.auditing.verdict import NOT_TESTED
-from flower_vfl.config import build_config
+from flower_vfl.config import build_config, load_config
 from flower_vfl.data.encoding.columns import Column, class_counts, columns_of
-from flower_vfl.data.sources.catalog import prepare
+from flower_vfl.data.sources.catalog import load, prepare
 from flower_vfl.data.sources.own_files import Files
-from flower_vfl.data.store.dataset import Dataset
+from flower_vfl.data.store.dataset import Dataset, open_dataset
 from flower_vfl.terminal import console, wrapped
 
 _ANY_WIDTH = 10_000
@@ -191,6 +192,22 @@ def prepare_data(
             highlight=False,
         )
     Console().print(f"next: flower-vfl run {shlex.quote(str(out))}", markup=False, highlight=False, soft_wrap=True)
+
+
+def data_of(source: str) -> Dataset:
+    """Open the prepared data of a folder, or what a configuration or a run's folder names, prepared on first use.
+
+    Raises
+    ------
+    ConfigError, DataError
+        When it is none of them, or the data cannot be used.
+    """
+    path = Path(source)
+    named = path / CONFIG if (path / CONFIG).is_file() else path
+    if named.suffix != ".toml":
+        return open_dataset(path)
+    data = load_config(str(named)).data
+    return load(data.name, path=data.path, options=data.options)
 
 
 def print_columns(dataset: Dataset) -> None:

@@ -25,7 +25,8 @@ name = "files"
 [data.options]
 {options}
 # test_fraction = 0.2              # of the IDs, for the test
-# dtype.postcode = "category"      # or number, boolean, date, "date:%d.%m.%Y", ignore; `data show` lists all columns
+# How each column is read, and how to change it: flower-vfl data show {name}
+# dtype.postcode = "category"      # or number, boolean, date, "date:%d.%m.%Y", ignore
 # missing_values = ["-999"]        # what else stands for a missing value
 # decimal = ","                    # before fractions, where the columns do not tell
 

@@ -52,15 +52,18 @@ def data_prepare(
 
 
 @data_app.command("show", cls=Command)
-def data_show(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A prepared data set.")]) -> None:
-    """Show the columns of a prepared data set.
+def data_show(
+    source: Annotated[
+        str, typer.Argument(metavar="FOLDER|FILE.toml", help="Prepared data, a configuration, or a run's folder.")
+    ],
+) -> None:
+    """Show the columns of a prepared data set, or of the data of a configuration.
 
-    Whose each is, taken for what and why, and how to change it.
+    Whose each is, taken for what and why, and how to change it. Data of a configuration is prepared, as a run does.
     """
-    from flower_vfl.data.store.dataset import open_dataset
-    from flower_vfl.simulations.tables import print_columns
+    from flower_vfl.simulations.tables import data_of, print_columns
 
-    print_columns(open_dataset(folder))
+    print_columns(data_of(source))
 
 
 @data_app.command("part", cls=Command)
@@ -96,4 +99,6 @@ def init(
 
     given = files_of(files or [])
     holder = write_first_config(given, out, id_column=id_, label=label, label_party=label_party, ask=ask_person)
-    typer.echo(f"{holder} is the label party. Next: flower-vfl run {shlex.quote(str(out))}")
+    path = shlex.quote(str(out))
+    typer.echo(f"{holder} is the label party. How columns are read: flower-vfl data show {path}")
+    typer.echo(f"Next: flower-vfl run {path}")

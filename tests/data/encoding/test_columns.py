@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from flower_vfl.cli import main
+from flower_vfl.config import build_config, to_toml
 from flower_vfl.data.encoding.columns import Column, class_counts, columns_of
 from flower_vfl.data.sources.catalog import load, prepare
 from flower_vfl.data.store.dataset import open_dataset
@@ -159,6 +160,21 @@ def test_the_command_line_shows_the_columns_after_preparing_and_later(own, tmp_p
     most = f"'0': {negatives}, '1': {positives}" if negatives >= positives else f"'1': {positives}, '0': {negatives}"
     for text in (prepared, shown):
         assert f"training rows of 2 classes: {most}" in text
+
+
+def test_the_columns_of_a_configuration_and_of_a_run_are_shown_without_preparing_by_hand(own, tmp_path, capsys):
+    _, options = own
+    config = tmp_path / "run.toml"
+    config.write_text(to_toml(build_config({"data": {"name": "files", "options": options}})))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text(config.read_text())
+    print_columns(load("files", options=options))
+    expected = capsys.readouterr().out
+    for source in (config, tmp_path / "run"):
+        with pytest.raises(SystemExit) as done:
+            main(["data", "show", str(source)])
+        assert done.value.code == 0
+        assert capsys.readouterr().out == expected
 
 
 def test_a_table_that_does_not_fit_becomes_lines_with_whole_names_and_options(tmp_path, capsys, monkeypatch):
