@@ -28,6 +28,7 @@ name = "files"
 # How each column is read, and how to change it: flower-vfl data show {name}
 # dtype.postcode = "category"      # or number, boolean, date, "date:%d.%m.%Y", ignore
 # missing_values = ["-999"]        # what else stands for a missing value
+# unlabelled = "drop"              # leave out rows without a label; otherwise they are refused
 # decimal = ","                    # before fractions, where the columns do not tell
 
 [training]

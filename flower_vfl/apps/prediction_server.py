@@ -186,6 +186,8 @@ def score(
     dataset = data(config if simulation else with_data_of_this_host(config))
     check_data(card, dataset)
     rows = rows_of(dataset) if request.data is None else new_rows(request.data, dataset)
+    if rows.left_out:
+        _log.warning("%d IDs get no score: not all files of the new data have them", rows.left_out)
     chosen: NDArray[np.int64] | range = rows.chosen
     if request.ids is not None:
         chosen = rows.find(read_asked(request.ids, id_column(dataset)))

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flower_vfl.data.encoding.ids import join_ids, read_ids, whole_ids
+from flower_vfl.data.encoding.ids import Join, join_ids, read_ids, whole_ids
 from flower_vfl.data.encoding.values import Place, require_columns, texts
 from flower_vfl.data.formats.tables import dialect_of, read_table
 from flower_vfl.data.store import layout
@@ -67,6 +67,8 @@ class ScoreRows:
         Opens one party's columns.
     ids : Callable[[], pa.ChunkedArray], optional
         Reads their IDs; without it they are the test rows of data without IDs, and have numbers from 0.
+    left_out : int
+        IDs of files that not all of them have.
     """
 
     def __init__(
@@ -76,7 +78,9 @@ class ScoreRows:
         chosen: range,
         features: Callable[[str], Features],
         ids: Callable[[], pa.ChunkedArray] | None,
+        left_out: int = 0,
     ) -> None:
+        self.left_out = left_out
         self.count, self.digest, self.chosen, self.features, self._read_ids = count, digest, chosen, features, ids
 
     @cached_property
@@ -176,7 +180,8 @@ def new_rows(path: Path, trained: VerticalData) -> ScoreRows:
     path : Path
         A prepared folder, of which all rows can be asked for, or the test rows where it has no IDs; or a CSV or
         Parquet file with a header, an ID column and the columns of every party of this host; or a folder with one such
-        file a party, `<party>.csv` for instance. Rows of files are in the order of their IDs.
+        file a party, `<party>.csv` for instance. Rows of files are in the order of their IDs; where training kept the
+        IDs that all files share (`join = "inner"`), so is done here.
     trained : VerticalData
         The data that the network was trained on: it says how columns are encoded.
 
@@ -198,7 +203,9 @@ def new_rows(path: Path, trained: VerticalData) -> ScoreRows:
     if whole:
         tables = {party: whole_ids(table, column, str(files[party])) for party, table in tables.items()}
     own = {party: read_ids(table, column, str(files[party])) for party, table in tables.items()}
-    ids = join_ids({str(files[party]): values for party, values in own.items()}, "strict")
+    how: Join = "inner" if trained.options.get("join") == "inner" else "strict"
+    ids = join_ids({str(files[party]): values for party, values in own.items()}, how)
+    left_out = len(set().union(*(values.to_pylist() for values in own.values()))) - len(ids)
 
     def features(party: str) -> Features:
         name = party if party in tables else ""
@@ -207,8 +214,8 @@ def new_rows(path: Path, trained: VerticalData) -> ScoreRows:
         order = np.asarray(pc.index_in(pa.array(ids, pa.string()), value_set=own[name]))
         return _encode(trained, party, tables[name], str(files[name]), order)
 
-    digest = ids_digest({"train": [], "test": ids})
-    return ScoreRows(len(ids), digest, range(len(ids)), features, lambda: pa.chunked_array([ids], pa.string()))
+    digest, chosen = ids_digest({"train": [], "test": ids}), range(len(ids))
+    return ScoreRows(len(ids), digest, chosen, features, lambda: pa.chunked_array([ids], pa.string()), left_out)
 
 
 def _files(path: Path, trained: Dataset) -> Mapping[str, Path]:

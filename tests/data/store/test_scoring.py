@@ -75,6 +75,26 @@ def test_rows_of_files_are_in_the_order_of_their_ids_whatever_the_order_of_the_f
     assert categorical[0] == categorical[2] != categorical[1]
 
 
+@pytest.mark.parametrize("join", ["strict", "inner"])
+def test_new_rows_are_joined_as_the_training_rows_were(trained, tmp_path, join):
+    root, _ = trained
+    options = {"files": {"shop": "shop.csv", "bank": "bank.parquet"}, "join": join}
+    dataset = prepare("files", source=root, out=tmp_path / "prepared", options=options)
+    pa_csv.write_csv(
+        pa.table({"id": ["c", "a", "d"], "spent": [3.0, 1.0, 4.0], "city": ["Bonn"] * 3}), tmp_path / "shop.csv"
+    )
+    pa_csv.write_csv(pa.table({"id": ["a", "b", "c"], "debt": [1.0, 2.0, 3.0]}), tmp_path / "bank.csv")
+    if join == "strict":
+        with pytest.raises(DataError, match="1 of 3 IDs in"):
+            new_rows(tmp_path, dataset)
+        return
+    rows = new_rows(tmp_path, dataset)
+    assert (rows.count, rows.left_out) == (2, 2)
+    assert rows.ids(np.arange(2)).to_pylist() == ["a", "c"]
+    (numeric,) = everything(rows, "bank")
+    assert numeric[0, 0] < numeric[1, 0]
+
+
 def test_a_value_that_training_never_saw_goes_to_its_bucket(trained, tmp_path):
     _, dataset = trained
     pa_csv.write_csv(pa.table({"id": ["a"], "spent": [1.0], "city": ["Atlantis"]}), tmp_path / "new.csv")
