@@ -57,9 +57,10 @@ def data_show(
         str, typer.Argument(metavar="FOLDER|FILE.toml", help="Prepared data, a configuration, or a run's folder.")
     ],
 ) -> None:
-    """Show the columns of a prepared data set, or of the data of a configuration.
+    """Show the columns of a data set.
 
-    Whose each is, taken for what and why, and how to change it. Data of a configuration is prepared, as a run does.
+    Whose each is, taken for what and why, and how to change it.
+    The data of a configuration is prepared first, as a run does.
     """
     from flower_vfl.simulations.tables import data_of, print_columns
 

@@ -243,9 +243,12 @@ def _path_of(key: str) -> tuple[str, str]:
 def _meant(key: str, known: Mapping[str, Any]) -> str:
     """Return which keys a wrong one is near to, or where all are listed."""
     listed = len(known) > SHOWN and not nearest(key, known)
-    return (
-        f"none of the {len(known)} keys is near: `flower-vfl config` lists them" if listed else suggestion(key, known)
-    )
+    meant = suggestion(key, known)
+    if listed:
+        meant = f"none of the {len(known)} keys is near: `flower-vfl config` lists them"
+    if "data.options" in known and (listed or key.startswith("data.")):
+        meant += f"; an option of the data set is set as data.options.{key.removeprefix('data.')}"
+    return meant
 
 
 def canonical_key(key: str) -> str:

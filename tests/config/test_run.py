@@ -138,6 +138,13 @@ def test_an_unknown_key_in_a_file_gives_the_nearest_name(values, path, meant):
         build_config(values)
 
 
+@pytest.mark.parametrize("given", ["unlabelled", "data.unlabelled", "dtype.zip_code"])
+def test_an_option_of_the_data_set_that_is_named_as_a_key_gives_the_key(given):
+    meant = f"set as data.options.{given.removeprefix('data.')}"
+    with pytest.raises(ConfigError, match=meant):
+        build_config({}, {given: "drop"})
+
+
 def test_an_unknown_preset_gives_the_nearest_name():
     with pytest.raises(ConfigError, match="no preset 'cencus'; did you mean 'census'"):
         load_config("cencus")
