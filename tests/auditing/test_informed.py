@@ -104,7 +104,7 @@ def test_where_a_discriminant_separates_the_classes_no_tree_and_no_network_is_fi
 
 
 @pytest.mark.slow
-def test_without_gradients_all_readers_are_fitted_also_where_a_discriminant_separates_the_classes(monkeypatch):
+def test_baselines_without_gradients_always_have_trees_and_a_network(monkeypatch):
     def send(step, rows):
         apart = 8 * Y[rows][:, None].astype(np.float32)
         return Z[rows] + apart, noise(step, rows) + apart

@@ -47,8 +47,8 @@ def check_equal(folder, simulated, local, names, layers):
     assert not list(folder.glob("*.journal"))
 
 
-def test_over_messages_the_simulation_runtime_ends_with_the_weights_and_leaks_of_the_local_engine(tmp_path):
-    names = ["clustering", "model_completion(k=2,draws=1)"]
+def test_a_simulation_over_messages_equals_the_local_run(tmp_path):
+    names = ["norm", "remembered_norm", "clustering", "model_completion(k=2,draws=1)"]
     values = {
         "data": {"name": "digits"},
         "parties": {"features": ["left", "right"], "label_features": False},
@@ -166,11 +166,9 @@ def temporary(monkeypatch):
         yield Path(folder)
 
 
-def test_the_engine_option_of_the_command_line_gives_what_the_local_engine_does_and_leaves_no_files_of_ray(
-    tmp_path, temporary
-):
-    names = ["norm", "remembered_norm", "spectral"]
-    values = {**TWO, "attack": {"names": names, "informed": 0}}
+def test_a_simulation_by_the_engine_option_equals_the_local_run_and_leaves_no_files_of_ray(tmp_path, temporary):
+    names = ["norm", "remembered_norm", "spectral", "clustering", "model_completion(k=2,draws=1)"]
+    values = {**TWO, "attack": {"names": names}}
     (tmp_path / "run.toml").write_text(tomli_w.dumps(values))
     command = [sys.executable, "-m", "flower_vfl", "run", str(tmp_path / "run.toml"), "--engine", "flower"]
     done = subprocess.run([*command, "--out", str(tmp_path / "out")], capture_output=True, text=True, check=False)
@@ -183,7 +181,7 @@ def test_the_engine_option_of_the_command_line_gives_what_the_local_engine_does_
     assert not list(temporary.iterdir())
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.release), signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_a_signal_ends_ends_with_flowers_processes_and_keeps_what_was_measured(number, tmp_path, temporary):
     """Flower's simulation outlives its SuperLink: it used to go on for hours in a folder that nobody else could use."""
     out, preset = tmp_path / "run", tmp_path / "long.toml"

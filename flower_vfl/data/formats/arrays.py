@@ -54,6 +54,12 @@ class StoredArrays:
         """Shape and kind of a row."""
         return FeatureSpec(0, (), self.shape, pixels=self.pixels)
 
+    def copy(self, rows: Rows, out: NDArray[np.generic]) -> None:
+        """Write rows (n,), in any order, to an array (n, ...)."""
+        order = rows.argsort()
+        for places, values in self.read(rows[order]):
+            out[order[places]] = values
+
 
 def holds_arrays(path: Path) -> bool:
     """Say whether a path is a folder of images or a file of arrays."""

@@ -6,7 +6,7 @@ Each party can prepare its own file on its own host: the order of rows and the t
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -33,9 +33,6 @@ from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.registry import suggestion
 
 _log = logging.getLogger(__name__)
-
-_STAY = "%s: %d rows of people whom others lack stay here, for training.pretrain"
-_UNUSED = "the rows of %s whose people others lack are not used: %s"
 
 
 class _Raw(NamedTuple):
@@ -146,7 +143,17 @@ class Files(Recipe):
             min_count=options.min_count,
         )
         encoding = replace(encoding, reader=reader)
-        unaligned, classes = _unaligned(raw["train"][party], tables, encoding, labels, options)
+
+        def complete(rows: pa.Table) -> NDArray[np.bool_]:
+            kept = np.ones(rows.num_rows, dtype=np.bool_)
+            if options.missing == "error":
+                read = reader.read(rows, path)
+                for name in reader.numeric:
+                    kept &= ~np.asarray(pc.is_null(read.column(name), nan_is_null=True))
+            encoding.encode(rows.filter(pa.array(kept)), path)
+            return kept
+
+        unaligned, classes = _unaligned(raw["train"][party], tables, labels, options, complete)
         builder.add_table(party, encoding, tables, path, unaligned)
         return classes
 
@@ -168,19 +175,19 @@ class Files(Recipe):
             )
         for part in PARTS:
             arrays = train if part == "train" else test
-            _copy(arrays, tables[part], builder.create_arrays(party, train.spec, part))
-        rows = _unshared(raw["train"], tables, options)
-        classes = _add_unaligned_arrays(builder, party, raw["train"], train, rows, labels, options)
+            out = builder.create_arrays(party, train.spec, part)["features.npy"]
+            arrays.copy(tables[part].column(ROW).to_numpy(), out)
+
+        def written(rows: pa.Table) -> NDArray[np.bool_]:
+            out = builder.create_unaligned(party, train.spec, rows.num_rows)["features.npy"]
+            train.copy(rows.column(ROW).to_numpy(), out)
+            return np.ones(rows.num_rows, dtype=np.bool_)
+
+        unaligned, classes = _unaligned(raw["train"], tables, labels, options, written)
+        if unaligned is None:
+            builder.remove_unaligned(party)
         builder.finish_party(party, train.spec, ("features",), PartyEncoding((), ()))
         return classes
-
-
-def _copy(arrays: StoredArrays, table: pa.Table, files: Mapping[str, NDArray[Any]]) -> None:
-    """Copy the rows that a table names, in its order."""
-    rows = table.column(ROW).to_numpy()
-    order = rows.argsort()
-    for places, values in arrays.read(rows[order]):
-        files["features.npy"][order[places]] = values
 
 
 @dataclass(frozen=True)
@@ -386,65 +393,31 @@ def _labels(raw: Mapping[Part, _Raw], tables: Mapping[Part, pa.Table], options: 
 def _unaligned(
     raw: _Raw,
     tables: Mapping[Part, pa.Table],
-    encoding: PartyEncoding,
     labels: EncodedLabels | None,
     options: FilesOptions,
+    usable: Callable[[pa.Table], NDArray[np.bool_]],
 ) -> tuple[pa.Table | None, NDArray[np.int64] | None]:
     """Return the rows of people whom not all parties have, as far as they can be used, and their classes.
 
-    A row that lacks a number that may not be missing is left out, and so is one without a known label where the party
-    has labels. A value that cannot be read costs all of them, with a warning: training does without them.
+    Where the party has labels, a row without a known one is left out. ``usable`` says which of the others are complete
+    (N,). A value that cannot be read costs all of them, with a warning: training does without them.
     """
-    path = str(raw.path)
-    rows = _unshared(raw, tables, options)
-    if not rows.num_rows:
-        return None, None
+    path, rows = str(raw.path), _unshared(raw, tables, options)
+    classes: NDArray[np.int64] | None = None
     try:
-        if encoding.reader is not None and options.missing == "error":
-            read = encoding.reader.read(rows, path)
-            absent = [np.asarray(pc.is_null(read.column(name), nan_is_null=True)) for name in encoding.reader.numeric]
-            rows = rows.filter(pa.array(~np.any(absent, axis=0))) if absent else rows
-        rows, classes = _with_known_labels(rows, path, labels, options)
-        encoding.encode(rows, path)
-    except DataError as error:
-        _log.warning(_UNUSED, path, error)
-        return None, None
-    _log.info(_STAY, path, rows.num_rows)
-    return rows, classes
-
-
-def _add_unaligned_arrays(
-    builder: Builder,
-    party: str,
-    raw: _Raw,
-    arrays: StoredArrays,
-    rows: pa.Table,
-    labels: EncodedLabels | None,
-    options: FilesOptions,
-) -> NDArray[np.int64] | None:
-    """Write arrays or images of people whom not all parties have, and return their classes, as `_unaligned` does."""
-    try:
-        rows, classes = _with_known_labels(rows, str(raw.path), labels, options)
+        if labels is not None and rows.num_rows:
+            column, place = rows.column(options.label), Place(path, options.label)
+            known, classes = known_labels(column, labels.names, place, options.positive, options.missing_values)
+            rows = rows.filter(known)
         if not rows.num_rows:
-            return None
-        _copy(arrays, rows, builder.create_unaligned(party, arrays.spec, rows.num_rows))
+            return None, None
+        kept = usable(rows)
     except DataError as error:
-        _log.warning(_UNUSED, raw.path, error)
-        builder.remove_unaligned(party)
-        return None
-    _log.info(_STAY, raw.path, rows.num_rows)
-    return classes
-
-
-def _with_known_labels(
-    rows: pa.Table, path: str, labels: EncodedLabels | None, options: FilesOptions
-) -> tuple[pa.Table, NDArray[np.int64] | None]:
-    """Return the rows that have a known label, and their classes; all of a party that has no labels."""
-    if labels is None or not rows.num_rows:
-        return rows, None
-    place, column = Place(path, options.label), rows.column(options.label)
-    known, classes = known_labels(column, labels.names, place, options.positive, options.missing_values)
-    return rows.filter(known), classes
+        _log.warning("the rows of %s whose people others lack are not used: %s", path, error)
+        return None, None
+    rows, classes = rows.filter(pa.array(kept)), None if classes is None else classes[kept]
+    _log.info("%s: %d rows of people whom others lack stay here, for training.pretrain", path, rows.num_rows)
+    return rows, classes
 
 
 def _unshared(raw: _Raw, tables: Mapping[Part, pa.Table], options: FilesOptions) -> pa.Table:

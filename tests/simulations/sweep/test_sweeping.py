@@ -56,6 +56,7 @@ def toy(tmp_path):
 
 def test_a_sweep_gives_what_its_runs_give_by_themselves_and_is_not_done_twice(toy, tmp_path):
     out = tmp_path / "out"
+    toy.write_text(TOY.replace(", informed = 0", ""))
     done = sweep(toy, "--out", out)
     assert done.returncode == 0, done.stderr
     summary = json.loads((out / "summary.json").read_text())
