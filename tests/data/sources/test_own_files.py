@@ -471,6 +471,14 @@ def test_people_whom_others_lack_stay_in_their_party_s_folder(two, tmp_path):
         assert torch.equal(one, other)
 
 
+def test_an_unaligned_row_that_lacks_its_number_is_left_out_with_its_label(two, tmp_path):
+    more = {"id": ["y1", "y2", "y3"], "balance": [None, 2, 3], "label": ["bad", "good", "bad"]}
+    changed(tmp_path, "b.csv", **{name: [*values, *more[name]] for name, values in bank().items()})
+    dataset = load("files", options=two | {"join": "inner", "positive": "bad"})
+    assert len(dataset.party("b").unaligned) == 2
+    assert dataset.labels().unaligned.tolist() == [0, 1]
+
+
 def test_a_value_that_cannot_be_read_where_nobody_looked_costs_those_rows_only(two, tmp_path, caplog):
     changed(tmp_path, **{name: [*values, "?!" if name == "income" else "x"] for name, values in columns().items()})
     dataset = load("files", options=two | {"join": "inner"})
