@@ -27,14 +27,16 @@ _BUILT = re.compile(r"(?P<release>\d+(\.\d+)*)(\+(?P<date>\d{12})\.g[0-9a-f]+(\.
 _READABLE = re.compile(r"[0-9A-Za-z.+_-]{1,64}")
 
 
+@cache
 def package_version(name: str) -> str:
-    """Return the version of an installed package, or an empty text."""
+    """Return the version of a package as it was installed when this process first asked, or an empty text."""
     try:
         return version(name)
     except PackageNotFoundError:
         return ""
 
 
+@cache
 def installed_version() -> str:
     """Return the release and, where the package was built from a git repository, the commit and its date in UTC.
 

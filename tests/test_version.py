@@ -84,6 +84,7 @@ def test_a_folder_of_sources_does_not_claim_the_commit_that_an_installation_had(
     (tmp_path / "flower_vfl-0.0.9.dist-info").mkdir()
     (tmp_path / "flower_vfl-0.0.9.dist-info" / "METADATA").write_text("Name: flower-vfl\nVersion: 0.0.9+1.gabc\n")
     monkeypatch.syspath_prepend(tmp_path)
+    installed_version.cache_clear()
     assert installed_version() == f"{VERSION}+source"
 
 
