@@ -27,7 +27,7 @@ Fit: TypeAlias = Callable[[Features, NDArray[np.integer], int], Reader]
 """Fits a reader to rows (n, F), their classes (n,) and the number of classes; each class has a row."""
 
 WIDEST = 256
-"""Columns to which a discriminant is fitted; beyond, to the principal ones of them and to the means' differences."""
+"""Columns to which a discriminant or a network is fitted; beyond, to the principal ones and the means' differences."""
 
 FLOOR = 1e-9
 """Variance of a direction, as a part of the largest, below which it counts as constant."""
@@ -141,7 +141,7 @@ def product_discriminant(x: Features, y: NDArray[np.integer], classes: int) -> R
     standard deviation over all rows. Of a class with few rows no covariance can be inverted; each product by itself
     still shows that its columns correlate, where neither their means nor their variances say anything.
     """
-    narrow = _narrowing(x, y, classes)
+    narrow = _narrowed(x, y, classes)
 
     def units(rows: Features) -> Features:
         return np.clip(narrow(rows), -FARTHEST / 2, FARTHEST / 2)
@@ -252,11 +252,15 @@ def network(x: Features, y: NDArray[np.integer], classes: int, *, most: int = LA
     """Fit a perceptron of scikit-learn with one hidden layer to ``most`` rows, by least squares on the classes.
 
     Its own held-out part stops it: by the share of variance that is explained, which has something to say of a rare
-    class where the accuracy has nothing.
+    class where the accuracy has nothing. More than `WIDEST` columns are brought down as for a discriminant.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.neural_network import MLPRegressor
 
+    if x.shape[1] > WIDEST:
+        narrow = _narrowed(x, y, classes)
+        read = network(narrow(x), y, classes, most=most)
+        return lambda wide: read(narrow(wide))
     rows = thinned(y, classes, most)
     mean, scale = x[rows].mean(axis=0), _scale(x[rows])
     model = MLPRegressor(
@@ -333,6 +337,7 @@ def _scale(x: Features) -> NDArray[np.floating]:
 
 
 _latest_space: _Latest[tuple[Callable[[Features], Features], Features]] = _Latest()
+_latest_narrowing: _Latest[Callable[[Features], Features]] = _Latest()
 
 
 def _whitened(x: Features, y: NDArray[np.integer], classes: int) -> tuple[Callable[[Features], Features], Features]:
@@ -341,12 +346,17 @@ def _whitened(x: Features, y: NDArray[np.integer], classes: int) -> tuple[Callab
 
 
 def _whitening(x: Features, y: NDArray[np.integer], classes: int) -> tuple[Callable[[Features], Features], Features]:
-    narrow = _narrowing(x, y, classes)
+    narrow = _narrowed(x, y, classes)
     rows = narrow(x)
     means = np.stack([rows[y == c].mean(axis=0) for c in range(classes)])
     _, root, _ = _gaussian(rows - means[y])
     latest: _Latest[Features] = _Latest()
     return lambda more: latest.get((more,), lambda: narrow(more) @ root), rows @ root
+
+
+def _narrowed(x: Features, y: NDArray[np.integer], classes: int) -> Callable[[Features], Features]:
+    """Return `_narrowing` of these rows, which several readers share."""
+    return _latest_narrowing.get((x, y), lambda: _narrowing(x, y, classes))
 
 
 def _narrowing(x: Features, y: NDArray[np.integer], classes: int) -> Callable[[Features], Features]:
@@ -365,7 +375,10 @@ def _narrowing(x: Features, y: NDArray[np.integer], classes: int) -> Callable[[F
     apart = apart[:-1] if classes == 2 else apart
     count = min(WIDEST - len(apart), len(z) - 1)
     kept = np.concatenate([PCA(count, svd_solver="randomized", random_state=_SEED).fit(z).components_, apart])
-    return lambda rows: ((rows - mean) / scale).astype(np.float32) @ kept.T.astype(np.float32)
+    latest: _Latest[Features] = _Latest()
+    return lambda rows: latest.get(
+        (rows,), lambda: ((rows - mean) / scale).astype(np.float32) @ kept.T.astype(np.float32)
+    )
 
 
 def _gaussian(rows: Features) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
