@@ -15,6 +15,9 @@ Value = str | int | float | bool
 _PARTY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _FOLDERS = ("ids", "labels")
 
+NO_DEFENSE = "none"
+"""The name of no defense at all."""
+
 
 def party_name(name: object) -> str:
     """Return `name` if a party can be called so: it names folders, files and entries of results.
@@ -45,13 +48,15 @@ def feature_party_name(name: object) -> str:
 
 
 def parse_defenses(text: str) -> list[dict[str, Any]]:
-    """Parse `iso(t=5.0), label_dp(flip=0.02)`, outermost first.
+    """Parse `iso(t=5.0), label_dp(flip=0.02)`, outermost first; `NO_DEFENSE` or nothing is an empty list.
 
     Examples
     --------
-    >>> parse_defenses("iso(t=5.0), max_norm")
-    [{'name': 'iso', 't': 5.0}, {'name': 'max_norm'}]
+    >>> parse_defenses("iso(t=5.0), max_norm"), parse_defenses("none")
+    ([{'name': 'iso', 't': 5.0}, {'name': 'max_norm'}], [])
     """
+    if text.strip() == NO_DEFENSE:
+        return []
     return parse_calls(text, "defenses", 'e.g. "iso(t=5.0)"')
 
 

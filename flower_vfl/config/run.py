@@ -73,7 +73,9 @@ class Config(Section):
     align: AlignConfig = Field(default_factory=AlignConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     privacy: PrivacyConfig = Field(default_factory=PrivacyConfig)
-    defenses: list[dict[str, Any]] = Field(default_factory=list, description='outermost first, e.g. "iso(t=1.0)"')
+    defenses: list[dict[str, Any]] = Field(
+        default_factory=list, description='outermost first, e.g. "iso(t=1.0)", or "none"'
+    )
 
     @field_validator("device")
     @classmethod

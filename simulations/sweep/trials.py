@@ -14,13 +14,12 @@ from typing import Any
 from flower_vfl.apps.run_state import config_digest
 from flower_vfl.auditing.entries import NO_GRADIENTS
 from flower_vfl.config import Config, build_config, canonical_key, load_config
-from flower_vfl.config.parsing import call, parse_defenses, written
+from flower_vfl.config.parsing import NO_DEFENSE, call, parse_defenses, written
 from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.sweep.definition import NOTHING_VARIES, Definition
 
 MOST_TRIALS = 20_000
 BASE, DEFENSES = "base", "defenses"
-NO_DEFENSE = "none"
 _SHOWN = 8
 _NAME_LENGTH = 96
 
@@ -153,7 +152,7 @@ def chains(value: Any) -> list[list[dict[str, Any]]]:
     ([[]], [[{'name': 'marvell', 's': 4.0}, {'name': 'label_dp'}]])
     """
     if isinstance(value, str):
-        return [[] if value.strip() in ("", NO_DEFENSE) else parse_defenses(value)]
+        return [parse_defenses(value)]
     entries = value if isinstance(value, list) else [value]
     parsed: list[dict[str, Any]] = []
     for entry in entries:

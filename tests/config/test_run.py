@@ -287,6 +287,7 @@ SETS = [
     ('defenses=[{"name": "iso", "t": 5}]', ("defenses",), [{"name": "iso", "t": 5}]),
     ('defenses=["iso(t=5.0)"]', ("defenses",), [{"name": "iso", "t": 5.0}]),
     ("defenses=", ("defenses",), []),
+    ("defenses=none", ("defenses",), []),
     ("defenses=[]", ("defenses",), []),
 ]
 
