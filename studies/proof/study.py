@@ -107,9 +107,13 @@ COLUMNS = {
     "informed": "informed",
     "without gradients": "columns",
     "gain": "gain",
+    "with gradients": "both",
     "norm": "norm",
 }
 """The measured columns of the table, and the number that each shows; another study's column is one more."""
+
+COMPARED = {name: COLUMNS[name] for name in ("test AUC", "informed", "gain", "with gradients")}
+"""Those in which settings are compared seed by seed."""
 
 
 def run_one(job: Job) -> float:
@@ -154,7 +158,9 @@ def paired(summary: Summary, one: str, other: str, number: str) -> tuple[float, 
 
 
 def _values(summary: Summary, setting: str, number: str) -> Values:
-    return np.asarray(summary["settings"][setting][number], dtype=np.float64)
+    if number == "both":
+        return _values(summary, setting, "columns") + _values(summary, setting, "gain")
+    return np.asarray(summary["settings"][setting].get(number, []), dtype=np.float64)
 
 
 def trade_off(summary: Summary) -> str:
@@ -163,9 +169,8 @@ def trade_off(summary: Summary) -> str:
     for setting, entry in summary["settings"].items():
         proven = [f"{entry[name][0]:.{digits}g}" if name in entry else "" for name, digits in _PROVEN]
         cost = "" if setting == "none" else _signed(*paired(summary, setting, "none", "test_auc"), 4)
-        measured = [
-            shown(entry[name], 4 if name == "test_auc" else 3) if name in entry else "" for name in COLUMNS.values()
-        ]
+        values = [_values(summary, setting, name).tolist() for name in COLUMNS.values()]
+        measured = [shown(found, 3 if place else 4) if found else "" for place, found in enumerate(values)]
         rows.append([f"`{setting}`", *proven, str(len(entry["seeds"])), measured[0], cost, *measured[1:]])
     first, *others = COLUMNS
     return table(["setting", "epsilon", "proven AUC", "seeds", first, "test AUC minus `none`", *others], rows)
@@ -180,11 +185,11 @@ def against_baseline(summary: Summary) -> str:
         [
             f"`{one}`",
             f"`{other}`",
-            *(_signed(*paired(summary, one, other, name), 4) for name in ("test_auc", "informed", "gain")),
+            *(_signed(*paired(summary, one, other, name), 4) for name in COMPARED.values()),
         ]
         for one, other in _pairs(summary)
     ]
-    return table(["setting", "compared with", "test AUC, difference", "informed, difference", "gain, difference"], rows)
+    return table(["setting", "compared with", *(f"{name}, difference" for name in COMPARED)], rows)
 
 
 def _pairs(summary: Summary) -> list[tuple[str, str]]:
@@ -219,12 +224,17 @@ def verdicts(summary: Summary) -> list[Verdict]:
     return [
         *found,
         *(_judged(summary, f"`{one}` has a higher test AUC than `{other}`", one, other, 0.0) for one, other in pairs),
+        *(
+            _judged(summary, f"`{one}` gives less to a reader with columns than `{other}`", other, one, 0.0, "both")
+            for one, other in pairs
+            if other == f"{NOISE}-4"
+        ),
     ]
 
 
-def _judged(summary: Summary, claim: str, one: str, other: str, least: float) -> Verdict:
-    """Judge if a setting has at least so much more test AUC than another; undecided with fewer than all seeds."""
-    mean, half = paired(summary, one, other, "test_auc")
+def _judged(summary: Summary, claim: str, one: str, other: str, least: float, number: str = "test_auc") -> Verdict:
+    """Judge if a number of one setting is larger by at least so much than another's; undecided without all seeds."""
+    mean, half = paired(summary, one, other, number)
     seeds = len(places(summary, [one, other])[one])
     numbers = f"{_signed(mean, half, 4)}, {seeds} seed{'' if seeds == 1 else 's'}"
     if seeds < len(SEEDS):
