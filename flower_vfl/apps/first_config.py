@@ -35,13 +35,14 @@ name = "files"
 # epochs, batch_size and learning_rate fit the data; training ends when validation no longer improves.
 # epochs = 20
 # class_weights = "balanced"       # where a class is rare
+# pretrain = 6                     # passes in which each party first learns from its own columns alone
 
 # What the other parties receive tells them the labels. A defense makes that less, and each report says what is left:
-# on census, five seeds, an attack reads 0.79 behind this one, where 1 is every label and guessing reaches 0.52.
-# The name local_head with epsilon = 1.0 and patience = 0 has a proof instead, at a price.
+# on census, five seeds, who has own data and half of all labels reads 0.90 behind this one, and 0.87 without any
+# gradient. It has a proof, for a number of epochs that validation does not choose; pretrain helps it.
 # [[defenses]]
-# name = "marvell_full"            # of two classes; "local_head" takes any number
-# s = 4.0
+# name = "local_head"
+# epsilon = 1.0
 """
 
 

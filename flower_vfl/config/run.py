@@ -159,7 +159,8 @@ class Config(Section):
         Nor does anything without gradients, where the end would tell of labels; there nothing is sent to attack.
         """
         training, attack = self.training, self.attack
-        if (attack.max_bound < 1.0 or not training.gradients) and training.patience < 0:
+        fixed = attack.max_bound < 1.0 or any(entry["name"] in NEVER_ENDS_EARLY for entry in self.defenses)
+        if (fixed or not training.gradients) and training.patience < 0:
             training = training.model_copy(update={"patience": 0})
         if not training.gradients:
             attack = attack.without_attacks().model_copy(update={"snapshots": []})
@@ -171,6 +172,9 @@ class Config(Section):
         """The schedule seed that is in force."""
         return self.seed if self.schedule_seed < 0 else self.schedule_seed
 
+
+NEVER_ENDS_EARLY = ("local_head",)
+"""Defenses whose proof holds for a number of epochs that was set beforehand, and which refuse any patience."""
 
 FITTED = (
     *(f"training.{name}" for name in ("epochs", "batch_size", "learning_rate", "patience")),

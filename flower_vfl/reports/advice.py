@@ -11,11 +11,8 @@ from flower_vfl.reports.headline import Headline
 from flower_vfl.reports.proof import CANARIES, Epsilon
 from flower_vfl.reports.words import defenses, listed
 
-RECOMMENDED = "marvell_full(s=4)"
-"""The defense that docs/results/shapes.md recommends for two classes."""
-
-WITH_PROOF = "local_head(epsilon=1)"
-"""The defense that docs/results/proof.md recommends where a proof is asked for, and the one for more classes."""
+RECOMMENDED = "local_head(epsilon=1)"
+"""The defense that docs/results/proof.md recommends."""
 
 
 def advice(result: Result, headline: Headline) -> list[str]:
@@ -66,28 +63,26 @@ def _against(result: Result, headline: Headline) -> list[str]:
 
 def _instead(result: Result, headline: Headline) -> list[str]:
     """Return with what to train instead: with another defense, or with the same in another way."""
-    two = result["dataset"].get("classes") in (2, None)
-    used = [str(defense.get("name")) for defense in result["defenses"]]
-    proof = f'take {WITH_PROOF}: defenses = ["{WITH_PROOF}"], with training.patience = 0. Noise on gradients has none.'
-    best = f'The evidence recommends {RECOMMENDED}: defenses = ["{RECOMMENDED}"].'
-    if not used:
-        which = [best, f"Where somebody asks for a proof, {proof}"] if two else [f"For more than two classes {proof}"]
+    best = (
+        f'The evidence recommends {RECOMMENDED}, which has a proof: defenses = ["{RECOMMENDED}"], with '
+        "training.pretrain = 6 and without training.patience."
+    )
+    if not result["defenses"]:
         compared = "Compare both runs: flower-vfl report with both folders shows what the defense costs."
-        return [f"Train again with a defense. {which[0]}", *which[1:], compared]
-    worst = headline.worst
+        return [f"Train again with a defense. {best}", compared]
+    other, worst = f"Train again with another defense, and compare. {best}", headline.worst
     if worst is not None and not worst.verdict["leak"]["leaks"]:
         people = "noise averages out over people whose columns are similar."
-        return [f"Train fewer epochs or with a stronger defense, and measure again: {people}"]
-    if not two or RECOMMENDED.partition("(")[0] not in used:
-        other = best if two else f"For more than two classes {proof}"
-        return [f"Train again with another defense, and compare. {other}"]
+        return [other, f"Or train fewer epochs or with a stronger defense, and measure again: {people}"]
     practical = worst.verdict["leak"]["practical"] if worst is not None else None
     if practical is not None and str(practical["label"]).startswith("remembered") and "periods" not in result:
         return [
-            "The noise averages out over the epochs of a person. Let a part of it stay with each person (rho, "
-            "docs/methods/persistent-noise.md), or train fewer epochs."
+            other,
+            "Or let a part of the noise stay with each person (rho, docs/methods/persistent-noise.md), or train fewer "
+            "epochs: it averages out over the epochs of a person.",
         ]
-    return [f"Make {defenses(result)} stronger, which costs {_utility(result)}: sweep its strength and compare."]
+    stronger = f"Or make {defenses(result)} stronger, which costs {_utility(result)}: sweep its strength and compare."
+    return [other, stronger]
 
 
 def _utility(result: Result) -> str:

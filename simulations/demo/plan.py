@@ -23,8 +23,8 @@ PROOF = "local-head-e1"
 
 RUNS = {
     "none": "",
-    "marvell-full-s4": "marvell_full(s=4.0)",
     PROOF: "local_head(epsilon=1.0, mechanism=randomised_response)",
+    "marvell-full-s4": "marvell_full(s=4.0)",
     "marvell-s4": "marvell(s=4.0)",
     "max-norm": "max_norm",
     "iso-t25": "iso(t=25.0)",
@@ -40,7 +40,7 @@ FULL_RUNS = RUNS | {
 }
 """The runs of --full: also other strengths."""
 
-FIRST = ("none", "marvell-full-s4")
+FIRST = ("none", PROOF)
 
 _LABELS = (1, 4, 16)
 FULL_ATTACKS = (

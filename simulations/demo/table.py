@@ -11,13 +11,15 @@ from rich.table import Table
 from rich.text import Text
 
 from flower_vfl.apps.result_schema import kept_utility
+from flower_vfl.auditing.verdict import INFORMED
 
-COLUMNS = ("defense", "test AUC", "worst practical leak", "informed reader", "guessing")
-TITLE = "Leak AUC of the gradients alone: 0.5 is guessing, 1 reads every label"
+COLUMNS = ("defense", "test AUC", "worst practical leak", "informed reader", "with own data", "guessing")
+TITLE = "Leak AUC: 0.5 is guessing, 1 reads every label"
 EXPLANATION = (
     "Worst practical leak: the best of the attacks that a party can run with what it receives. Informed reader: fitted "
-    "to the labels of one half of the rows, scored on the other half. Guessing: the value of random scores on the rows "
-    "of that attack."
+    "to the labels of one half of the rows, scored on the other half. Both see gradients alone. With own data: an "
+    "informed reader that has the party's own columns or embeddings beside them, as the party has. Guessing: the value "
+    "of random scores on the rows of the worst practical attack."
 )
 _STYLES = {"leaks": "red", "not tested": "yellow", "no leak found": "green"}
 
@@ -36,10 +38,10 @@ def rows(summaries: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
         )
 
 
-def leaks(summary: Mapping[str, Any]) -> tuple[float | None, float | None, float | None]:
-    """Return the worst practical leak of a run's verdict, its informed reader, and the chance level of the former.
+def leaks(summary: Mapping[str, Any]) -> tuple[float | None, float | None, float | None, float | None]:
+    """Return the worst practical leak, the informed reader's without and with own data, and the first one's chance.
 
-    Of several parties it is the worst of each; what the verdict does not have is None.
+    Of several parties it is the worst of each; what a run does not have is None.
     """
     verdict = summary.get("verdict")
     lines = [party.get("leak") or {} for party in verdict.get("parties", ())] if isinstance(verdict, dict) else []
@@ -48,8 +50,14 @@ def leaks(summary: Mapping[str, Any]) -> tuple[float | None, float | None, float
     return (
         None if practical is None else practical.get("reached"),
         None if informed is None else informed.get("reached"),
+        max((one["mean"] for one in summary["leakage"] if _has_own_data(one)), default=None),
         None if practical is None else practical.get("null"),
     )
+
+
+def _has_own_data(entry: Mapping[str, Any]) -> bool:
+    """Return whether an entry is an informed reader's that sees more than gradients."""
+    return entry.get("attack") == INFORMED and len(entry.get("sees", ())) > 1 and entry.get("mean") is not None
 
 
 def _reached(entry: Mapping[str, Any]) -> float:
@@ -76,9 +84,9 @@ def print_demo(summaries: Sequence[Mapping[str, Any]], *, title: str = TITLE) ->
     table.add_column(COLUMNS[0], overflow="fold")
     for column in COLUMNS[1:]:
         table.add_column(column.replace(" ", "\n"), justify="right", no_wrap=True)
-    for summary, (defense, auc, practical, informed, guessing) in zip(summaries, rows(summaries), strict=True):
+    for summary, (defense, auc, *read, guessing) in zip(summaries, rows(summaries), strict=True):
         style = _STYLES.get(str((summary.get("verdict") or {}).get("status")), "")
-        table.add_row(Text(defense), auc, Text(practical, style), Text(informed, style), guessing)
+        table.add_row(Text(defense), auc, *(Text(value, style) for value in read), guessing)
     Console().print(table)
 
 

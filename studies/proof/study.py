@@ -225,7 +225,7 @@ def verdicts(summary: Summary) -> list[Verdict]:
         *found,
         *(_judged(summary, f"`{one}` has a higher test AUC than `{other}`", one, other, 0.0) for one, other in pairs),
         *(
-            _judged(summary, f"`{one}` gives less to a reader with columns than `{other}`", other, one, 0.0, "both")
+            _judged(summary, f"`{one}` gives less to a reader with embeddings than `{other}`", other, one, 0.0, "both")
             for one, other in pairs
             if other == f"{NOISE}-4"
         ),

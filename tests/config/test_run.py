@@ -444,6 +444,7 @@ def test_what_is_auto_becomes_numbers_that_fit_the_rows(rows, batch_size, epochs
         ({"training.patience": 0}, 0),
         ({"training.validation": 0}, 0),
         ({"attack.max_bound": 0.8}, 0),
+        ({"defenses": "local_head(epsilon=1)"}, 0),
         ({"training.order": "time", "training.validation": 0}, 0),
     ],
 )

@@ -133,20 +133,19 @@ def test_what_did_not_run_is_named_once_with_the_parties_of_which_it_is_true():
 @pytest.mark.parametrize(
     ("leakage", "facts", "wanted"),
     [
-        ([step("norm", 0.97, defended=False)], {"defenses": []}, 'defenses = ["marvell_full(s=4)"]'),
-        ([step("norm", 0.97, defended=False)], {"defenses": []}, "for a proof, take local_head(epsilon=1): defenses ="),
+        ([step("norm", 0.97, defended=False)], {"defenses": []}, 'defenses = ["local_head(epsilon=1)"], with'),
         (
             complete(step("residual", 0.99)),
             {},
-            'The evidence recommends marvell_full(s=4): defenses = ["marvell_full(s=4)"]',
+            "The evidence recommends local_head(epsilon=1), which has a proof",
         ),
         (
             complete(remembered(values=(0.6, 0.8))),
             {},
-            'The evidence recommends marvell_full(s=4): defenses = ["marvell_full(s=4)"]',
+            "The evidence recommends local_head(epsilon=1), which has a proof",
         ),
-        (complete(step("direction", 0.64)), {"defenses": FULL}, "Make marvell_full(s=4) stronger"),
-        (complete(remembered(values=(0.6, 0.8))), {"defenses": FULL}, "averages out over the epochs of a person"),
+        (complete(step("direction", 0.64)), {"defenses": FULL}, "Or make marvell_full(s=4) stronger"),
+        (complete(remembered(values=(0.6, 0.8))), {"defenses": FULL}, "it averages out over the epochs of a person"),
         (complete(GAIN), {"defenses": FULL}, "people whose columns are similar"),
         (complete()[1:], {}, "add norm to attack.names"),
         ([e for e in complete() if e["phase"] != "audit"], {}, "attack.informed = 32768"),
@@ -236,16 +235,9 @@ def test_a_measurement_without_a_proof_bounds_nothing_from_above(run_folder):
     assert "comes from labels that were replaced by coins" in text
 
 
-@pytest.mark.parametrize("used", [[], [{"name": "marvell", "params": {"s": 4.0}}]])
-def test_with_many_classes_the_defense_with_a_proof_is_named(used):
-    found = advised(step("norm", 0.97, defended=bool(used)), defenses=used, dataset={"classes": 10})
-    assert "marvell" not in found
-    assert 'For more than two classes take local_head(epsilon=1): defenses = ["local_head(epsilon=1)"]' in found
-
-
 def test_what_a_stronger_defense_costs_is_named():
     found = advised(step("norm", 0.97), defenses=[{"name": "marvell_full", "params": {"s": 4.0}}])
-    assert "Make marvell_full(s=4) stronger, which costs test AUC: sweep its strength" in found
+    assert "Or make marvell_full(s=4) stronger, which costs test AUC: sweep its strength" in found
 
 
 def test_readers_have_a_table_of_their_own_and_are_no_attacks_of_a_step(run_folder):

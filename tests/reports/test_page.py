@@ -63,7 +63,7 @@ def test_a_run_without_defense_says_what_leaks_and_that_nothing_was_done_about_i
     text = page(path).text
     assert "A party can read the labels from the gradients almost completely." in text
     assert "No defense was used" in text
-    assert 'defenses = ["marvell_full(s=4)"]' in text
+    assert 'defenses = ["local_head(epsilon=1)"]' in text
     assert "149,271 people, 8.3 % of them positive" in text
     assert "75,034 others. Epochs: 6." in text
     assert "The feature parties a and b have columns about the same people. They exchange" in text

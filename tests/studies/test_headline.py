@@ -26,22 +26,26 @@ def test_a_first_configuration_says_what_was_measured_behind_the_defense_that_it
     table.write_text("id,age,paid\n1,30,0\n", encoding="utf-8")
     write_first_config({"bank": table}, out, id_column="id", label="paid", ask=lambda *_: "")
     shown = out.read_text(encoding="utf-8")
-    runs = json.loads((PAGES / "headline.json").read_text(encoding="utf-8"))["headline"]
-    reached, chance = (sum(one["practical"][key] for one in runs) / len(runs) for key in ("reached", "null"))
-    assert f"reads {reached:.2f} behind this one" in shown
-    assert f"guessing reaches {chance:.2f}" in shown
+    numbers = json.loads((PAGES / "headline.json").read_text(encoding="utf-8"))["headline"]
+    recommended, runs = next(iter(numbers.items()))
+    assert f'# name = "{recommended.partition("(")[0]}"' in shown
+    both, alone = (sum(one["together"][key] for one in runs) / len(runs) for key in ("mean", "baseline"))
+    assert f"reads {both:.2f} behind this one, and {alone:.2f} without any" in shown
 
 
-def test_the_sentence_says_means_over_the_seeds_and_how_many_runs_leak():
+def test_the_table_has_means_over_the_seeds_of_each_defense():
     from studies.headline import study as headline
 
-    def run(reached, informed, status):
+    def run(reached, informed, both):
         practical = {"label": "norm", "reached": reached, "null": 0.55}
-        return {"status": status, "test_auc": 0.9, "practical": practical, "informed": {"reached": informed}}
+        together = {"mean": both, "baseline": 0.5}
+        return {"test_auc": 0.9, "practical": practical, "informed": {"reached": informed}, "together": together}
 
-    found = " ".join(headline.sentence([run(0.6, 0.7, "leaks"), run(0.8, 0.9, "no leak found")]).split())
+    found = headline.headline_table({name: [run(0.6, 0.7, 0.8), run(0.8, 0.9, 0.8)] for name in headline.COMPARED})
+    first, second = found.splitlines()[2:4]
+    cells = "`norm` 0.700 \u00b1 1.271 (guessing 0.55) | 0.800 \u00b1 1.271 | 0.500 \u00b1 0.000 | 0.800 \u00b1 0.000 |"
     assert (
-        "`norm`, has a leak AUC of 0.700 \u00b1 1.271 (q95 of single steps; chance level 0.550)" in found
+        first == f"| `local_head(epsilon=1)`, pre-trained | 0.9000 \u00b1 0.0000 | {cells}"
     )  # t(1) = 12.706, s = 0.1414
-    assert "The informed reader has 0.800 \u00b1 1.271 (0.700 to 0.900)" in found
-    assert "a leak in 1 of 2 runs" in found
+    assert second == f"| `marvell_full(s=4)` | 0.9000 \u00b1 0.0000 | {cells}"
+    assert "seeds 0 to 1" in " ".join(found.split())

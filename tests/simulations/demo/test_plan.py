@@ -7,13 +7,14 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.demo.plan import BASELINE, EPOCHS, FIRST, PROOF, demo_configs
 
 
-def test_no_defense_and_the_recommended_one_come_first_and_differ_in_nothing_else():
+def test_no_defense_and_the_recommended_one_come_first_and_differ_in_nothing_but_patience():
     configs = demo_configs({})
     assert tuple(configs)[:2] == FIRST
     first, second = (configs[name] for name in FIRST)
     assert [defense["name"] for defense in first.defenses] == []
-    assert second.defenses == [{"name": "marvell_full", "s": 4.0}]
-    assert first.model_copy(update={"defenses": second.defenses}) == second
+    assert [defense["name"] for defense in second.defenses] == ["local_head"]
+    assert first.model_copy(update={"defenses": second.defenses, "training": second.training}) == second
+    assert first.training.model_copy(update={"patience": 0}) == second.training
     assert {(*(d["name"] for d in config.defenses),) for config in configs.values()} == {
         *((name,) for name in ("marvell_full", "local_head", "marvell", "max_norm", "iso", "potential_energy")),
         (),
