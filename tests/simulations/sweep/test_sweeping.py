@@ -44,6 +44,8 @@ def command(*words):
 
 
 def sweep(*words, **more):
+    """Run a sweep with one worker, if nothing else is said: each further one first imports all that trains."""
+    words = words if "--workers" in words else (*words, "--workers", 1)
     return subprocess.run(command(*words), capture_output=True, text=True, check=False, timeout=500, **more)
 
 
@@ -57,7 +59,7 @@ def toy(tmp_path):
 def test_a_sweep_gives_what_its_runs_give_by_themselves_and_is_not_done_twice(toy, tmp_path):
     out = tmp_path / "out"
     toy.write_text(TOY.replace(", informed = 0", ""))
-    done = sweep(toy, "--out", out)
+    done = sweep(toy, "--out", out, "--workers", 2)
     assert done.returncode == 0, done.stderr
     summary = json.loads((out / "summary.json").read_text())
     assert [entry["run"] for entry in summary] == ["seed0-none", "seed0-max-norm", "seed1-none", "seed1-max-norm"]
@@ -139,7 +141,7 @@ def test_a_worker_that_dies_is_tried_again_and_what_fails_again_is_reported_besi
 )
 def test_a_sweep_that_was_ended_by_a_signal_goes_on_without_repeating_what_has_finished(toy, tmp_path, number):
     out = tmp_path / "out"
-    toy.write_text(TOY.replace("epochs = 2", "epochs = 40"))
+    toy.write_text(TOY.replace("epochs = 2", "epochs = 15"))
     process = subprocess.Popen(command(toy, "--out", out, "--workers", "1"), stderr=subprocess.PIPE, text=True)
     for line in process.stderr:
         if "finished:" in line:
@@ -297,7 +299,7 @@ def test_trials_that_are_trained_together_are_reported_like_others_and_a_finishe
         first = [folder.of(trial) for trial in folder.trials[:2]]
         assert train_stack([trial.config for trial in trials[:2]], first) == []
     kept = [(path / "checkpoints" / "label" / "committed.json").read_bytes() for path in first]
-    done = sweep(toy, "--out", out, "--resume", "--workers", "1")
+    done = sweep(toy, "--out", out, "--resume")
     assert done.returncode == 0, done.stderr
     assert "2 trials are trained in 1 stack:" in done.stderr + done.stdout
     assert [(path / "checkpoints" / "label" / "committed.json").read_bytes() for path in first] == kept
