@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -166,6 +166,12 @@ def is_gain(entry: Entry) -> bool:
     Rows of the test set are left out: no gradient of theirs was ever sent, so what is read there is the model.
     """
     return not (phase_of(entry) == AUDIT and entry.get("sees") == ["gradients"]) and entry.get("rows_of") != "test"
+
+
+def with_own_data(entries: Iterable[Entry]) -> float | None:
+    """Return the largest leak AUC of an informed reader with a party's own data beside gradients; None without any."""
+    found = (entry for entry in entries if entry.get("attack") == INFORMED and is_gain(entry))
+    return max((float(entry["mean"]) for entry in found if entry.get("mean") is not None), default=None)
 
 
 def practical_p_value(entry: Entry) -> float | None:

@@ -18,6 +18,7 @@ from flower_vfl.auditing.verdict import (
     is_informed,
     practical_entries,
     verdict_of,
+    with_own_data,
 )
 from flower_vfl.reports.proof import Epsilon, epsilon_of
 from flower_vfl.reports.words import GRADES, interval, listed, number, reading, worst_leak
@@ -178,6 +179,11 @@ class Lines:
         """The advantage with its sign; empty where none was measured."""
         found = self.verdict["gain"]
         return "" if found is None else signed(found["value"])
+
+    @property
+    def own_data(self) -> float | None:
+        """The leak AUC of a reader that has the party's own data beside gradients; None where none was measured."""
+        return with_own_data(entry for entry in read(self.result) if entry["party"] == self.party)
 
     @property
     def gain_words(self) -> str:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flower_vfl.apps.result_schema import kept_utility
-from flower_vfl.auditing.verdict import INFORMED
+from flower_vfl.auditing.verdict import with_own_data
 
 COLUMNS = ("defense", "test AUC", "worst practical leak", "informed reader", "with own data", "guessing")
 TITLE = "Leak AUC: 0.5 is guessing, 1 reads every label"
@@ -50,14 +50,9 @@ def leaks(summary: Mapping[str, Any]) -> tuple[float | None, float | None, float
     return (
         None if practical is None else practical.get("reached"),
         None if informed is None else informed.get("reached"),
-        max((one["mean"] for one in summary["leakage"] if _has_own_data(one)), default=None),
+        with_own_data(summary["leakage"]),
         None if practical is None else practical.get("null"),
     )
-
-
-def _has_own_data(entry: Mapping[str, Any]) -> bool:
-    """Return whether an entry is an informed reader's that sees more than gradients."""
-    return entry.get("attack") == INFORMED and len(entry.get("sees", ())) > 1 and entry.get("mean") is not None
 
 
 def _reached(entry: Mapping[str, Any]) -> float:

@@ -66,7 +66,7 @@ def test_the_headline_says_the_verdict_and_has_its_colour(leakage, sentence, ton
 def test_leak_and_gain_are_two_lines_each_with_its_own_colour():
     worst = of(*complete(GAIN)).worst
     assert (worst.leak_tone, worst.gain_tone) == ("good", "bad")
-    assert (worst.value, worst.gain) == (0.55, "+0.030")
+    assert (worst.value, worst.gain, worst.own_data) == (0.55, "+0.030", 0.93)
     assert worst.gain_words.startswith("With the gradients the best reader of the embeddings reaches 0.930; without")
     worst = of(*complete(step("residual", 0.99))).worst
     assert (worst.leak_tone, worst.gain_tone) == ("bad", "good")
@@ -307,6 +307,7 @@ def test_a_comparison_recommends_by_validation_among_runs_without_a_found_leak(r
     assert "Recommended: marvell_full(s=4) (run good). No leak was found." in text
     assert "It reaches a test AUC of 0.9100, −0.0400 against no defense." in text
     assert "2 runs leak." in text
+    assert text.count("with own data 0.") == 3  # those of which readers with own data have a number
     assert path.read_text().count('class="chosen"') == 1
     for name in ("none", "leaky", "good", "other"):
         assert f'href="{name}/report.html"' in path.read_text()

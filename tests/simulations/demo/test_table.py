@@ -6,7 +6,7 @@ LINE = {"practical": {"label": "residual", "reached": 0.97, "null": 0.55}, "info
 
 
 BOTH = [
-    {"attack": "informed", "sees": sees, "mean": mean}
+    {"attack": "informed", "phase": "audit", "sees": sees, "mean": mean}
     for sees, mean in ((["gradients"], 0.999), (["gradients", "embeddings"], 0.984), (["gradients", "columns"], None))
 ]
 
