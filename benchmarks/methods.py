@@ -44,6 +44,7 @@ TARGETS = {
     "max_norm": 1.1,
     "marvell": 1.1,
     "marvell_full": 1.1,
+    "local_head": 1.1,
     "defaults": 1.15,
     "defended_defaults": 1.15,
 }
@@ -95,6 +96,7 @@ def main() -> None:
         ),
         "defaults": preset(quick, attack=by_default),
         **{name: without_attacks(defenses=[{"name": name}]) for name in ("iso", "max_norm", "marvell", "marvell_full")},
+        "local_head": without_attacks(defenses=[{"name": "local_head", "epsilon": 1.0}]),
         "defended_defaults": preset(quick, attack=by_default, defenses=[{"name": "marvell_full"}]),
     }
     size = {"starts": 1, "blocks": 2, "steps": 5} if quick else {"starts": 4, "blocks": 24, "steps": 20}
