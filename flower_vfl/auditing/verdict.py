@@ -168,10 +168,10 @@ def is_gain(entry: Entry) -> bool:
     return not (phase_of(entry) == AUDIT and entry.get("sees") == ["gradients"]) and entry.get("rows_of") != "test"
 
 
-def with_own_data(entries: Iterable[Entry]) -> float | None:
-    """Return the largest leak AUC of an informed reader with a party's own data beside gradients; None without any."""
+def with_own_data(entries: Iterable[Entry]) -> Entry | None:
+    """Return the entry of the informed reader that reads most with own data beside gradients; None without any."""
     found = (entry for entry in entries if entry.get("attack") == INFORMED and is_gain(entry))
-    return max((float(entry["mean"]) for entry in found if entry.get("mean") is not None), default=None)
+    return max((entry for entry in found if entry.get("mean") is not None), key=lambda one: one["mean"], default=None)
 
 
 def practical_p_value(entry: Entry) -> float | None:

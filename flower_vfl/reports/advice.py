@@ -63,10 +63,10 @@ def _against(result: Result, headline: Headline) -> list[str]:
 
 def _instead(result: Result, headline: Headline) -> list[str]:
     """Return with what to train instead: with another defense, or with the same in another way."""
-    best = (
-        f'The evidence recommends {RECOMMENDED}, which has a proof: defenses = ["{RECOMMENDED}"], with '
-        "training.pretrain = 6 and without training.patience."
-    )
+    settings = "without training.patience"
+    if "periods" not in result:  # in time order each row is trained on once
+        settings = f"with training.pretrain = 6 and {settings}"
+    best = f'The evidence recommends {RECOMMENDED}, which has a proof: defenses = ["{RECOMMENDED}"], {settings}.'
     if not result["defenses"]:
         compared = "Compare both runs: flower-vfl report with both folders shows what the defense costs."
         return [f"Train again with a defense. {best}", compared]

@@ -183,7 +183,8 @@ class Lines:
     @property
     def own_data(self) -> float | None:
         """The leak AUC of a reader that has the party's own data beside gradients; None where none was measured."""
-        return with_own_data(entry for entry in read(self.result) if entry["party"] == self.party)
+        found = with_own_data(entry for entry in read(self.result) if entry["party"] == self.party)
+        return None if found is None else float(found["mean"])
 
     @property
     def gain_words(self) -> str:

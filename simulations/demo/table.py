@@ -47,10 +47,11 @@ def leaks(summary: Mapping[str, Any]) -> tuple[float | None, float | None, float
     lines = [party.get("leak") or {} for party in verdict.get("parties", ())] if isinstance(verdict, dict) else []
     practical = max((line["practical"] for line in lines if line.get("practical")), key=_reached, default=None)
     informed = max((line["informed"] for line in lines if line.get("informed")), key=_reached, default=None)
+    both = with_own_data(summary["leakage"])
     return (
         None if practical is None else practical.get("reached"),
         None if informed is None else informed.get("reached"),
-        with_own_data(summary["leakage"]),
+        None if both is None else both["mean"],
         None if practical is None else practical.get("null"),
     )
 

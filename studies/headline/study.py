@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_vfl import load_config, run
-from flower_vfl.auditing.verdict import INFORMED
+from flower_vfl.auditing.verdict import with_own_data
 from flower_vfl.metrics import mean_interval
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,10 +61,9 @@ def headline(defense: str, seed: int) -> dict[str, Any]:
     summary = _run(defense, seed, COMPARED[defense])
     found = next(one for one in summary["verdict"]["parties"] if one["party"] == PARTY)
     practical, informed = found["leak"]["practical"], found["leak"]["informed"]
-    together = [
-        one for one in summary["leakage"] if one["attack"] == INFORMED and one["party"] == PARTY and one["mean"]
-    ]
-    both = max((one for one in together if len(one["sees"]) > 1), key=lambda one: one["mean"])
+    both = with_own_data(one for one in summary["leakage"] if one["party"] == PARTY)
+    if both is None:
+        raise SystemExit(f"no informed reader of {PARTY}'s own data has a number behind {defense}, seed {seed}")
     return {
         "seed": seed,
         "status": found["status"],

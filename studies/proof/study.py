@@ -105,7 +105,7 @@ for as many passes when bottom models are finished, `refitted_none` these passes
 COLUMNS = {
     "test AUC": "test_auc",
     "informed": "informed",
-    "without gradients": "columns",
+    "without gradients": "embeddings",
     "gain": "gain",
     "with gradients": "both",
     "norm": "norm",
@@ -142,7 +142,7 @@ def numbers(result: Summary) -> Iterator[tuple[str, float]]:
     party = result["verdict"]["parties"][0]
     yield "informed", party["leak"]["informed"]["reached"]
     yield "norm", party["leak"]["practical"]["reached"]
-    yield "columns", party["gain"]["baseline"]
+    yield "embeddings", party["gain"]["baseline"]
     yield "gain", party["gain"]["value"]
     for defense in result["defenses"]:
         if defense.get("proven"):
@@ -159,7 +159,7 @@ def paired(summary: Summary, one: str, other: str, number: str) -> tuple[float, 
 
 def _values(summary: Summary, setting: str, number: str) -> Values:
     if number == "both":
-        return _values(summary, setting, "columns") + _values(summary, setting, "gain")
+        return _values(summary, setting, "embeddings") + _values(summary, setting, "gain")
     return np.asarray(summary["settings"][setting].get(number, []), dtype=np.float64)
 
 

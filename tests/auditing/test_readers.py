@@ -165,8 +165,10 @@ def test_trees_find_the_one_column_of_more_than_they_read_that_leaks(signal, cla
     assert roc_auc_score(y[3000:] == 0, scores) > expected
 
 
-@pytest.mark.parametrize("width", [5, WIDEST + 20])
-def test_readers_of_the_same_arrays_give_what_each_gives_alone(width):
+@pytest.mark.parametrize(
+    ("width", "rounding"), [(5, 1e-9), (WIDEST + 20, 1e-5)]
+)  # wide rows are brought down in float32
+def test_readers_of_the_same_arrays_give_what_each_gives_alone(width, rounding):
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, 900)
     x = rng.normal(size=(900, width)) + np.eye(3, width)[y]
@@ -178,7 +180,7 @@ def test_readers_of_the_same_arrays_give_what_each_gives_alone(width):
         np.testing.assert_array_equal(one, two)
     assert not np.array_equal(found[0], found[1])
     turned = linear_discriminant(x, 2 - y, 3)(rows)  # the same rows with other labels
-    np.testing.assert_allclose(turned[:, ::-1], found[0], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(turned[:, ::-1], found[0], rtol=0, atol=rounding)
 
 
 def test_arrays_that_readers_were_fitted_to_are_let_go_of():

@@ -235,6 +235,19 @@ def test_a_measurement_without_a_proof_bounds_nothing_from_above(run_folder):
     assert "comes from labels that were replaced by coins" in text
 
 
+@pytest.mark.parametrize("used", [[], [{"name": "max_norm", "params": {}}]])
+def test_with_many_classes_a_defense_for_any_number_is_recommended(used):
+    found = advised(step("norm", 0.97, defended=bool(used)), defenses=used, dataset={"classes": 10})
+    assert "marvell" not in found
+    assert 'defenses = ["local_head(epsilon=1)"], with training.pretrain = 6 and without training.patience.' in found
+
+
+def test_in_time_order_no_pre_training_is_recommended_which_would_be_refused():
+    found = advised(step("norm", 0.97, defended=False), defenses=[], periods=[{"rows": 9}])
+    assert 'defenses = ["local_head(epsilon=1)"], without training.patience.' in found
+    assert "pretrain" not in found
+
+
 def test_what_a_stronger_defense_costs_is_named():
     found = advised(step("norm", 0.97), defenses=[{"name": "marvell_full", "params": {"s": 4.0}}])
     assert "Or make marvell_full(s=4) stronger, which costs test AUC: sweep its strength" in found

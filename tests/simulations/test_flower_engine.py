@@ -166,9 +166,7 @@ def temporary(monkeypatch):
         yield Path(folder)
 
 
-def test_a_simulation_by_the_engine_option_equals_the_local_run_and_leaves_no_files_of_ray(
-    tmp_path, temporary, monkeypatch
-):
+def test_engine_flower_equals_the_local_run_and_leaves_no_ray_files(tmp_path, temporary, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))  # attacks on trained models make torch's own
     names = ["norm", "remembered_norm", "spectral", "clustering", "model_completion(k=2,draws=1)"]
     values = {**TWO, "attack": {"names": names}}

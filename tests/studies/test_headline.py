@@ -30,7 +30,7 @@ def test_a_first_configuration_says_what_was_measured_behind_the_defense_that_it
     recommended, runs = next(iter(numbers.items()))
     assert f'# name = "{recommended.partition("(")[0]}"' in shown
     both, alone = (sum(one["together"][key] for one in runs) / len(runs) for key in ("mean", "baseline"))
-    assert f"reads {both:.2f} behind this one, and {alone:.2f} without any" in shown
+    assert f"an AUC of {both:.2f} behind this one, and\n# {alone:.2f} without any gradient" in shown
 
 
 def test_the_table_has_means_over_the_seeds_of_each_defense():

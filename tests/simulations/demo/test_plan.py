@@ -7,7 +7,7 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.demo.plan import BASELINE, EPOCHS, FIRST, PROOF, demo_configs
 
 
-def test_no_defense_and_the_recommended_one_come_first_and_differ_in_nothing_but_patience():
+def test_the_first_two_runs_are_undefended_and_recommended_with_equal_settings():
     configs = demo_configs({})
     assert tuple(configs)[:2] == FIRST
     first, second = (configs[name] for name in FIRST)

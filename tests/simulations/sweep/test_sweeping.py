@@ -44,7 +44,7 @@ def command(*words):
 
 
 def sweep(*words, **more):
-    """Run a sweep with one worker, if nothing else is said: each further one first imports all that trains."""
+    """Run a sweep, by default with one worker: each further worker imports torch and Flower again."""
     words = words if "--workers" in words else (*words, "--workers", 1)
     return subprocess.run(command(*words), capture_output=True, text=True, check=False, timeout=500, **more)
 
