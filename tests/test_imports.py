@@ -193,6 +193,22 @@ def test_a_mistake_about_data_is_answered_without_what_trains(tmp_path):
     assert done.stdout.splitlines()[-1] == "loaded: ['pyarrow']", done.stderr
 
 
+RUN = """
+from flower_vfl import build_config, run
+
+training = {"epochs": 1, "batch_size": 500}
+run(build_config({"data": {"name": "toy-gap"}, "training": training, "attack": {"names": [], "informed": 0}}))
+"""
+
+
+def test_a_run_without_readers_loads_nothing_that_only_readers_and_reports_need(tmp_path):
+    heavy = ("matplotlib", "sklearn", "scipy.stats", "pandas", "ray")
+    check = f"import sys; print('loaded:', sorted(set({heavy!r}) & set(sys.modules)))"
+    done = run(sys.executable, "-c", f"{RUN}\n{check}", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "loaded: []"
+
+
 OFFERS = """
 import sys
 

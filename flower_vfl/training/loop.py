@@ -370,10 +370,9 @@ class Training:
 
     def _count_classes(self, logits: Tensor, labels: NDArray[Any]) -> None:
         """Count how many test rows of each class are predicted as each class; the counts stay at the label party."""
-        from sklearn.metrics import confusion_matrix  # takes a second, which the first step need not wait for
-
-        predicted = predicted_classes(logits).numpy()
-        self.outcome.confusion = confusion_matrix(labels, predicted, labels=range(self._classes)).tolist()
+        pairs = labels.astype(np.int64) * self._classes + predicted_classes(logits).numpy()
+        counts = np.bincount(pairs, minlength=self._classes**2)
+        self.outcome.confusion = counts.reshape(self._classes, self._classes).tolist()
 
     def _warn_of_validation(self) -> None:
         """Warn once if the validation part should compare epochs and cannot."""
