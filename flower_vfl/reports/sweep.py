@@ -144,6 +144,12 @@ class SweepSetting:
         found = [one.worst.verdict["gain"] for one in self.headlines if one.worst is not None]
         return estimate([float(gain["value"]) for gain in found if gain is not None])
 
+    @property
+    def own_data(self) -> Estimate | None:
+        """Return the leak AUC of a reader with the party's own data too, of the party that stands worst in each run."""
+        found = [one.worst.own_data for one in self.headlines if one.worst is not None]
+        return estimate([value for value in found if value is not None])
+
     @cached_property
     def status(self) -> str:
         """The verdict on all runs together."""
@@ -288,6 +294,7 @@ def _row(setting: SweepSetting, places: Sequence[tuple[str, str]], measure: str)
         "loss": setting.utility("test_loss"),
         "worst": setting.worst,
         "gain": setting.gain,
+        "own_data": setting.own_data,
         "status": setting.status,
         "tone": setting.tone,
         "null": setting.null,

@@ -13,7 +13,7 @@ from flower_vfl.metrics import mean_interval
 from flower_vfl.reports import render, render_sweep
 from flower_vfl.reports.run import load_run
 from flower_vfl.reports.sweep import estimate, of_sweep
-from tests.auditing.test_verdict import complete, step
+from tests.auditing.test_verdict import complete, informed, step
 
 from .conftest import write_run
 from .test_page import change, page
@@ -95,6 +95,16 @@ def test_settings_are_ranked_and_recommended_by_validation_and_not_by_the_test(t
     assert "Recommended: marvell(s=1). No leak was found." in page(found).text
     assert "It reaches a test AUC of 0.8000, −0.1500 against no defense. Of 2 settings without" in page(found).text
     assert found.read_text().count('class="chosen"') == 1
+
+
+def test_what_a_reader_with_own_data_reaches_stands_beside_the_leak_of_gradients_alone(tmp_path):
+    def read_more(result, name):
+        if name == "more":
+            result["leakage"] = complete(informed(0.93, 1e-9, ("gradients", "embeddings")))
+
+    rows, _ = ranked(tmp_path, read_more, none=(0.98, 0.95, 0.95), more=(0.55, 0.92, 0.92))
+    assert (rows["more"]["worst"].mean, rows["more"]["own_data"].mean) == (pytest.approx(0.55), 0.93)
+    assert "with own data 0.930, gain" in page(render_sweep(tmp_path)).text
 
 
 def test_a_setting_that_leaks_is_not_recommended_however_little_and_the_least_is_named(tmp_path):
