@@ -86,7 +86,7 @@ class Hosts:
             assert time.monotonic() < deadline, self.log(host)[-3000:]
             if self._processes[host].poll() is not None:
                 self.start_node(host)
-            time.sleep(0.2)
+            time.sleep(5.0)  # each try costs seconds of a core, and the SuperLink waits a minute
 
     def stop(self, name: str) -> None:
         process = self._processes.pop(name)

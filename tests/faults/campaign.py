@@ -37,12 +37,13 @@ from flower_vfl.apps.folder import check_folder
 from flower_vfl.apps.local import run
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.server_app import make_server_app
+from flower_vfl.attacks.embedding import model_completion
 from flower_vfl.config import build_config, to_run_config
 from flower_vfl.data.store.memory import VerticalData
 from flower_vfl.strategies import Observer
 from flower_vfl.transport.stream import StreamEndpoint
 from tests.faults import fuzzing
-from tests.faults.common import STEPS, TRANSPORTS, assert_same, setup
+from tests.faults.common import ATTACKER_EPOCHS, STEPS, TRANSPORTS, assert_same, setup
 from tests.faults.flooding import flooding
 from tests.faults.processes import Case, ProcessGrid, fork, start_nursery
 from tests.faults.striking import CUT, EVENTS, FULL, HOLD, KILL, LABEL, WRITE, Fault, arm, tell
@@ -165,6 +166,7 @@ class Campaign:
     def __init__(self, root: Path, seed: int, transport: str = "", connections: int = 0) -> None:
         self._root, self._seed, self._transport, self._connections = root, seed, transport, connections
         self.data = open_data(build_config(setup()))
+        model_completion.EPOCHS = ATTACKER_EPOCHS
         run(build_config(setup()))  # imports what is imported at first use, before there are hundreds of processes
         self._nursery = str(root / "nursery")
         self._nursery_id = start_nursery(self._nursery, self.data, root / "nursery.log")
