@@ -93,6 +93,8 @@ KEYS: Mapping[str, str] = {
     "leakage[].q95": "The leak AUC that 5 % of the steps exceed; null where there is one value only.",
     "leakage[].q95_null": "What scores that know nothing reach in the same measure.",
     "leakage[].q95_turned": "The same with all scores negated: an attack that is wrong reads as much.",
+    "leakage[].q95_p_value": "How likely a score that knows nothing reaches the larger of `q95` and `q95_turned`, on "
+    "either side, in these very batches (`flower_vfl.metrics.quantile_p_value`); of AUCs of single steps alone.",
     "leakage[].mean": "Mean leak AUC, or the only one.",
     "leakage[].max": "Largest leak AUC of a step.",
     "leakage[].detection_error_mean": "Mean detection error: the smallest mean of both error rates.",

@@ -39,7 +39,7 @@ OWN_DATA = "files"
 _CLASS = re.compile(r"\bclass (\d+)\b")
 
 _NUMBERS = (
-    *("q95", "q95_null", "q95_turned", "mean", "max", "detection_error_mean", "detection_error_q05"),
+    *("q95", "q95_null", "q95_turned", "q95_p_value", "mean", "max", "detection_error_mean", "detection_error_q05"),
     *("baseline", "advantage", "p_value", "advantage_p_value"),
 )
 """Numbers of an entry of ``leakage``, each of which may be null."""

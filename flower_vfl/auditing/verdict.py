@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from flower_vfl.auditing.entries import (
@@ -103,6 +103,7 @@ def verdict_of(result: Result, *, level: float = LEVEL) -> dict[str, Any]:
     """
     findings, proof = list(_findings(result)), proof_of(result)
     alarm = level / max(1, len(findings))
+    findings = [_side(finding, alarm) for finding in findings]
     refuted = proof is not None and proof.refuted_by(measurement_of(result))
     parties = [_of_party(result, party, findings, alarm) for party in parties_of(result)]
     if proof is not None:
@@ -136,6 +137,13 @@ def _findings(result: Result) -> Iterator[Finding]:
             yield Finding(party, "informed", entry, float(mean), float(entry["p_value"]))
         elif is_gain(entry) and entry.get("advantage") is not None and entry.get("advantage_p_value") is not None:
             yield Finding(party, "gain", entry, float(entry["advantage"]), float(entry["advantage_p_value"]))
+
+
+def _side(finding: Finding, alarm: float) -> Finding:
+    """Return a finding with the number that raises the alarm, of scores as they are or turned around."""
+    if finding.kind != "practical" or is_remembered(finding.entry) or finding.p_value > alarm:
+        return finding
+    return replace(finding, value=max(finding.value, *_sides(_worst_part(finding.entry))))
 
 
 def practical_entries(result: Result) -> list[Entry]:
@@ -177,8 +185,9 @@ def with_own_data(entries: Iterable[Entry]) -> Entry | None:
 def practical_p_value(entry: Entry) -> float | None:
     r"""Return the probability that a random score reaches as much as a practical entry; None where it is unknown.
 
-    Of T scored steps the q95 is the k-th smallest leak AUC, :math:`k = \lceil 0.95\,T \rceil`. Under chance one step is
-    about :math:`N(1/2, \sigma^2)` with the :math:`\sigma` that the entry's chance level gives,
+    Of single steps it is the entry's ``q95_p_value``, which knows what each batch was made of. Without one, the T
+    scored steps count as equal: the q95 is the k-th smallest leak AUC, :math:`k = \lceil 0.95\,T \rceil`, under chance
+    one step is about :math:`N(1/2, \sigma^2)` with the :math:`\sigma` that the chance level gives,
     :math:`q95_{null} = 1/2 + 1.645\,\sigma`, so
 
     .. math:: P = P\big(\mathrm{Bin}(T, 1 - \Phi((x - 1/2) / \sigma)) \ge T - k + 1\big),
@@ -200,12 +209,18 @@ def practical_p_value(entry: Entry) -> float | None:
 
 
 def _step_p_value(entry: Entry) -> float | None:
+    if entry.get("q95_p_value") is not None:
+        return float(entry["q95_p_value"])
     sigma, steps = (null_of(entry) - 0.5) / _Z95, max(1, scored_steps(entry))
     if not sigma > 0:
         return None
-    sides = [float(entry["q95"])]
-    sides += [turned(entry)] if entry.get("q95_turned") is not None or entry.get("mean") is not None else []
-    return min(1.0, 2.0 * min(_order_p_value(side, null_of(entry), sigma, steps) for side in sides))
+    return min(1.0, 2.0 * min(_order_p_value(side, null_of(entry), sigma, steps) for side in _sides(entry)))
+
+
+def _sides(entry: Entry) -> list[float]:
+    """Return the q95 of scores as they are and, where it is known, turned around."""
+    known = entry.get("q95_turned") is not None or entry.get("mean") is not None
+    return [float(entry["q95"]), *([turned(entry)] if known else [])]
 
 
 def _order_p_value(value: float, null: float, sigma: float, steps: int) -> float:

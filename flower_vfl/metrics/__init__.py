@@ -15,7 +15,7 @@ from flower_vfl.metrics.epsilon import audit_power, coin_bound, guesses_needed, 
 from flower_vfl.metrics.interval import auc_interval, mean_interval, mean_share_interval, share_interval
 from flower_vfl.metrics.leakage import detection_error, leak_auc, separation
 from flower_vfl.metrics.multiclass import balanced_accuracy, macro_auc, recalls
-from flower_vfl.metrics.null import null_quantile
+from flower_vfl.metrics.null import null_quantile, quantile_p_value
 from flower_vfl.metrics.paired import AucDifference, auc_difference, auc_p_value
 from flower_vfl.metrics.releases import Release, ShapedRelease, Together, together, together_shaped
 from flower_vfl.metrics.snapshot import Observations, Values, observations, snapshot
@@ -52,6 +52,7 @@ __all__ = [
     "mean_share_interval",
     "nearest_rank",
     "null_quantile",
+    "quantile_p_value",
     "observations",
     "odds_bound",
     "one_against_rest_bound",

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+_TIE = 1e-9
+"""By how much rounding may part two equal AUCs."""
+
 EXACT_WORK = 50_000  # some milliseconds; beyond, in batches of up to a few thousand, the normal one is within 2e-3
 
 
@@ -74,6 +77,54 @@ def null_quantile(class_counts: Iterable[tuple[int, int]], q: float = 0.95) -> f
         else:
             low = middle
     return high
+
+
+def quantile_p_value(class_counts: Iterable[tuple[int, int]], value: float, q: float = 0.95) -> float:
+    r"""Probability that the quantile over steps of a score without any knowledge is at least a value.
+
+    Of T batches the nearest-rank quantile is the k-th smallest AUC, :math:`k = \lceil q\,T \rceil`. It is at least x
+    where the AUC of :math:`T - k + 1` batches or more is. Each batch has its own chance of that, which
+    its class counts give (see `null_quantile`): a last batch of few rows reaches by chance what no other does. Their
+    number is Poisson binomial.
+
+    Parameters
+    ----------
+    class_counts
+        One pair (negatives, positives) for each batch; batches of one class are left out.
+    value
+        The quantile that was reached.
+    q
+        Which quantile it is, between 0 and 1.
+
+    Returns
+    -------
+    float
+        The probability, one-sided; NaN where no batch has both classes.
+
+    References
+    ----------
+    Wang, *On the number of successes in independent trials*, Statistica Sinica 3, 1993.
+
+    Examples
+    --------
+    >>> round(quantile_p_value([(1, 1)], 1.0), 2), round(quantile_p_value([(1, 1), (1, 1)], 1.0, q=0.5), 2)
+    (0.5, 0.25)
+    """
+    from scipy.special import gammaln, xlog1py, xlogy
+
+    counts = Counter(pair for pair in class_counts if min(pair) > 0)
+    batches = sum(counts.values())
+    if not batches:
+        return math.nan
+    reaching = np.ones(1)  # the probability that so many batches, 0 and more, reach the value
+    for pair, many in counts.items():
+        chance = _null_cdf(*pair)(min(1.0, 1.0 - value + _TIE))  # the law of the AUC is symmetric
+        of_these = np.arange(many + 1)
+        ways = gammaln(many + 1) - gammaln(of_these + 1) - gammaln(many - of_these + 1)
+        binomial = np.exp(ways + xlogy(of_these, chance) + xlog1py(many - of_these, -chance))
+        reaching = np.convolve(reaching, binomial)
+    rank = math.ceil(q * batches - 1e-9)
+    return min(1.0, float(reaching[batches - rank + 1 :].sum()))
 
 
 def _null_cdf(negatives: int, positives: int) -> Callable[[float], float]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flower_vfl.errors import ArgumentError
-from flower_vfl.metrics.null import null_quantile
+from flower_vfl.metrics.null import null_quantile, quantile_p_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -100,14 +100,16 @@ class LeakSummary:
         """Return the entry for the ``leakage`` list of ``result.json``; unknown values are None.
 
         ``q95`` is the 95 % quantile over the steps (nearest rank), ``q95_null`` that of a random score on these
-        batches, ``q95_turned`` that of the scores turned around (of AUCs only), ``steps`` all steps,
-        ``one_class_steps`` those of them without a value. ``detection_error_q05`` is the 5 % quantile of the detection
-        error: at one step in twenty the attack errs no more than that. ``baseline`` and ``advantage`` belong to attacks
-        that are compared with training alone.
+        batches, ``q95_turned`` that of the scores turned around (of AUCs only), ``q95_p_value`` the probability that a
+        random score, or the same turned around, reaches the larger of both (of AUCs of single steps only), ``steps``
+        all steps, ``one_class_steps`` those of them without a value. ``detection_error_q05`` is the 5 % quantile of the
+        detection error: at one step in twenty the attack errs no more than that. ``baseline`` and ``advantage`` belong
+        to attacks that are compared with training alone.
         """
         values, errors = np.array(self.values), np.array(self.errors)
         by_chance = self.metric == "auc"
         null = null_quantile(self.class_counts.elements()) if by_chance else nearest_rank(self.nulls)
+        q95, turned = nearest_rank(values), nearest_rank(1.0 - values) if by_chance else math.nan
         return {
             "attack": self.attack,
             "params": dict(self.params),
@@ -117,9 +119,12 @@ class LeakSummary:
             "defended": self.defended,
             "layer": self.layer,
             "party": self.party,
-            "q95": _or_none(nearest_rank(values)),
+            "q95": _or_none(q95),
             "q95_null": _or_none(null),
-            "q95_turned": _or_none(nearest_rank(1.0 - values)) if by_chance else None,
+            "q95_turned": _or_none(turned),
+            "q95_p_value": _or_none(self._p_value(max(q95, turned), null))
+            if by_chance and self.phase == "train"
+            else None,
             "mean": _or_none(float(values.mean()) if values.size else math.nan),
             "max": _or_none(float(values.max()) if values.size else math.nan),
             "detection_error_mean": _or_none(float(errors.mean()) if errors.size else math.nan),
@@ -129,6 +134,10 @@ class LeakSummary:
             "baseline": baseline,
             "advantage": advantage,
         }
+
+    def _p_value(self, value: float, null: float) -> float:
+        """Return the two-sided probability that a random score reaches a value: 1 where chance does it as a rule."""
+        return 1.0 if value <= null else min(1.0, 2.0 * quantile_p_value(self.class_counts.elements(), value))
 
 
 def _or_none(value: float) -> float | None:

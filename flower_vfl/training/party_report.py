@@ -38,6 +38,7 @@ class _Leak(_Checked):
     q95: _Unknown
     q95_null: _Unknown
     q95_turned: _Unknown
+    q95_p_value: _Unknown
     mean: _Unknown
     max: _Unknown
     detection_error_mean: _Unknown

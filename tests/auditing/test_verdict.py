@@ -218,16 +218,22 @@ def null_auc(rng, negatives, positives, size, shift=0.0):
     return (ranks - positives * (positives + 1) / 2) / (negatives * positives)
 
 
-def simulated(rng, *, batch, positives, steps, shift=0.0):
-    """The entries of a run of two parties; `residual` reads party a's single steps with a shift."""
+def simulated(rng, *, batch, positives, steps, shift=0.0, every=0):
+    """The entries of a run of two parties; `residual` reads party a's single steps with a shift.
+
+    The last batch of each epoch of `every` steps has the few rows that are left.
+    """
     rows, many = 4000, int(4000 * positives / batch)
+    last = steps // every if every else 0
+    counts = {(batch - positives, positives): steps - last, **({(22, 2): last} if last else {})}
     entries = []
     for party in ("a", "b"):
         for name in PRACTICAL[:-1]:
             summary = LeakSummary(attack=name, party=party, source="monitor", defended=True)
             moved = shift if (name, party) == ("residual", "a") else 0.0
-            for value in null_auc(rng, batch - positives, positives, steps, moved):
-                summary.add(value, batch - positives, positives)
+            for pair, many in counts.items():
+                for value in null_auc(rng, *pair, many, moved):
+                    summary.add(value, *pair)
             entries.append(summary.result())
         memory = LeakSummary(attack=PRACTICAL[-1], party=party, source="monitor", defended=True, phase="remembered")
         for value in null_auc(rng, rows - many, many, 3):
@@ -239,10 +245,12 @@ def simulated(rng, *, batch, positives, steps, shift=0.0):
     return entries
 
 
-@pytest.mark.parametrize(("batch", "positives", "steps"), [(128, 12, 60), (128, 2, 40)])
-def test_of_200_runs_that_carry_nothing_at_most_18_are_called_leaking(batch, positives, steps):
+@pytest.mark.parametrize(
+    ("batch", "positives", "steps", "every"), [(128, 12, 60, 0), (128, 2, 40, 0), (256, 22, 66, 22)]
+)
+def test_of_200_runs_that_carry_nothing_at_most_18_are_called_leaking(batch, positives, steps, every):
     rngs = [np.random.default_rng([seed, batch, positives]) for seed in range(200)]
-    entries = (simulated(rng, batch=batch, positives=positives, steps=steps) for rng in rngs)
+    entries = (simulated(rng, batch=batch, positives=positives, steps=steps, every=every) for rng in rngs)
     statuses = [verdict(*found, parties=("a", "b"))["status"] for found in entries]
     assert statuses.count("leaks") <= 18
     assert statuses.count("not tested") == 0

@@ -1,6 +1,7 @@
 """What chance reaches, against scipy's exact distribution and against simulation."""
 
 import math
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, mannwhitneyu
 
-from flower_vfl.metrics import ArgumentError, leak_auc, null_quantile
+from flower_vfl.metrics import ArgumentError, leak_auc, nearest_rank, null_quantile, quantile_p_value
 from flower_vfl.metrics import null as module
 
 
@@ -123,3 +124,39 @@ def test_a_quantile_outside_zero_and_one_is_refused(q):
 def test_negative_counts_are_refused():
     with pytest.raises(ArgumentError, match="negative number"):
         null_quantile([(-1, 3)])
+
+
+def every_auc(negatives, positives):
+    """The AUC of each order of the rows of a batch, all of which are as likely without knowledge."""
+    scores = np.arange(negatives + positives)
+    return [leak_auc(scores, np.isin(scores, above)) for above in combinations(scores, positives)]
+
+
+@pytest.mark.parametrize("q", [0.5, 0.7, 0.95])
+def test_the_p_value_of_a_quantile_is_the_share_of_all_orders_that_reach_it(q):
+    counts = [(3, 1), (2, 2), (4, 1), (1, 3), (3, 0)]
+    quantiles = [nearest_rank(aucs, q) for aucs in product(*(every_auc(*pair) for pair in counts[:4]))]
+    for value in (0.0, 1 / 3, 0.5, 0.6, 0.75, 1.0):
+        expected = np.mean([found >= value - 1e-12 for found in quantiles])
+        assert quantile_p_value(counts, value, q) == pytest.approx(expected, abs=1e-12)
+
+
+def test_of_equal_batches_it_is_binomial_far_into_the_tail():
+    one = _mann_whitney_by_scipy(20, 10, 30)  # P(AUC <= 20/300), which is P(AUC >= 280/300)
+    found = quantile_p_value([(30, 10)] * 100, 280 / 300)
+    assert found == pytest.approx(binom.sf(5, 100, one), rel=1e-9)
+    assert found < 1e-20
+
+
+def test_a_few_small_batches_reach_by_chance_what_equal_ones_do_not():
+    counts = [(234, 22)] * 63 + [(22, 2)] * 3
+    rng = np.random.default_rng(0)
+    aucs = np.stack([simulated([pair] * 400, 1, seed=int(rng.integers(2**32))) for pair in counts])
+    for value in (0.62, 0.65):
+        share = np.mean([nearest_rank(column) >= value for column in aucs.T])
+        assert quantile_p_value(counts, value) == pytest.approx(share, abs=4 * (share / 400) ** 0.5)
+    assert quantile_p_value(counts, 0.66) > 10 * quantile_p_value([(234, 22)] * 66, 0.66)
+
+
+def test_without_a_batch_of_both_classes_there_is_no_p_value():
+    assert math.isnan(quantile_p_value([(3, 0)], 0.5))
