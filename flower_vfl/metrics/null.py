@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flower_vfl.errors import ArgumentError
+from flower_vfl.metrics.epsilon import poisson_binomial_tail
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -101,30 +102,19 @@ def quantile_p_value(class_counts: Iterable[tuple[int, int]], value: float, q: f
     float
         The probability, one-sided; NaN where no batch has both classes.
 
-    References
-    ----------
-    Wang, *On the number of successes in independent trials*, Statistica Sinica 3, 1993.
-
     Examples
     --------
     >>> round(quantile_p_value([(1, 1)], 1.0), 2), round(quantile_p_value([(1, 1), (1, 1)], 1.0, q=0.5), 2)
     (0.5, 0.25)
     """
-    from scipy.special import gammaln, xlog1py, xlogy
-
     counts = Counter(pair for pair in class_counts if min(pair) > 0)
     batches = sum(counts.values())
     if not batches:
         return math.nan
-    reaching = np.ones(1)  # the probability that so many batches, 0 and more, reach the value
-    for pair, many in counts.items():
-        chance = _null_cdf(*pair)(min(1.0, 1.0 - value + _TIE))  # the law of the AUC is symmetric
-        of_these = np.arange(many + 1)
-        ways = gammaln(many + 1) - gammaln(of_these + 1) - gammaln(many - of_these + 1)
-        binomial = np.exp(ways + xlogy(of_these, chance) + xlog1py(many - of_these, -chance))
-        reaching = np.convolve(reaching, binomial)
+    # The law of the AUC is symmetric: as likely as to reach x it is to be at most 1 - x.
+    chances = [_null_cdf(*pair)(min(1.0, 1.0 - value + _TIE)) for pair in counts]
     rank = math.ceil(q * batches - 1e-9)
-    return min(1.0, float(reaching[batches - rank + 1 :].sum()))
+    return float(poisson_binomial_tail(np.repeat(chances, list(counts.values())), batches - rank + 1))
 
 
 def _null_cdf(negatives: int, positives: int) -> Callable[[float], float]:

@@ -110,6 +110,7 @@ class LeakSummary:
         by_chance = self.metric == "auc"
         null = null_quantile(self.class_counts.elements()) if by_chance else nearest_rank(self.nulls)
         q95, turned = nearest_rank(values), nearest_rank(1.0 - values) if by_chance else math.nan
+        tested = by_chance and self.phase == "train"
         return {
             "attack": self.attack,
             "params": dict(self.params),
@@ -122,9 +123,7 @@ class LeakSummary:
             "q95": _or_none(q95),
             "q95_null": _or_none(null),
             "q95_turned": _or_none(turned),
-            "q95_p_value": _or_none(self._p_value(max(q95, turned), null))
-            if by_chance and self.phase == "train"
-            else None,
+            "q95_p_value": _or_none(self._p_value(max(q95, turned), null)) if tested else None,
             "mean": _or_none(float(values.mean()) if values.size else math.nan),
             "max": _or_none(float(values.max()) if values.size else math.nan),
             "detection_error_mean": _or_none(float(errors.mean()) if errors.size else math.nan),

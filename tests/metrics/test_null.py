@@ -141,11 +141,11 @@ def test_the_p_value_of_a_quantile_is_the_share_of_all_orders_that_reach_it(q):
         assert quantile_p_value(counts, value, q) == pytest.approx(expected, abs=1e-12)
 
 
-def test_of_equal_batches_it_is_binomial_far_into_the_tail():
-    one = _mann_whitney_by_scipy(20, 10, 30)  # P(AUC <= 20/300), which is P(AUC >= 280/300)
-    found = quantile_p_value([(30, 10)] * 100, 280 / 300)
-    assert found == pytest.approx(binom.sf(5, 100, one), rel=1e-9)
-    assert found < 1e-20
+@pytest.mark.parametrize("pairs", [20, 100, 120])
+def test_of_equal_batches_it_is_binomial(pairs):
+    one = _mann_whitney_by_scipy(pairs, 10, 30)  # P(AUC <= pairs / 300), which is P(AUC >= 1 - pairs / 300)
+    found = quantile_p_value([(30, 10)] * 100, 1 - pairs / 300)
+    assert found == pytest.approx(binom.sf(5, 100, one), abs=1e-13)
 
 
 def test_a_few_small_batches_reach_by_chance_what_equal_ones_do_not():
