@@ -113,13 +113,18 @@ class _Threads:
 
     @contextlib.contextmanager
     def limited(self, count: int) -> Iterator[None]:
-        """Compute with so many; the first one that came and the last one that goes restore what was before."""
+        """Compute with so many. The first one that comes and the last one that goes restore what was before.
+
+        PyTorch's number is of the thread that sets it, and the beginning of each later one: each restores its own, and
+        the last one the one that there was before all.
+        """
         import torch
 
+        own = torch.get_num_threads()
         with self._lock:
             first = not self._users
             if first:
-                self._before = torch.get_num_threads()
+                self._before = own
                 # By default OpenBLAS has a thread for each processor, and they spin while they wait for each other:
                 # slow where other work has the processors.
                 self._limit.enter_context(_linear_algebra().limit(limits=count or None))
@@ -131,8 +136,8 @@ class _Threads:
         finally:
             with self._lock:
                 self._users -= 1
+                torch.set_num_threads(own if self._users else self._before)
                 if first or not self._users:
-                    torch.set_num_threads(self._before)
                     self._limit.close()
 
 

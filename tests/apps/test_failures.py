@@ -452,6 +452,26 @@ def test_the_threads_of_a_process_come_back_in_whatever_order_parties_end():
         assert later.submit(threads).result() == before
 
 
+def test_a_run_leaves_its_thread_as_it_was_also_where_a_party_of_an_earlier_one_is_still_there():
+    ready, over = threading.Event(), threading.Event()
+
+    def compute():
+        with computing(toy_config(threads=1)):
+            ready.set()
+            over.wait(10)
+
+    before = threads()
+    with ThreadPoolExecutor() as pool:
+        party = pool.submit(compute)
+        assert ready.wait(10)
+        with computing(toy_config(threads=2)):
+            assert torch.get_num_threads() == 2
+        assert torch.get_num_threads() == before[0]
+        over.set()
+        party.result()
+        assert threads() == before
+
+
 @pytest.mark.parametrize(
     ("model", "text"),
     [

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_vfl.metrics import ArgumentError, LeakSummary, nearest_rank, null_quantile
+from flower_vfl.metrics import ArgumentError, LeakSummary, nearest_rank, null_quantile, quantile_p_value
 
 CONTRACT = {
     *("attack", "params", "metric", "phase", "source", "defended", "layer", "party", "q95", "q95_null", "mean", "max"),
     *("steps", "one_class_steps", "baseline", "advantage"),
 }
-MORE = {"detection_error_mean", "detection_error_q05", "q95_turned"}
+MORE = {"detection_error_mean", "detection_error_q05", "q95_turned", "q95_p_value"}
 
 
 def filled(values, counts=(90, 10), **facts):
@@ -57,6 +57,18 @@ def test_the_null_is_that_of_the_very_batches():
     leak.add(0.7, 95, 5)
     leak.add(math.nan, 100, 0)
     assert leak.result()["q95_null"] == null_quantile([(90, 10), (95, 5)])
+
+
+def test_of_single_steps_the_chance_of_the_larger_side_on_either_side_stands_beside():
+    counts = [(90, 10)] * 30 + [(20, 2)]
+    for value in (0.62, 0.38):
+        leak = LeakSummary(attack="norm", party="a")
+        for pair in counts:
+            leak.add(value, *pair)
+        assert leak.result()["q95_p_value"] == pytest.approx(2 * quantile_p_value(counts, 0.62))
+    assert filled([0.5] * 30).result()["q95_p_value"] == 1.0
+    assert filled([0.9] * 3, phase="remembered").result()["q95_p_value"] is None
+    assert filled([0.9] * 3, metric="accuracy").result()["q95_p_value"] is None
 
 
 def test_what_is_no_auc_has_the_null_of_its_steps_where_one_is_known_and_is_not_turned_around():
