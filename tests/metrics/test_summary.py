@@ -61,11 +61,11 @@ def test_the_null_is_that_of_the_very_batches():
 
 def test_of_single_steps_the_chance_of_the_larger_side_on_either_side_stands_beside():
     counts = [(90, 10)] * 30 + [(20, 2)]
-    for value in (0.62, 0.38):
+    for value in (0.7, 0.3):
         leak = LeakSummary(attack="norm", party="a")
         for pair in counts:
             leak.add(value, *pair)
-        assert leak.result()["q95_p_value"] == pytest.approx(2 * quantile_p_value(counts, 0.62))
+        assert leak.result()["q95_p_value"] == pytest.approx(2 * quantile_p_value(counts, 0.7))
     assert filled([0.5] * 30).result()["q95_p_value"] == 1.0
     assert filled([0.9] * 3, phase="remembered").result()["q95_p_value"] is None
     assert filled([0.9] * 3, metric="accuracy").result()["q95_p_value"] is None
