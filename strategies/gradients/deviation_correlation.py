@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,9 +23,6 @@ ENOUGH = 16
 """Rows of a class that must have occurred in each of several epochs before a correlation is estimated; half of its
 sample where that is less."""
 
-TOGETHER = 8
-"""Batches that are taken in at once: of each only few rows are in the sample, and small operations take their time."""
-
 _NEGLIGIBLE = 1e-9
 """Share of the largest variance; smaller variances are rounding errors of single precision."""
 
@@ -46,26 +42,16 @@ def sample(labels: NDArray[Any], width: int) -> Rows:
     return np.sort(np.concatenate([rows[:: max(1, -(-len(rows) // most))] for rows in members]))
 
 
-def deviations(g: Tensor, y: Tensor) -> Tensor:
-    """Return how gradients (..., B, D) with labels 0 or 1 (..., B) deviate from the mean of their class and batch."""
-    return g - class_means(g, y).take_along_dim(y.long()[..., None], dim=-2)
+def deviations(g: Tensor, y: Tensor, chosen: Tensor | None = None) -> Tensor:
+    """Return how gradients (..., B, D) with labels 0 or 1 (..., B) deviate from the mean of their class and batch.
 
-
-def class_means(g: Tensor, y: Tensor) -> Tensor:
-    """Return the means (..., 2, D) of gradients (..., B, D) with labels 0 or 1 (..., B); zeros of a missing class."""
+    Where rows (n,) of a single batch are chosen, only theirs are returned.
+    """
     members = torch.stack([y == 0, y == 1], dim=-2).to(g.dtype)
-    return (members @ g) / members.sum(dim=-1, keepdim=True).clamp(min=1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """A batch that waits to be taken in: see `DeviationCorrelation.add`."""
-
-    g: Tensor
-    y: Tensor
-    rows: Rows
-    unit: float
-    means: Tensor
+    means = (members @ g) / members.sum(dim=-1, keepdim=True).clamp(min=1.0)
+    if chosen is not None:
+        g, y = g[chosen], y[chosen]
+    return g - means.take_along_dim(y.long()[..., None], dim=-2)
 
 
 class DeviationCorrelation:
@@ -89,38 +75,22 @@ class DeviationCorrelation:
         self._now = torch.zeros(0, 0)
         self._shared: Tensor | None = None  # that of runs that train together, of which `_now` is the rows from `_low`
         self._low = 0
-        self._pending: list[_Batch] = []
 
     def add(self, g: Tensor, y: Tensor, rows: Rows, unit: float = 1.0, means: Tensor | None = None) -> None:
         """Take in a batch: clean gradients (B, D), labels (B,), rows of the table (B,) and the unit to measure in.
 
         Where the means of the classes (2, D) are known, they are not computed again.
         """
-        if self._pending and self._pending[0].g.shape[1] != g.shape[1]:
-            self._settle()
-        self._pending.append(_Batch(g, y, rows, unit, class_means(g, y) if means is None else means))
-        if len(self._pending) >= TOGETHER:
-            self._settle()
-
-    def _settle(self) -> None:
-        """Take in the batches that wait; they have no row in common."""
-        pending, self._pending = self._pending, []
-        if not pending:
-            return
-        g = torch.cat([batch.g for batch in pending])
-        places, known = self._find(np.concatenate([batch.rows for batch in pending]), g.shape[1])
+        places, known = self._find(rows, g.shape[1])
         if not len(known):
             return
         now = _together([self], g.device)
-        of = np.repeat(np.arange(len(pending)), [len(batch.rows) for batch in pending])[known]
-        there, here, of_batch = (
-            torch.from_numpy(one).to(g.device, non_blocking=True) for one in (self._low + places, known, of)
-        )
-        labels = torch.cat([batch.y for batch in pending]).index_select(0, here).long()
-        means = torch.cat([beside(batch.means, g) for batch in pending]).index_select(0, 2 * of_batch + labels)
-        units = beside(torch.tensor([batch.unit for batch in pending], dtype=torch.float64), g)
-        away = (g.index_select(0, here) - means).div_(units.index_select(0, of_batch)[:, None])
-        now.index_copy_(0, there, away.float())  # `now[there] =` takes twice as long
+        there, here = (torch.from_numpy(one).to(g.device, non_blocking=True) for one in (self._low + places, known))
+        if means is None:
+            away = deviations(g, y, here)
+        else:
+            away = g.index_select(0, here) - beside(means, g).index_select(0, y.index_select(0, here).long())
+        now.index_copy_(0, there, away.div_(unit).float())  # `now[there] =` takes twice as long
 
     def _find(self, rows: Rows, width: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return where rows (B,) of which gradients (B, width) came are in the sample, and which of them are."""
@@ -135,7 +105,6 @@ class DeviationCorrelation:
 
     def end_epoch(self) -> None:
         """Close the epoch."""
-        self._settle()
         self._epochs.append(self._now.cpu())
         self._begin(self._now.shape[1])
 
@@ -190,13 +159,11 @@ class DeviationCorrelation:
 
     def state(self) -> dict[str, Any]:
         """Return tensors; the sample itself follows from the labels."""
-        self._settle()
         return {"epochs": list(self._epochs), "now": self._now.clone()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
         self._epochs, self._now, self._shared = list(state["epochs"]), state["now"].clone(), None
-        self._pending = []
         width = self._now.shape[1]
         self._rows = sample(self._labels, width) if width else self._rows[:0]  # without a width nothing came yet
 

@@ -13,7 +13,8 @@ from flower_vfl.auditing.verdict import LEAKS, verdict_of
 from flower_vfl.config.schema import PRACTICAL
 from flower_vfl.protocol.schedule import Schedule
 
-ROWS, BATCH, WIDTH, EPOCHS = 1000, 50, 6, 2
+ROWS, BATCH, WIDTH, EPOCHS = 1010, 50, 6, 2
+"""The last batch of an epoch has ten rows, with two positives as a rule."""
 
 
 def verdict(seed, *, shuffled):
@@ -49,9 +50,9 @@ def verdict(seed, *, shuffled):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("runs", "most"), [(60, 8), pytest.param(200, 18, marks=pytest.mark.release)])
+@pytest.mark.parametrize(("runs", "most"), [(40, 6), pytest.param(200, 18, marks=pytest.mark.release)])
 def test_shuffled_gradients_are_called_a_leak_no_oftener_than_in_5_of_100_runs(runs, most):
-    """At a rate of 5 % more than 8 of 60 have probability 0.003, more than 18 of 200 have 0.006."""
+    """At a rate of 5 % more than 6 of 40 have probability 0.003, more than 18 of 200 have 0.006."""
     found = [verdict(seed, shuffled=True) for seed in range(runs)]
     assert sum(one["status"] == LEAKS for one in found) <= most
     assert all(one["parties"][0]["not_run"] == [] for one in found)
