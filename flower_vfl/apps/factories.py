@@ -113,10 +113,10 @@ class _Threads:
 
     @contextlib.contextmanager
     def limited(self, count: int) -> Iterator[None]:
-        """Compute with so many. The first one that comes and the last one that goes restore what was before.
+        """Compute with so many; at the end each thread has its own number again, and later ones start with the first's.
 
-        PyTorch's number is of the thread that sets it, and the beginning of each later one: each restores its own, and
-        the last one the one that there was before all.
+        PyTorch's number is that of the thread which sets it, and what threads start with from then on. So each user
+        restores that of its thread, and the last one that goes what there was before the first one came.
         """
         import torch
 

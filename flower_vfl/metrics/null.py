@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _TIE = 1e-9
-"""By how much rounding may part two equal AUCs."""
+"""Largest difference of two equal AUCs by rounding."""
 
 EXACT_WORK = 50_000  # some milliseconds; beyond, in batches of up to a few thousand, the normal one is within 2e-3
 
@@ -61,12 +61,7 @@ def null_quantile(class_counts: Iterable[tuple[int, int]], q: float = 0.95) -> f
     >>> round(null_quantile([(115, 13)]), 2)
     0.64
     """
-    if not 0 < q < 1:
-        raise ArgumentError(f"The quantile is {q}: give a number between 0 and 1, such as 0.95.")
-    counts = Counter((int(negatives), int(positives)) for negatives, positives in class_counts)
-    if any(min(pair) < 0 for pair in counts):
-        raise ArgumentError("A batch has a negative number of rows: give (negatives, positives), both at least 0.")
-    mixture = [(_null_cdf(*pair), weight) for pair, weight in counts.items() if min(pair) > 0]
+    mixture = [(_null_cdf(*pair), weight) for pair, weight in _counted(class_counts, q).items()]
     if not mixture:
         return math.nan
     target = q * sum(weight for _, weight in mixture) * (1 - 1e-12)
@@ -84,9 +79,8 @@ def quantile_p_value(class_counts: Iterable[tuple[int, int]], value: float, q: f
     r"""Probability that the quantile over steps of a score without any knowledge is at least a value.
 
     Of T batches the nearest-rank quantile is the k-th smallest AUC, :math:`k = \lceil q\,T \rceil`. It is at least x
-    where the AUC of :math:`T - k + 1` batches or more is. Each batch has its own chance of that, which
-    its class counts give (see `null_quantile`): a last batch of few rows reaches by chance what no other does. Their
-    number is Poisson binomial.
+    where :math:`T - k + 1` batches or more have an AUC of at least x. Their number is Poisson binomial: the probability
+    of each batch follows from its class counts, as in `null_quantile`, and is larger in a batch of few rows.
 
     Parameters
     ----------
@@ -102,19 +96,34 @@ def quantile_p_value(class_counts: Iterable[tuple[int, int]], value: float, q: f
     float
         The probability, one-sided; NaN where no batch has both classes.
 
+    Raises
+    ------
+    ArgumentError
+        For a ``q`` outside (0, 1) and for negative counts.
+
     Examples
     --------
     >>> round(quantile_p_value([(1, 1)], 1.0), 2), round(quantile_p_value([(1, 1), (1, 1)], 1.0, q=0.5), 2)
     (0.5, 0.25)
     """
-    counts = Counter(pair for pair in class_counts if min(pair) > 0)
+    counts = _counted(class_counts, q)
     batches = sum(counts.values())
     if not batches:
         return math.nan
-    # The law of the AUC is symmetric: as likely as to reach x it is to be at most 1 - x.
+    # The distribution of the AUC is symmetric: P(AUC >= x) = P(AUC <= 1 - x).
     chances = [_null_cdf(*pair)(min(1.0, 1.0 - value + _TIE)) for pair in counts]
     rank = math.ceil(q * batches - 1e-9)
     return float(poisson_binomial_tail(np.repeat(chances, list(counts.values())), batches - rank + 1))
+
+
+def _counted(class_counts: Iterable[tuple[int, int]], q: float) -> Counter[tuple[int, int]]:
+    """Return how many batches have each pair of class counts, without those of one class, once all is checked."""
+    if not 0 < q < 1:
+        raise ArgumentError(f"The quantile is {q}: give a number between 0 and 1, such as 0.95.")
+    counts = Counter((int(negatives), int(positives)) for negatives, positives in class_counts)
+    if any(min(pair) < 0 for pair in counts):
+        raise ArgumentError("A batch has a negative number of rows: give (negatives, positives), both at least 0.")
+    return Counter({pair: many for pair, many in counts.items() if min(pair) > 0})
 
 
 def _null_cdf(negatives: int, positives: int) -> Callable[[float], float]:

@@ -1,4 +1,4 @@
-"""What readers beyond the papers' reach on shirts: the table of `gradients.md` at four settings.
+"""The table of `gradients.md` with attacks and readers that the papers did not have: shirts, four settings.
 
 Usage::
 

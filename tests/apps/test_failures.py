@@ -9,6 +9,7 @@ import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 
 import pytest
 import torch
@@ -432,44 +433,42 @@ def test_a_run_computes_with_its_threads_and_leaves_those_of_the_process_as_they
     assert threads() == before
 
 
-def test_the_threads_of_a_process_come_back_in_whatever_order_parties_end():
-    """A later thread would start with what the last one left."""
+@contextmanager
+def another_party(count):
+    """A party that computes with so many threads, in a thread of its own, until the block ends."""
     ready, over = threading.Event(), threading.Event()
 
     def compute():
-        with computing(toy_config(threads=2)):
+        with computing(toy_config(threads=count)):
             ready.set()
             over.wait(10)
 
     with ThreadPoolExecutor() as pool:
-        before = pool.submit(threads).result()
-        with computing(toy_config(threads=2)):
-            party = pool.submit(compute)
-            assert ready.wait(10)
+        party = pool.submit(compute)
+        assert ready.wait(10)
+        yield
         over.set()
         party.result()
+
+
+def test_the_threads_of_a_process_come_back_in_whatever_order_parties_end():
+    """A later thread would start with what the last one left."""
+    with ThreadPoolExecutor() as pool, ExitStack() as parties:
+        before = pool.submit(threads).result()
+        with computing(toy_config(threads=2)):
+            parties.enter_context(another_party(2))
+        parties.close()
     with ThreadPoolExecutor() as later:
         assert later.submit(threads).result() == before
 
 
-def test_a_run_leaves_its_thread_as_it_was_also_where_a_party_of_an_earlier_one_is_still_there():
-    ready, over = threading.Event(), threading.Event()
-
-    def compute():
-        with computing(toy_config(threads=1)):
-            ready.set()
-            over.wait(10)
-
+def test_a_run_restores_its_threads_while_a_party_of_an_earlier_run_goes_on():
     before = threads()
-    with ThreadPoolExecutor() as pool:
-        party = pool.submit(compute)
-        assert ready.wait(10)
+    with another_party(1):
         with computing(toy_config(threads=2)):
             assert torch.get_num_threads() == 2
         assert torch.get_num_threads() == before[0]
-        over.set()
-        party.result()
-        assert threads() == before
+    assert threads() == before
 
 
 @pytest.mark.parametrize(

@@ -256,6 +256,13 @@ def test_of_200_runs_that_carry_nothing_at_most_18_are_called_leaking(batch, pos
     assert statuses.count("not tested") == 0
 
 
+@pytest.mark.parametrize(("p_value", "value"), [(1e-6, 0.62), (0.5, 0.55)])
+def test_scores_that_leak_turned_around_are_shown_by_the_side_that_raised_the_alarm(p_value, value):
+    found = verdict(*complete(step("residual", 0.55, q95_turned=0.62, q95_p_value=p_value)))
+    assert found["parties"][0]["leak"]["value"] == value
+    assert found["status"] == ("leaks" if p_value < 0.01 else "no leak found")
+
+
 def test_a_small_leak_of_one_attack_and_party_is_found_among_all_tests():
     rngs = [np.random.default_rng(seed) for seed in range(20)]
     entries = (simulated(rng, batch=256, positives=24, steps=200, shift=0.3) for rng in rngs)

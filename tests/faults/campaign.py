@@ -166,7 +166,7 @@ class Campaign:
     def __init__(self, root: Path, seed: int, transport: str = "", connections: int = 0) -> None:
         self._root, self._seed, self._transport, self._connections = root, seed, transport, connections
         self.data = open_data(build_config(setup()))
-        model_completion.EPOCHS = ATTACKER_EPOCHS
+        model_completion.EPOCHS = ATTACKER_EPOCHS  # before its processes are forked
         run(build_config(setup()))  # imports what is imported at first use, before there are hundreds of processes
         self._nursery = str(root / "nursery")
         self._nursery_id = start_nursery(self._nursery, self.data, root / "nursery.log")

@@ -62,6 +62,7 @@ def train(folder: Path, values: dict[str, Any], kill: dict[str, Any]) -> None:
 def start(folder: Path, values: dict[str, Any], kill: dict[str, Any]) -> int | None:
     """Call `train` in a process forked from one that has everything imported, and return its exit code."""
     forks = multiprocessing.get_context("forkserver")
+    # With all that a run imports, scikit-learn for its attacks too: each fork would import it again.
     forks.set_forkserver_preload([__name__, "flower_vfl.apps.local", "flower_vfl.simulations", "sklearn.cluster"])
     process = forks.Process(target=train, args=(folder, values, kill))
     process.start()

@@ -119,11 +119,15 @@ def test_counts_may_be_an_iterator_of_numpy_integers():
 def test_a_quantile_outside_zero_and_one_is_refused(q):
     with pytest.raises(ArgumentError, match="quantile"):
         null_quantile([(1, 1)], q=q)
+    with pytest.raises(ArgumentError, match="quantile"):
+        quantile_p_value([(1, 1)], 0.7, q=q)
 
 
 def test_negative_counts_are_refused():
     with pytest.raises(ArgumentError, match="negative number"):
         null_quantile([(-1, 3)])
+    with pytest.raises(ArgumentError, match="negative number"):
+        quantile_p_value([(-1, 3)], 0.7)
 
 
 def every_auc(negatives, positives):

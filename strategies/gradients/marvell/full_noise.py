@@ -265,7 +265,7 @@ class _Family:
     def _left(self, levels: NDArray[np.float64], along: float, *, equal: bool) -> float:
         """Return the divergence with noise of these levels (2, R) and, on the means' line, of this variance.
 
-        Where the covariances are equal with it, one of them says all.
+        Where it makes the covariances equal, one of them is enough.
         """
         if self._total == 0.0 and self._pair.g == 0.0:
             return 0.0
@@ -279,12 +279,12 @@ class _Family:
 def divergence(covariances: NDArray[np.float64], difference: NDArray[np.float64], *, least: float = 0.0) -> float:
     """Return the sum of both divergences of Gaussians with covariances (2, D, D) and means that differ by (D,).
 
-    Both have the same covariance if there is one, (1, D, D). It is inf where a direction has no more than the variance
+    One covariance (1, D, D) is that of both. The sum is inf where a direction has no more than the variance
     `least`, given the others.
     """
     inverses = []
     for covariance in covariances:
-        # LAPACK itself takes a third of the time that NumPy takes for matrices this small.
+        # NumPy takes twice the time for matrices this small.
         factor, indefinite = dpotrf(covariance, lower=1, clean=1)
         if indefinite:
             return math.inf
