@@ -259,12 +259,15 @@ class VerticalStrategy(HookedStrategy):
         return z, {}
 
     def loss(self, logits: Tensor, labels: Tensor, z: Tensor) -> tuple[Tensor, Log]:
-        """Return the mean cross-entropy of the batch."""
-        shape = labels.shape if self.labels.classes == 2 else (*labels.shape, self.labels.classes)
-        if logits.shape != shape:
+        """Return the mean cross-entropy of the batch; of an ensemble's members, (B, M) or (B, M, C), their mean."""
+        outputs, members = () if self.labels.classes == 2 else (self.labels.classes,), self.config.model.ensemble
+        shape = (*labels.shape, *outputs)
+        if members > 1 and logits.shape == (*labels.shape, members, *outputs):
+            logits, labels = logits.flatten(0, 1), labels[:, None].expand(-1, members).flatten()
+        elif logits.shape != shape:
             raise ConfigError(
                 f"the top model gives logits {tuple(logits.shape)} for {len(labels)} rows of {self.labels.classes} "
-                f"classes; {tuple(shape)} is needed"
+                f"classes; {shape} is needed"
             )
         weights = None if self._class_weights is None else self._class_weights.to(logits)
         if self.labels.classes > 2:

@@ -182,6 +182,13 @@ class ModelConfig(Section):
     )
     top: list[int] = Field(default_factory=lambda: [64], description="hidden layers of the top model")
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0, description="dropout in bottom models")
+    ensemble: int = Field(
+        default=1,
+        ge=1,
+        le=256,
+        description="for tables: networks that share most weights and whose predictions are averaged; each has its "
+        "part of the cut, and a step takes several times as long",
+    )
     fusion: Literal["concat", "sum", "mean"] = Field(
         default="concat", description="how the parties' embeddings are joined"
     )

@@ -10,6 +10,7 @@ from torch import nn
 
 from flower_vfl.config.schema import ModelConfig
 from flower_vfl.errors import ConfigError
+from flower_vfl.nn.ensemble import EnsembleTop
 from flower_vfl.nn.images import ConvBottom, ConvTop
 from flower_vfl.nn.network import Network
 from flower_vfl.nn.papers import FASHION, ISIC, MNIST, RESNET20
@@ -35,6 +36,7 @@ class Auto(Network):
             "top_channels",
             "top",
             "dropout",
+            "ensemble",
         }
     )
 
@@ -44,6 +46,8 @@ class Auto(Network):
         if spec.vocabulary:
             raise ConfigError("this data has texts: set model.network to 'textcnn'")
         if spec.shape:
+            if model.ensemble > 1:
+                raise ConfigError("model.ensemble is for tables, and this data has images: leave it out")
             return ConvBottom(spec, channels=model.channels, cut=cut, pools=model.pools, dropout=model.dropout)
         return TabularBottom(
             spec,
@@ -52,12 +56,15 @@ class Auto(Network):
             hidden=model.bottom,
             cut=cut,
             dropout=model.dropout,
+            members=model.ensemble,
         )
 
     def top(self, shape: tuple[int, ...], classes: int, model: ModelConfig) -> nn.Module:
         """Make a perceptron, behind convolutions where the configuration names some."""
         if model.top_channels:
             return ConvTop(shape, channels=model.top_channels, hidden=model.top, classes=classes)
+        if model.ensemble > 1:
+            return EnsembleTop(prod(shape), model.ensemble, hidden=model.top, classes=classes)
         return Top(prod(shape), hidden=model.top, classes=classes)
 
 

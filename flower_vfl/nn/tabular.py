@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flower_vfl.errors import ConfigError, TrainingError
+from flower_vfl.nn.ensemble import check_shared_out, member_perceptron
 from flower_vfl.nn.numbers import NumericEmbedding, Quantiles
 
 EMBEDDING_SCALE = 0.1
@@ -74,11 +75,14 @@ class TabularBottom(nn.Module):
         Width D of the cut layer.
     dropout : float
         After each hidden layer; bind it to the party's generator with `bind_dropout`.
+    members : int
+        Members of an ensemble (`flower_vfl.nn.ensemble`), which share the embeddings of the columns and out of which
+        each has its part of the cut; hidden layers are those of each.
 
     Raises
     ------
     ConfigError
-        When there is no column, or a width is below 1.
+        When there is no column, a width is below 1, or the cut cannot be shared out.
     """
 
     def __init__(
@@ -90,6 +94,7 @@ class TabularBottom(nn.Module):
         hidden: Sequence[int] = (128,),
         cut: int = 32,
         dropout: float = 0.0,
+        members: int = 1,
     ) -> None:
         super().__init__()
         columns = len(spec.cardinalities)
@@ -107,7 +112,12 @@ class TabularBottom(nn.Module):
         if numeric_embedding and spec.numeric:
             self.numbers = NumericEmbedding(spec.numeric, embedding_width, spec.quantiles)
             width += spec.numeric * embedding_width
-        self.layers = _perceptron(width, [*hidden, cut], dropout)
+        self.members = members
+        if members == 1:
+            self.layers = _perceptron(width, [*hidden, cut], dropout)
+        else:
+            check_shared_out(cut, members)
+            self.layers = member_perceptron(width, [*hidden, cut // members], members, dropout, first=True)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Map what a table's source gathers, numeric (B, F) and categorical (B, K), to the embedding (B, D)."""
@@ -120,7 +130,7 @@ class TabularBottom(nn.Module):
         if ids is not None:
             parts.append(self.embedding(ids + self.offsets).flatten(1))
         z: Tensor = self.layers(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0])
-        return z
+        return z if self.members == 1 else z.transpose(1, 2).flatten(1)
 
     def watched_layers(self) -> dict[str, nn.Module]:
         """Return the first linear layer after the embeddings, with its activation."""

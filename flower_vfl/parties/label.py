@@ -193,14 +193,14 @@ class LabelParty(LabelModel):
         parts, log = self._embed(received)
         ahead = self._ahead.pop(step, None)
         own = self._own(self._inputs(step), train=True) if ahead is None else ahead
-        logits = self.join(parts, own)
+        logits = self.join(parts, own, apart=True)
         z = _joined(parts, logits)
         loss, more = self._hooks.loss(logits, labels, z)
         more = checked_log(more, "loss")
         for optimizers in (self.optimizers, *self._learners):
             optimizers.zero_grad()
         wanted = step in self._snapshots or (self._inside_every and step % self._inside_every == 0)
-        slopes = _slopes(logits, received) if wanted and received and logits.dim() == 1 else None
+        slopes = _slopes(logits, received) if wanted and received and logits.dim() == 1 else None  # of one network
         relabel = self._relabel(logits, z, received) if self._hooks.other_labels else None
         torch.autograd.backward(loss, retain_graph=relabel is not None)
         joint, clipping = self._joint(received, labels)
@@ -210,7 +210,7 @@ class LabelParty(LabelModel):
         clean = _split(joint.clone(), received) if self._keep_clean else {}
         widths = {party: leaf.shape[1:].numel() for party, leaf in received.items()}
         seen = {party: leaf.detach() for party, leaf in received.items()}
-        view = StepView(rows, widths, logits.detach(), seen, relabel=relabel)
+        view = StepView(rows, widths, self.mixed(logits.detach()), seen, relabel=relabel)
         protected, protection = self._protect(joint, labels, view)
         gradients = _split(protected, received)
         return Step(rows, value, gradients, {**log, **more, **protection, **self._end_batch()}, clean, inside)
@@ -318,7 +318,7 @@ class LabelParty(LabelModel):
             self._hooks.embed(embeddings[party].to(device), party=party, train=False)[0].detach()
             for party in self._parties
         ]
-        logits = self.join(parts, self._own(inputs, train=True))
+        logits = self.join(parts, self._own(inputs, train=True), apart=True)
         loss, log = self._hooks.loss(logits, self._batch_labels(self._labels, rows), _joined(parts, logits))
         value = _finite(-1, loss, loss.detach(), log)
         optimizers.zero_grad()

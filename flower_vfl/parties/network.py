@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from flower_vfl.data.store.source import FeatureSource
 from flower_vfl.errors import ConfigError
 from flower_vfl.nn.digest import weights_digest
+from flower_vfl.nn.ensemble import EnsembleTop, mixture
 from flower_vfl.nn.fusion import fuse
 from flower_vfl.nn.placement import IN_MEMORY, Placement
 from flower_vfl.parties.feature import set_mode
@@ -91,7 +92,7 @@ class LabelModel:
         set_mode(self.bottom, train=train)
         return [self._placement.forward(self.bottom, *inputs)]
 
-    def join(self, parts: list[Tensor], own: list[Tensor]) -> Tensor:
+    def join(self, parts: list[Tensor], own: list[Tensor], *, apart: bool = False) -> Tensor:
         """Return the network's logits; a single column (B, 1) counts as (B,).
 
         Parameters
@@ -100,6 +101,9 @@ class LabelModel:
             (B, ...) embedding of each feature party.
         own : list of Tensor
             The output of the model of the label party's own columns, if there is one.
+        apart : bool
+            True for the logits of each member where the top model is an `EnsembleTop`, (B, M) or (B, M, C): each learns
+            from its own loss.
 
         Raises
         ------
@@ -107,16 +111,21 @@ class LabelModel:
             When the own part gives logits of another shape than the top model.
         """
         if self.bottom is None or not adds_to_logits(self.bottom):
-            return self._logits([*parts, *own])
-        deep, wide = self._logits(parts), [as_logits(part) for part in own]
+            return self._logits([*parts, *own], apart=apart)
+        deep, wide = self._logits(parts, apart=apart), [as_logits(part) for part in own]
         if any(part.shape != deep.shape for part in wide):
             raise ConfigError(
                 f"the label party's own model adds to the logits {tuple(deep.shape)}, but gives {tuple(wide[0].shape)}"
             )
         return sum(wide, deep)
 
-    def _logits(self, parts: list[Tensor]) -> Tensor:
-        return as_logits(self._placement.forward(self.top, fuse(parts, self._fusion)))
+    def _logits(self, parts: list[Tensor], *, apart: bool) -> Tensor:
+        top = self.top.members if apart and isinstance(self.top, EnsembleTop) else self.top
+        return as_logits(self._placement.forward(top, fuse(parts, self._fusion)))
+
+    def mixed(self, logits: Tensor) -> Tensor:
+        """Return what members that are kept apart predict together; other logits are returned as they are."""
+        return mixture(logits) if isinstance(self.top, EnsembleTop) else logits
 
     @property
     def module(self) -> nn.ModuleDict:

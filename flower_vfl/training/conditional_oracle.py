@@ -41,11 +41,13 @@ class ConditionalAudit:
 def build_conditional(strategy: TrainedStrategy, steps: int) -> ConditionalAudit | None:
     """Build the conditional oracle of a simulation; None where it is not wanted, or the law of the noise not known.
 
-    It belongs to the monitor of a run of so many steps, for two classes and one gradient defense with a `noise_model`.
+    It belongs to the monitor of a run of so many steps, for two classes, one network rather than an ensemble, and one
+    gradient defense with a `noise_model`.
     """
     base, attack = strategy.base, strategy.base.config.attack
     perturbing = [defense for defense in strategy.chain() if defense.writes("protect")]
-    if not base.attacks or not attack.monitor or base.labels.classes != 2 or len(perturbing) != 1:
+    one_logit = base.labels.classes == 2 and base.config.model.ensemble == 1
+    if not base.attacks or not attack.monitor or not one_logit or len(perturbing) != 1:
         return None
     defense = perturbing[0]
     if not defense.writes("noise_model"):

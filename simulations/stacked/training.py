@@ -139,7 +139,7 @@ class StackedTraining:
         """Call one run's network of the label party."""
         bottom = dict(module.named_children()).get("bottom")
         model = LabelModel(module["top"], self._base, self._parties, bottom=bottom, fusion=self._config.model.fusion)
-        return model.join(list(parts), [] if bottom is None else [bottom(*own)])
+        return model.join(list(parts), [] if bottom is None else [bottom(*own)], apart=module.training)
 
     def _plan_readings(self) -> None:
         """Settle which gradients are attacked, and under which names it is recorded."""

@@ -26,6 +26,7 @@ SERVES = frozenset(
         *("parties.features", "parties.label_features", "parties.attackers", "parties.colluding"),
         *("model.network", "model.split", "model.cut", "model.bottom", "model.top", "model.dropout", "model.fusion"),
         *("model.channels", "model.pools", "model.top_channels", "model.embedding_width", "model.numeric_embedding"),
+        "model.ensemble",
         *("training.batch_size", "training.eval_batch_size", "training.validation", "training.class_weights"),
         *("training.optimizer", "training.learning_rate", "training.schedule"),
         *("training.weight_decay", "training.embedding_decay"),

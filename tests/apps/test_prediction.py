@@ -46,6 +46,12 @@ VARIANTS = {
     "images": (toy_data(rows=200, parties=2, shape=(2, 6, 6)), {}),
     "categories and dropout": (mixed_data(), {"model": {"dropout": 0.3, "bottom": [16, 16]}}),
     "wide and deep": (mixed_data(), {"model": {"network": "wide-deep"}}),
+    "ensemble": (mixed_data(), {"model": {"ensemble": 2, "dropout": 0.3}}),
+    "ensemble of four classes, sum": (
+        toy_data(classes=4),
+        {"attack": {"names": []}, "model": {"ensemble": 4, "fusion": "sum"}},
+    ),
+    "ensemble behind local heads": (mixed_data(), {"model": {"ensemble": 2}, "defenses": "local_head(epsilon=4.0)"}),
     "four classes": (toy_data(classes=4), {"attack": {"names": []}}),
     "layer norm": (toy_data(), {"defenses": [{"name": "iso", "t": 1.0}, {"name": "potential_energy", "alpha": 1.0}]}),
     "four classes, layer norm": (

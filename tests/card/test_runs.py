@@ -78,6 +78,7 @@ RUNS = {
     ),
     "no gradients": (mixed_data, {"training": {"pretrain": 2, "gradients": False}}, "", []),
     "numbers in bins": (mixed_data, {"model": {"numeric_embedding": "bins"}}, "marvell(s=1.0)", ON_GRADIENTS),
+    "ensemble": (mixed_data, {"model": {"ensemble": 2}}, "marvell(s=1.0)", TRAINED),
     "wide and deep": (
         mixed_data,
         {"model": {"network": "wide-deep"}, "training": {"class_weights": "balanced"}},

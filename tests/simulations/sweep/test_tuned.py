@@ -6,7 +6,7 @@ import re
 import pytest
 
 from flower_vfl.cli import main
-from flower_vfl.config import load_config
+from flower_vfl.config import build_config, load_config
 from flower_vfl.data.sources.catalog import load
 from flower_vfl.errors import ConfigError, TrainingError
 from flower_vfl.reports.ranking import validation
@@ -38,6 +38,18 @@ def test_the_given_settings_are_tried_first_and_draws_are_the_same_each_time(fil
     assert found[0]["model.bottom"] == config.model.bottom
     assert found[0]["training.learning_rate"] == config.model_dump()["training"]["learning_rate"]
     assert len({str(one) for one in found}) == 6
+
+
+def test_only_of_large_tables_ensembles_are_tried_and_one_with_the_given_settings_first():
+    config = build_config({"data": {"name": "synthetic"}})
+    few, many = (load("synthetic", options={"rows": rows, "test_rows": 50}) for rows in (19_999, 20_000))
+    assert not any("model.ensemble" in one for one in search_space(config, few, 9))
+    given, second, *others = search_space(config, many, 9)
+    assert {key for key in given if given[key] != second[key]} == {"model.ensemble"}
+    assert {one["model.ensemble"] for one in others} == {1, 4}
+    assert all(one["model.cut"] % one["model.ensemble"] == 0 for one in (given, second, *others))
+    odd = build_config({"data": {"name": "synthetic"}, "model": {"cut": 10}})  # which four cannot share
+    assert not any("model.ensemble" in one for one in search_space(odd, many, 9))
 
 
 def test_images_have_no_bins_and_no_hidden_layers_of_tables_to_choose():
