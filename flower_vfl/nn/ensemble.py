@@ -28,8 +28,8 @@ class MemberLinear(nn.Module):
 
     References
     ----------
-    Wen et al., *BatchEnsemble*, ICLR 2020, equation 2; its initial values are those of Gorishniy et al., *TabM*, ICLR
-    2025, section 3.3.
+    Wen et al., *BatchEnsemble*, ICLR 2020, section 3; initial values as in Gorishniy et al., *TabM: Advancing Tabular
+    Deep Learning with Parameter-Efficient Ensembling*, ICLR 2025 (arXiv 2410.24210), section 3.
     """
 
     def __init__(self, in_width: int, out_width: int, members: int, *, first: bool = False) -> None:
@@ -79,7 +79,7 @@ class EnsembleTop(nn.Module):
     def members(self, z: Tensor) -> Tensor:
         """Return each member's logits for joined embeddings (B, ...): (B, M) for two classes, (B, M, C) for more."""
         flat = z.flatten(1)
-        own = self.hidden(flat.unflatten(1, (-1, self.count)).transpose(1, 2))
+        own = self.hidden(flat.reshape(len(flat), flat.shape[1] // self.count, self.count).transpose(1, 2))
         logits = torch.einsum("bmi,mio->bmo", own, self.weight) + self.bias
         return logits.squeeze(2) if self.classes == 2 else logits
 
