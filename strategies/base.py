@@ -81,7 +81,10 @@ class HookedStrategy(Strategy):
 
     @abstractmethod
     def loss(self, logits: Tensor, labels: Tensor, z: Tensor) -> tuple[Tensor, Log]:
-        """Return the loss of a batch; `z` is (B, D), all feature parties' embeddings side by side."""
+        """Return the loss of a batch; `z` is (B, D), all feature parties' embeddings side by side.
+
+        Logits are (B,) for two classes and (B, C) for more; of an ensemble those of each member, (B, M) or (B, M, C).
+        """
 
     def private_loss(self, z: Tensor, true_labels: Tensor, rows: Rows) -> Tensor | None:
         """Return a loss of true labels, from which this defense's `modules` learn and nothing else; None by default.
