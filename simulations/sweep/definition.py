@@ -52,11 +52,14 @@ class Budget:
     seconds
         Of all trials together, from the start of the first.
     measure
-        What is compared after each epoch, larger is better: trials that are behind are ended (successive halving).
+        What is compared after each epoch, larger is better.
+    halving
+        True if trials that are behind are ended (successive halving).
     """
 
     seconds: float
     measure: str
+    halving: bool = True
 
 
 @dataclass(frozen=True)

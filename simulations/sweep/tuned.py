@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import tomli_w
@@ -17,7 +20,7 @@ from rich.text import Text
 from flower_vfl.apps.factories import open_data
 from flower_vfl.apps.folder import ENDED, read_result
 from flower_vfl.apps.result_schema import kept_utility
-from flower_vfl.apps.sweeps import runs_of
+from flower_vfl.apps.sweeps import DEFINITION, is_sweep, runs_of
 from flower_vfl.config import Config, canonical_key, load_config, preset_names, read_source
 from flower_vfl.config.schema import MANY_ROWS
 from flower_vfl.data.store.memory import VerticalData
@@ -25,9 +28,10 @@ from flower_vfl.errors import ConfigError, TrainingError
 from flower_vfl.files import write_text_atomic
 from flower_vfl.reports.ranking import validation
 from flower_vfl.reports.words import number
-from flower_vfl.simulations.sweep.definition import Budget, parse_definition
+from flower_vfl.simulations.sweep.definition import Budget, Definition, parse_definition
 from flower_vfl.simulations.sweep.sweeping import run_sweep
 from flower_vfl.simulations.sweep.trials import show, trials_of
+from flower_vfl.terminal import console
 from flower_vfl.training.outcome import OF_MANY_CLASSES
 
 CHOSEN = "run.toml"
@@ -57,6 +61,9 @@ _TABLES: dict[str, list[Any]] = {
 _MEMBERS = 4
 """Of ensembles that are tried on tables with `MANY_ROWS` training rows; on smaller ones none was better."""
 _RATES = (3e-4, 5e-3)
+SEARCH, FINALISTS, DRAWS = 0.6, 4, 3
+"""Share of the time for the search. The rest is for the best so many and the given settings: each is trained again with
+other validation rows, so often in all, because few validation rows hardly separate settings."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +78,13 @@ class Tuned:
         What it has otherwise than the configuration that was given; empty where that was best.
     scores : Mapping
         Trial to its validation, the best first.
+    means : Mapping
+        Finalist to the mean of its validation over several draws of validation rows, the best first; empty where only
+        one setting ended, or no time was left.
+    draws : int
+        How many draws these are.
     given : float or None
-        Validation of the configuration that was given.
+        Validation of the configuration that was given, by the same rows as that of the chosen one.
     test : Mapping
         Measures of the test rows, of the trial that was chosen.
     measure : str
@@ -84,10 +96,17 @@ class Tuned:
     run: str
     values: Mapping[str, Any]
     scores: Mapping[str, float]
+    means: Mapping[str, float]
+    draws: int
     given: float | None
     test: Mapping[str, float]
     measure: str
     tried: int
+
+    @property
+    def best(self) -> float:
+        """Validation of the chosen trial."""
+        return (self.means or self.scores)[self.run]
 
 
 def search_space(config: Config, data: VerticalData, trials: int) -> list[dict[str, Any]]:
@@ -173,15 +192,31 @@ def run_tune(
     base = str(Path(source).absolute()) if Path(source).exists() else source
     table = {"base": base, "set": {**_TRIAL, **overrides}, "cases": _different(settings)}
     definition = parse_definition(tomli_w.dumps(table), Path())
-    budget = Budget(60.0 * minutes, measure)
-    try:
-        summaries = run_sweep(definition, out, resume=resume, workers=workers, stacking=False, budget=budget)
-    except TrainingError:  # a setting that diverges is no reason to lose the others
-        summaries = [{**read_result(folder), "run": folder.name} for folder in runs_of(out)]
-        if not summaries:
-            raise
+    ends = time.monotonic() + 60.0 * minutes
+    summaries = _swept(definition, out, resume=resume, workers=workers, budget=Budget(SEARCH * 60.0 * minutes, measure))
+    ranked = _ranked(summaries, measure, minutes)
     cases = {trial.run: case for trial, case in zip(trials_of(definition), definition.cases, strict=True)}
-    tuned = _choose(summaries, cases, measure, minutes)
+    given = next(iter(cases))
+    finalists = {run: cases[run] for place, run in enumerate(ranked) if place < FINALISTS or run == given}
+    draws = [ranked]
+    if len(finalists) > 1:
+        left = Budget(max(1.0, ends - time.monotonic()), measure, halving=False)
+        draws += _again(finalists, table, config.shared_seed, out, workers=workers, budget=left)
+    found = {run: [draw[run] for draw in draws] for run in (finalists if len(draws) > 1 else ranked)}
+    best, *others = sorted(found, key=lambda run: _order(found[run], measure))
+    means = {run: fmean(kept[measure] for kept in found[run]) for run in (best, *others)} if len(draws) > 1 else {}
+    scores = {run: float(kept[measure]) for run, kept in ranked.items()}
+    tuned = Tuned(
+        run=best,
+        values={key: value for key, value in cases[best].items() if value != cases[given][key]},
+        scores=scores,
+        means=means,
+        draws=len(draws),
+        given=(means or scores).get(given),
+        test={name: float(value) for name in _TESTS if isinstance(value := ranked[best].get(name), int | float)},
+        measure=measure,
+        tried=len(cases),
+    )
     write_text_atomic(out / CHOSEN, _configuration(source, overrides, config, tuned))
     return tuned
 
@@ -190,13 +225,11 @@ def _different(settings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return list({str(setting): setting for setting in settings}.values())
 
 
-def _choose(
-    summaries: Sequence[Mapping[str, Any]], cases: Mapping[str, Mapping[str, Any]], measure: str, minutes: float
-) -> Tuned:
-    """Return what validation chose among the trials that ended; of equal ones, the least validation loss."""
+def _ranked(summaries: Sequence[Mapping[str, Any]], measure: str, minutes: float) -> dict[str, dict[str, Any]]:
+    """Return the metrics of the trials that ended, the best by validation first; of equal ones by the least loss."""
     by_run = {str(summary["run"]): summary for summary in summaries if summary.get("status") in ENDED}
     known = {run: kept_utility(summary) for run, summary in by_run.items() if validation(summary) is not None}
-    found = {run: float(value) for run, kept in known.items() if (value := kept.get(measure)) is not None}
+    found = {run: kept for run, kept in known.items() if kept.get(measure) is not None}
     if by_run and not found:
         raise TrainingError(
             f"{len(by_run)} trials ended, and none has a {measure.replace('_', ' ')} to compare: its rows are all "
@@ -207,17 +240,52 @@ def _choose(
             f"no trial ended within {minutes:g} minutes with a validation to compare; give more with --minutes, and go "
             "on with --resume"
         )
+    return dict(sorted(found.items(), key=lambda entry: _order([entry[1]], measure)))
 
-    def order(run: str) -> tuple[float, float]:
-        loss = kept_utility(by_run[run]).get("validation_loss")
-        return -found[run], float(loss) if isinstance(loss, int | float) else math.inf
 
-    scores = {run: found[run] for run in sorted(found, key=order)}
-    given, best = next(iter(cases)), next(iter(scores))
-    changed = {key: value for key, value in cases[best].items() if value != cases[given][key]}
-    kept = kept_utility(by_run[best])
-    test = {name: float(value) for name in _TESTS if isinstance(value := kept.get(name), int | float)}
-    return Tuned(best, changed, scores, scores.get(given), test, measure, len(cases))
+def _order(draws: Sequence[Mapping[str, Any]], measure: str) -> tuple[float, float]:
+    """Return what settings are sorted by: the mean over draws of validation rows, then the mean of the losses."""
+    losses = [loss if isinstance(loss := kept.get("validation_loss"), int | float) else math.inf for kept in draws]
+    return -fmean(kept[measure] for kept in draws), fmean(losses)
+
+
+def _again(
+    finalists: Mapping[str, Mapping[str, Any]],
+    table: Mapping[str, Any],
+    seed: int,
+    out: Path,
+    *,
+    workers: int,
+    budget: Budget,
+) -> list[dict[str, dict[str, Any]]]:
+    """Train finalists with other draws of validation rows; return the metrics of all, of each draw that all ended."""
+    cases = [{**case, "schedule_seed": seed + draw} for draw in range(1, DRAWS) for case in finalists.values()]
+    fixed = {key: value for key, value in table["set"].items() if canonical_key(key) != "schedule_seed"}
+    again = parse_definition(tomli_w.dumps({**table, "set": fixed, "cases": cases}), Path())
+    # A search that goes on may have other finalists.
+    folders = (out / f"again-{number}" for number in count(1))
+    folder = next(path for path in folders if not is_sweep(path) or (path / DEFINITION).read_text() == again.text)
+    console().print(f"the best {len(finalists)} again, with other validation rows")
+    summaries = _swept(again, folder, resume=True, workers=workers, budget=budget)
+    ended = {summary["run"]: kept_utility(summary) for summary in summaries if summary.get("status") in ENDED}
+    found, runs = [], iter(trials_of(again))
+    for _ in range(1, DRAWS):
+        draw = {run: ended.get(next(runs).run, {}) for run in finalists}
+        found += [draw] if all(kept.get(budget.measure) is not None for kept in draw.values()) else []
+    return found
+
+
+def _swept(
+    definition: Definition, out: Path, *, resume: bool, workers: int, budget: Budget
+) -> Sequence[Mapping[str, Any]]:
+    """Run the trials; one that diverges is no reason to lose the others."""
+    try:
+        return run_sweep(definition, out, resume=resume, workers=workers, stacking=False, budget=budget)
+    except TrainingError:
+        summaries = [{**read_result(folder), "run": folder.name} for folder in runs_of(out)]
+        if not summaries:
+            raise
+        return summaries
 
 
 def _configuration(source: str, overrides: Mapping[str, str], config: Config, tuned: Tuned) -> str:
@@ -242,7 +310,7 @@ def _configuration(source: str, overrides: Mapping[str, str], config: Config, tu
     given = "ended too early to compare" if tuned.given is None else f"validated at {number(tuned.given, 4)}"
     lines = [
         f"# Chosen by `flower-vfl tune {source}` among {len(tuned.scores)} settings that ended, by {tuned.measure}:",
-        f"# {number(tuned.scores[tuned.run], 4)}; the settings that were given {given}.",
+        f"# {number(tuned.best, 4)}{_on_average(tuned)}; the settings that were given {given}.",
         *(f"#   {key} = {show(key, value)}" for key, value in tuned.values.items()),
         *(["# Nothing was better than the settings that were given."] if not tuned.values else []),
         "#   flower-vfl run run.toml",
@@ -250,15 +318,21 @@ def _configuration(source: str, overrides: Mapping[str, str], config: Config, tu
     return "\n".join([*lines, tomli_w.dumps(values)])
 
 
+def _on_average(tuned: Tuned) -> str:
+    return f", the mean of {tuned.draws} draws of validation rows" if tuned.means else ""
+
+
 def print_tuned(tuned: Tuned) -> None:
     """Print the best trials by validation, and the test of the one that was chosen."""
     table = Table(title=f"{len(tuned.scores)} of {tuned.tried} settings ended; the best by validation")
-    for column in ("trial", tuned.measure.replace("_", " ")):
+    for column in ("trial", tuned.measure.replace("_", " "), *([f"mean of {tuned.draws}"] if tuned.means else [])):
         table.add_column(column, overflow="fold", justify="left" if column == "trial" else "right")
-    for run, value in list(tuned.scores.items())[:_SHOWN]:
-        table.add_row(Text(run), number(value, 4))
+    for run in [*tuned.means, *(run for run in tuned.scores if run not in tuned.means)][:_SHOWN]:
+        mean = [number(tuned.means[run], 4) if run in tuned.means else ""] if tuned.means else []
+        table.add_row(Text(run), number(tuned.scores[run], 4), *mean)
     Console().print(table)
     if tuned.given is not None:
-        Console().print(f"settings that were given: {number(tuned.given, 4)}", highlight=False)
+        words = f"settings that were given: {number(tuned.given, 4)}{_on_average(tuned)}"
+        Console().print(words, highlight=False)
     words = ", ".join(f"{name.replace('_', ' ')} {number(value, 4)}" for name, value in tuned.test.items())
     Console().print(f"test rows, of the chosen one alone: {words}", highlight=False)

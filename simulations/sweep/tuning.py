@@ -153,7 +153,10 @@ def _search(places: int, budget: Budget | None) -> tune.TuneConfig:
         stop_last_trials=False,
     )
     return tune.TuneConfig(
-        reuse_actors=True, max_concurrent_trials=places, scheduler=halving, time_budget_s=budget.seconds
+        reuse_actors=True,
+        max_concurrent_trials=places,
+        scheduler=halving if budget.halving else None,
+        time_budget_s=budget.seconds,
     )
 
 

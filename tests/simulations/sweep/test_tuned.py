@@ -72,6 +72,8 @@ def test_of_settings_that_validate_equally_the_loss_decides_and_then_the_given_o
     runs = []
 
     def ended(definition, out, **options):
+        if out.name == "again-1":
+            return []  # the time was over
         runs.extend(trial.run for trial in trials_of(definition))
         last = [{"validation_auc": 1.0, "validation_loss": loss} for loss in losses]
         ended = [
@@ -85,6 +87,46 @@ def test_of_settings_that_validate_equally_the_loss_decides_and_then_the_given_o
     tuned = run_tune(str(file), tmp_path / "out", {}, minutes=1, trials=3)
     assert tuned.run == runs[chosen]
     assert bool(tuned.values) == (chosen != 0)
+    assert (tuned.draws, tuned.means) == (1, {})
+
+
+AGAIN = {"whole": 10, "second draw cut short": 9}
+
+
+@pytest.mark.parametrize("ends", AGAIN)
+def test_the_best_and_the_given_settings_are_trained_again_with_other_validation_rows(
+    file, tmp_path, monkeypatch, ends
+):
+    """Of six trials, the given ones are the last by validation, and the third is the best on average."""
+    first, others = [0.80, 0.95, 0.94, 0.93, 0.92, 0.85], [0.80, 0.70, 0.75, 0.90, 0.75]
+    found = {}
+
+    def ended(definition, out, **options):
+        again, trials = out.name == "again-1", trials_of(definition)
+        found[again] = (trials, options["budget"])
+        values = others * 2 if again else first
+        done = list(zip(trials, values, strict=True))[: AGAIN[ends] if again else None]
+        return [
+            {"run": trial.run, "status": "finished", "utility": {"last": {"validation_auc": value, "test_auc": 0.5}}}
+            for trial, value in done
+        ]
+
+    monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.run_sweep", ended)
+    (tmp_path / "out").mkdir()
+    tuned = run_tune(str(file), tmp_path / "out", {"schedule_seed": "5"}, minutes=1, trials=6)
+    (searched, search), (again, rest) = found[False], found[True]
+    assert (search.halving, search.seconds, rest.halving) == (True, pytest.approx(36.0), False)
+    assert 1.0 <= rest.seconds <= 60.0
+    finalists = [searched[place] for place in (1, 2, 3, 4, 0)]
+    assert [trial.config.schedule_seed for trial in again] == [6] * 5 + [7] * 5
+    assert [trial.config.model for trial in again] == [trial.config.model for trial in finalists] * 2
+    draws = 3 if ends == "whole" else 2
+    means = [(first[place] + (draws - 1) * others[at]) / draws for at, place in enumerate((1, 2, 3, 4, 0))]
+    expected = dict(zip([trial.run for trial in finalists], means, strict=True))
+    assert tuned.means == pytest.approx(expected)
+    assert (tuned.run, tuned.draws) == (max(expected, key=expected.get), draws)
+    assert tuned.given == pytest.approx(expected[searched[0].run])
+    assert f"the mean of {draws} draws of validation rows" in (tmp_path / "out" / "run.toml").read_text()
 
 
 @pytest.mark.parametrize(
@@ -96,8 +138,10 @@ def test_of_many_classes_trials_are_compared_by_what_chooses_their_epochs(
     runs = []
 
     def ended(definition, out, **options):
-        runs.extend(trial.run for trial in trials_of(definition))
         assert options["budget"].measure == measure
+        if out.name == "again-1":
+            return []
+        runs.extend(trial.run for trial in trials_of(definition))
         last = [
             {"validation_accuracy": 0.9 - 0.1 * place, "validation_macro_auc": 0.8 + 0.1 * place} for place in (0, 1)
         ]
@@ -132,7 +176,13 @@ def test_validation_chooses_and_the_test_is_shown_of_the_chosen_one_alone(file, 
     assert done.value.code == 0
     shown = capsys.readouterr()
     results = json.loads((out / "summary.json").read_text())
-    best = max(results, key=validation)
+    again = {result["run"]: validation(result) for result in json.loads((out / "again-1" / "summary.json").read_text())}
+    assert len(again) == 2 * 3  # all are among the best four
+
+    def mean(result):
+        return validation(result) + sum(again[f"{result['run']}-schedule_seed{draw}"] for draw in (1, 2))
+
+    best = max(results, key=mean)
     assert (shown.out + shown.err).count("test auc") == 1
     assert re.search(r"finished: .* \(validation [\d.]+\)", shown.err)  # and no test
     chosen = load_config(str(out / "run.toml"))
