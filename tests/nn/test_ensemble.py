@@ -82,11 +82,15 @@ def test_the_loss_is_the_mean_of_the_members_losses(classes, weights):
     assert float(found) == pytest.approx(np.mean(each), rel=1e-6)
 
 
-def test_members_begin_apart_and_what_they_predict_differs():
+def test_members_begin_with_signs_of_their_own_at_the_first_layer_and_alike_behind_it():
     torch.manual_seed(0)
-    bottom, top = TabularBottom(FeatureSpec(3, ()), cut=8, members=M), EnsembleTop(8, M)
-    spread = top.members(bottom(torch.randn(20, 3))).std(dim=1)
-    assert (spread > 1e-3).all()
+    bottom, top = TabularBottom(FeatureSpec(20, ()), hidden=[6], cut=8, members=M), EnsembleTop(8, M)
+    signs = bottom.layers[0].scale_in
+    assert set(signs.flatten().tolist()) == {-1.0, 1.0}
+    assert len({tuple(row) for row in signs.tolist()}) == M
+    behind = (bottom.layers[0].scale_out, bottom.layers[2].scale_in, top.hidden[0].scale_in, top.hidden[0].scale_out)
+    assert all((scale == 1.0).all() for scale in behind)
+    assert (top.members(bottom(torch.randn(9, 20))).std(dim=1) > 1e-3).all()
 
 
 def test_a_cut_that_cannot_be_shared_out_and_images_are_refused():
