@@ -187,7 +187,7 @@ class ModelConfig(Section):
         ge=1,
         le=256,
         description="for tables: networks that share most weights and whose predictions are averaged; each has its "
-        "part of the cut, and a step takes several times as long",
+        "part of the cut, and a step takes longer",
     )
     fusion: Literal["concat", "sum", "mean"] = Field(
         default="concat", description="how the parties' embeddings are joined"

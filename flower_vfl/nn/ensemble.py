@@ -6,7 +6,8 @@ several parties can be joined side by side, or added, before the top model takes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +24,6 @@ class MemberLinear(nn.Module):
         Widths of one member.
     members : int
         Number of members M.
-    first : bool
-        True if it is the first layer: :math:`r_m` begins with random signs, which make members differ, instead of ones.
 
     References
     ----------
@@ -32,13 +31,17 @@ class MemberLinear(nn.Module):
     Deep Learning with Parameter-Efficient Ensembling*, ICLR 2025 (arXiv 2410.24210), section 3.
     """
 
-    def __init__(self, in_width: int, out_width: int, members: int, *, first: bool = False) -> None:
+    def __init__(self, in_width: int, out_width: int, members: int) -> None:
         super().__init__()
         self.shared = nn.Linear(in_width, out_width, bias=False)
-        signs = 2.0 * torch.randint(0, 2, (members, in_width)) - 1.0
-        self.scale_in = nn.Parameter(signs if first else torch.ones(members, in_width))
+        self.scale_in = nn.Parameter(torch.ones(members, in_width))
         self.scale_out = nn.Parameter(torch.ones(members, out_width))
         self.bias = nn.Parameter(_uniform((members, out_width), in_width))
+
+    @torch.no_grad()
+    def draw_signs(self) -> None:
+        """Give each member random signs :math:`r_m`: at the first layer of a network they make members differ."""
+        self.scale_in.copy_(2.0 * torch.randint(0, 2, self.scale_in.shape) - 1.0)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, I), the same for all members, or (B, M, I) to (B, M, O)."""
@@ -71,7 +74,7 @@ class EnsembleTop(nn.Module):
         super().__init__()
         check_shared_out(in_width, members)
         self.count, self.classes = members, classes
-        self.hidden = member_perceptron(in_width // members, hidden, members)
+        self.hidden = perceptron(in_width // members, hidden, linear=partial(MemberLinear, members=members))
         width, outputs = (hidden[-1] if hidden else in_width // members), 1 if classes == 2 else classes
         self.weight = nn.Parameter(_uniform((members, width, outputs), width))
         self.bias = nn.Parameter(_uniform((members, outputs), width))
@@ -102,16 +105,13 @@ def mixture(logits: Tensor) -> Tensor:
     return sides[0] - sides[1]
 
 
-def member_perceptron(
-    width: int, widths: Sequence[int], members: int, dropout: float = 0.0, *, first: bool = False
+def perceptron(
+    width: int, widths: Sequence[int], dropout: float = 0.0, *, linear: Callable[[int, int], nn.Module] = nn.Linear
 ) -> nn.Sequential:
-    """Return linear layers of members with a ReLU after each, and dropout after all but the last.
-
-    `first` is True where the input is that of the network.
-    """
+    """Return linear layers with a ReLU after each, and dropout after all but the last; `linear` makes a layer."""
     parts: list[nn.Module] = []
     for position, out in enumerate(widths):
-        parts += [MemberLinear(width, out, members, first=first and not position), nn.ReLU()]
+        parts += [linear(width, out), nn.ReLU()]
         if dropout and position < len(widths) - 1:
             parts.append(nn.Dropout(dropout))
         width = out

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from functools import partial
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flower_vfl.errors import ConfigError, TrainingError
-from flower_vfl.nn.ensemble import check_shared_out, member_perceptron
+from flower_vfl.nn.ensemble import MemberLinear, check_shared_out, perceptron
 from flower_vfl.nn.numbers import NumericEmbedding, Quantiles
 
 EMBEDDING_SCALE = 0.1
@@ -114,10 +115,12 @@ class TabularBottom(nn.Module):
             width += spec.numeric * embedding_width
         self.members = members
         if members == 1:
-            self.layers = _perceptron(width, [*hidden, cut], dropout)
+            self.layers = perceptron(width, [*hidden, cut], dropout)
         else:
             check_shared_out(cut, members)
-            self.layers = member_perceptron(width, [*hidden, cut // members], members, dropout, first=True)
+            linear = partial(MemberLinear, members=members)
+            self.layers = perceptron(width, [*hidden, cut // members], dropout, linear=linear)
+            cast("MemberLinear", self.layers[0]).draw_signs()
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Map what a table's source gathers, numeric (B, F) and categorical (B, K), to the embedding (B, D)."""
@@ -162,7 +165,7 @@ class Top(nn.Module):
             raise ConfigError(f"a top model needs at least two classes, given {classes}")
         self.classes = classes
         last = hidden[-1] if hidden else in_width
-        body = _perceptron(in_width, hidden)
+        body = perceptron(in_width, hidden)
         self.layers = nn.Sequential(*body, nn.Linear(last, 1 if classes == 2 else classes))
 
     def forward(self, z: Tensor) -> Tensor:
@@ -198,17 +201,6 @@ def _embedding_table(cardinalities: Sequence[int], width: int) -> nn.Embedding:
         # Training may never meet bucket 0: an unseen value should then say nothing rather than something random.
         table.weight[column_offsets(cardinalities)] = 0.0
     return table
-
-
-def _perceptron(width: int, widths: Sequence[int], dropout: float = 0.0) -> nn.Sequential:
-    """Return linear layers with a ReLU after each, and dropout after all but the last."""
-    parts: list[nn.Module] = []
-    for position, out in enumerate(widths):
-        parts += [nn.Linear(width, out), nn.ReLU()]
-        if dropout and position < len(widths) - 1:
-            parts.append(nn.Dropout(dropout))
-        width = out
-    return nn.Sequential(*parts)
 
 
 def _check_widths(named: dict[str, int], hidden: Sequence[int]) -> None:

@@ -202,11 +202,22 @@ def run_tune(
     if len(finalists) > 1:
         left = Budget(max(1.0, ends - time.monotonic()), measure, halving=False)
         draws += _again(finalists, table, config.shared_seed, out, workers=workers, budget=left)
-    found = {run: [draw[run] for draw in draws] for run in (finalists if len(draws) > 1 else ranked)}
-    best, *others = sorted(found, key=lambda run: _order(found[run], measure))
-    means = {run: fmean(kept[measure] for kept in found[run]) for run in (best, *others)} if len(draws) > 1 else {}
+    tuned = _choose(draws, cases, measure)
+    write_text_atomic(out / CHOSEN, _configuration(source, overrides, config, tuned))
+    return tuned
+
+
+def _choose(
+    draws: Sequence[Mapping[str, Mapping[str, Any]]], cases: Mapping[str, Mapping[str, Any]], measure: str
+) -> Tuned:
+    """Return what validation chose, from the metrics by draw: first those of all trials, then those of finalists."""
+    ranked, given = draws[0], next(iter(cases))
+    found = {run: [draw[run] for draw in draws] for run in ranked if run in draws[-1]}
+    order = sorted(found, key=lambda run: _order(found[run], measure))
+    means = {run: fmean(kept[measure] for kept in found[run]) for run in order} if len(draws) > 1 else {}
     scores = {run: float(kept[measure]) for run, kept in ranked.items()}
-    tuned = Tuned(
+    best = order[0]
+    return Tuned(
         run=best,
         values={key: value for key, value in cases[best].items() if value != cases[given][key]},
         scores=scores,
@@ -217,8 +228,6 @@ def run_tune(
         measure=measure,
         tried=len(cases),
     )
-    write_text_atomic(out / CHOSEN, _configuration(source, overrides, config, tuned))
-    return tuned
 
 
 def _different(settings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -262,10 +271,10 @@ def _again(
     cases = [{**case, "schedule_seed": seed + draw} for draw in range(1, DRAWS) for case in finalists.values()]
     fixed = {key: value for key, value in table["set"].items() if canonical_key(key) != "schedule_seed"}
     again = parse_definition(tomli_w.dumps({**table, "set": fixed, "cases": cases}), Path())
-    # A search that goes on may have other finalists.
+    # A resumed search may have other finalists.
     folders = (out / f"again-{number}" for number in count(1))
     folder = next(path for path in folders if not is_sweep(path) or (path / DEFINITION).read_text() == again.text)
-    console().print(f"the best {len(finalists)} again, with other validation rows")
+    console().print("the best and the given settings again, with other validation rows")
     summaries = _swept(again, folder, resume=True, workers=workers, budget=budget)
     ended = {summary["run"]: kept_utility(summary) for summary in summaries if summary.get("status") in ENDED}
     found, runs = [], iter(trials_of(again))

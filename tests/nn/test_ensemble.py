@@ -1,4 +1,4 @@
-"""An ensemble is its members: each one a network of its own, whose probabilities are averaged."""
+"""An ensemble is its members: separate networks, whose probabilities are averaged."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from flower_vfl.strategies import VerticalStrategy
 M = 4
 
 
-def test_each_member_is_a_linear_layer_of_the_shared_matrix_with_its_rows_and_columns_scaled():
+def test_each_member_scales_the_rows_and_columns_of_one_matrix():
     layer, x = MemberLinear(5, 3, M).double(), torch.randn(7, M, 5, dtype=torch.float64)
     with torch.no_grad():
         layer.scale_in.normal_()
