@@ -7,7 +7,6 @@ a step of the plain joined loop of `inproc.py`, which does what both parties do 
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import queue
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from typing import Any
 
 import grpc
 import torch
-from harness import Enough, Gate, Sample, Times, arguments, compare, report
+from harness import PROCESSES, Enough, Gate, Sample, Times, arguments, compare, report
 from lanes import joined, preset, split_processes
 
 from flower_vfl.config import Config
@@ -55,9 +54,7 @@ def echo(gate: Gate, size: int) -> None:
     )
     port = server.add_secure_port("127.0.0.1:0", credentials)
     server.start()
-    peer = multiprocessing.get_context("spawn").Process(
-        target=_peer, args=(port, authority.certificate, authority.client("peer"), size, limit)
-    )
+    peer = PROCESSES.Process(target=_peer, args=(port, authority.certificate, authority.client("peer"), size, limit))
     peer.start()
     try:
         if (error := over.get()) is not None:
@@ -114,8 +111,8 @@ def main() -> None:
     quick = arguments(__doc__).quick
     size = {"starts": 1, "blocks": 3, "steps": 4} if quick else {"starts": 4, "blocks": 24, "steps": 20}
     common: dict[str, dict[str, Any]] = {"attack": {"names": []}, "transport": {"kind": "stream"}}
-    configs = {"census": preset(quick, **common), "cut 128": preset(quick, **common, model={"cut": 128})}
-    cuts = {name: measure(config, **size) for name, config in configs.items()}
+    models: dict[str, dict[str, Any]] = {"census": {}, **({} if quick else {"cut 128": {"cut": 128}})}
+    cuts = {name: measure(preset(quick, **common, model=model), **size) for name, model in models.items()}
     worst = max(cuts.values(), key=lambda cut: cut["ratio"]["median"])
     report(
         "stream",

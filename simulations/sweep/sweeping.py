@@ -67,7 +67,7 @@ def run_sweep(
     FlowerVflError
         When something is wrong with the input, before the first trial starts.
     TrainingError
-        When trials failed; those that did not have left their results.
+        When trials failed, in a search when all did; those that did not have left their results.
     """
     trials, running = trials_of(definition, overrides), definition.running.with_stacking(stacking)
     with SweepFolder(out, definition.text, trials, origin=definition.folder, resume=resume) as folder:
@@ -81,7 +81,7 @@ def run_sweep(
             raise
         finally:  # whatever ended it: what has finished is shown
             summaries = _finish(folder, board)
-    if board.failures:
+    if board.failures and (budget is None or len(board.failures) == len(trials)):
         run, reason = next(iter(board.failures.items()))
         raise TrainingError(
             f"{len(board.failures)} of {len(trials)} trials failed, {run} for instance: "

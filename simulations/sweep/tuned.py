@@ -18,9 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from flower_vfl.apps.factories import open_data
-from flower_vfl.apps.folder import ENDED, read_result
+from flower_vfl.apps.folder import ENDED
 from flower_vfl.apps.result_schema import kept_utility
-from flower_vfl.apps.sweeps import DEFINITION, is_sweep, runs_of
+from flower_vfl.apps.sweeps import DEFINITION, is_sweep
 from flower_vfl.config import Config, canonical_key, load_config, preset_names, read_source
 from flower_vfl.config.schema import MANY_ROWS
 from flower_vfl.data.store.memory import VerticalData
@@ -28,7 +28,8 @@ from flower_vfl.errors import ConfigError, TrainingError
 from flower_vfl.files import write_text_atomic
 from flower_vfl.reports.ranking import validation
 from flower_vfl.reports.words import number
-from flower_vfl.simulations.sweep.definition import Budget, Definition, parse_definition
+from flower_vfl.simulations.sweep.definition import Budget, parse_definition
+from flower_vfl.simulations.sweep.results import FAILED
 from flower_vfl.simulations.sweep.sweeping import run_sweep
 from flower_vfl.simulations.sweep.trials import show, trials_of
 from flower_vfl.terminal import console
@@ -193,7 +194,8 @@ def run_tune(
     table = {"base": base, "set": {**_TRIAL, **overrides}, "cases": _different(settings)}
     definition = parse_definition(tomli_w.dumps(table), Path())
     ends = time.monotonic() + 60.0 * minutes
-    summaries = _swept(definition, out, resume=resume, workers=workers, budget=Budget(SEARCH * 60.0 * minutes, measure))
+    budget = Budget(SEARCH * 60.0 * minutes, measure)
+    summaries = run_sweep(definition, out, resume=resume, workers=workers, stacking=False, budget=budget)
     ranked = _ranked(summaries, measure, minutes)
     cases = {trial.run: case for trial, case in zip(trials_of(definition), definition.cases, strict=True)}
     given = next(iter(cases))
@@ -267,7 +269,10 @@ def _again(
     workers: int,
     budget: Budget,
 ) -> list[dict[str, dict[str, Any]]]:
-    """Train finalists with other draws of validation rows; return the metrics of all, of each draw that all ended."""
+    """Train finalists with other draws of validation rows; return the metrics of all, of each draw that all ended.
+
+    A finalist that fails then, because its training diverges, is none any more.
+    """
     cases = [{**case, "schedule_seed": seed + draw} for draw in range(1, DRAWS) for case in finalists.values()]
     fixed = {key: value for key, value in table["set"].items() if canonical_key(key) != "schedule_seed"}
     again = parse_definition(tomli_w.dumps({**table, "set": fixed, "cases": cases}), Path())
@@ -275,26 +280,17 @@ def _again(
     folders = (out / f"again-{number}" for number in count(1))
     folder = next(path for path in folders if not is_sweep(path) or (path / DEFINITION).read_text() == again.text)
     console().print("the best and the given settings again, with other validation rows")
-    summaries = _swept(again, folder, resume=True, workers=workers, budget=budget)
-    ended = {summary["run"]: kept_utility(summary) for summary in summaries if summary.get("status") in ENDED}
-    found, runs = [], iter(trials_of(again))
-    for _ in range(1, DRAWS):
-        draw = {run: ended.get(next(runs).run, {}) for run in finalists}
-        found += [draw] if all(kept.get(budget.measure) is not None for kept in draw.values()) else []
-    return found
-
-
-def _swept(
-    definition: Definition, out: Path, *, resume: bool, workers: int, budget: Budget
-) -> Sequence[Mapping[str, Any]]:
-    """Run the trials; one that diverges is no reason to lose the others."""
     try:
-        return run_sweep(definition, out, resume=resume, workers=workers, stacking=False, budget=budget)
-    except TrainingError:
-        summaries = [{**read_result(folder), "run": folder.name} for folder in runs_of(out)]
-        if not summaries:
-            raise
-        return summaries
+        summaries = run_sweep(again, folder, resume=True, workers=workers, stacking=False, budget=budget)
+    except TrainingError:  # all failed: there is only the first draw to choose by
+        return []
+    by_run = {summary["run"]: summary for summary in summaries}
+    runs = iter(trials_of(again))
+    draws = [{run: by_run.get(next(runs).run, {}) for run in finalists} for _ in range(1, DRAWS)]
+    lasting = [run for run in finalists if all(draw[run].get("status") != FAILED for draw in draws)]
+    ended = [draw for draw in draws if all(draw[run].get("status") in ENDED for run in lasting)]
+    kept = [{run: kept_utility(draw[run]) for run in lasting} for draw in ended]
+    return [draw for draw in kept if draw and all(one.get(budget.measure) is not None for one in draw.values())]
 
 
 def _configuration(source: str, overrides: Mapping[str, str], config: Config, tuned: Tuned) -> str:
@@ -316,7 +312,7 @@ def _configuration(source: str, overrides: Mapping[str, str], config: Config, tu
     for key, value in tuned.values.items():
         section, _, rest = key.partition(".")
         values.setdefault(section, {})[rest] = value
-    given = "ended too early to compare" if tuned.given is None else f"validated at {number(tuned.given, 4)}"
+    given = "have none to compare" if tuned.given is None else f"validated at {number(tuned.given, 4)}"
     lines = [
         f"# Chosen by `flower-vfl tune {source}` among {len(tuned.scores)} settings that ended, by {tuned.measure}:",
         f"# {number(tuned.best, 4)}{_on_average(tuned)}; the settings that were given {given}.",

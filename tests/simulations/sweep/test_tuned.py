@@ -90,12 +90,13 @@ def test_of_settings_that_validate_equally_the_loss_decides_and_then_the_given_o
     assert (tuned.draws, tuned.means) == (1, {})
 
 
-AGAIN = {"whole": 10, "second draw cut short": 9}
-
-
-@pytest.mark.parametrize("ends", AGAIN)
+@pytest.mark.parametrize(
+    ("end", "failed", "draws"),
+    [(10, None, 3), (9, None, 2), (10, 8, 3), (0, "all", 1)],
+    ids=["whole", "second draw cut short", "the best diverges in it", "all diverge"],
+)
 def test_the_best_and_the_given_settings_are_trained_again_with_other_validation_rows(
-    file, tmp_path, monkeypatch, ends
+    file, tmp_path, monkeypatch, end, failed, draws
 ):
     """Of six trials, the given ones are the last by validation, and the third is the best on average."""
     first, others = [0.80, 0.95, 0.94, 0.93, 0.92, 0.85], [0.80, 0.70, 0.75, 0.90, 0.75]
@@ -104,11 +105,15 @@ def test_the_best_and_the_given_settings_are_trained_again_with_other_validation
     def ended(definition, out, **options):
         again, trials = out.name == "again-1", trials_of(definition)
         found[again] = (trials, options["budget"])
+        if again and failed == "all":
+            raise TrainingError("10 of 10 trials failed")
         values = others * 2 if again else first
-        done = list(zip(trials, values, strict=True))[: AGAIN[ends] if again else None]
+        done = list(zip(trials, values, strict=True))[: end if again else None]
         return [
-            {"run": trial.run, "status": "finished", "utility": {"last": {"validation_auc": value, "test_auc": 0.5}}}
-            for trial, value in done
+            {"run": trial.run, "status": "failed"}
+            if again and place == failed
+            else {"run": trial.run, "status": "finished", "utility": {"last": {"validation_auc": value}}}
+            for place, (trial, value) in enumerate(done)
         ]
 
     monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.run_sweep", ended)
@@ -117,14 +122,21 @@ def test_the_best_and_the_given_settings_are_trained_again_with_other_validation
     (searched, search), (again, rest) = found[False], found[True]
     assert (search.halving, search.seconds, rest.halving) == (True, pytest.approx(36.0), False)
     assert 1.0 <= rest.seconds <= 60.0
-    finalists = [searched[place] for place in (1, 2, 3, 4, 0)]
+    order = (1, 2, 3, 4, 0)
+    finalists = [searched[place] for place in order]
     assert [trial.config.schedule_seed for trial in again] == [6] * 5 + [7] * 5
     assert [trial.config.model for trial in again] == [trial.config.model for trial in finalists] * 2
-    draws = 3 if ends == "whole" else 2
-    means = [(first[place] + (draws - 1) * others[at]) / draws for at, place in enumerate((1, 2, 3, 4, 0))]
-    expected = dict(zip([trial.run for trial in finalists], means, strict=True))
+    assert tuned.draws == draws
+    if draws == 1:
+        assert (tuned.run, tuned.means) == (searched[1].run, {})
+        return
+    expected = {
+        searched[place].run: (first[place] + (draws - 1) * others[at]) / draws
+        for at, place in enumerate(order)
+        if failed is None or at != failed - len(order)
+    }
     assert tuned.means == pytest.approx(expected)
-    assert (tuned.run, tuned.draws) == (max(expected, key=expected.get), draws)
+    assert tuned.run == max(expected, key=expected.get)
     assert tuned.given == pytest.approx(expected[searched[0].run])
     assert f"the mean of {draws} draws of validation rows" in (tmp_path / "out" / "run.toml").read_text()
 
@@ -168,16 +180,24 @@ def test_trials_whose_validation_rows_are_of_one_class_are_not_called_too_slow(f
 
 
 @pytest.mark.slow
-def test_validation_chooses_and_the_test_is_shown_of_the_chosen_one_alone(file, tmp_path, capsys):
+def test_validation_chooses_and_the_test_is_shown_of_the_chosen_one_alone(file, tmp_path, capsys, monkeypatch):
+    """Of three settings one diverges, which is no reason to lose the others."""
+
+    def with_one_that_diverges(*given):
+        *settings, last = search_space(*given)
+        return [*settings, {**last, "training.learning_rate": 1e30}]
+
+    monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.search_space", with_one_that_diverges)
     out = tmp_path / "out"
     words = ["tune", str(file), "--out", str(out), "--trials", "3", "--minutes", "2", "--set", "model.dropout=0.05"]
     with pytest.raises(SystemExit) as done:
         main(words)
     assert done.value.code == 0
     shown = capsys.readouterr()
-    results = json.loads((out / "summary.json").read_text())
+    *results, diverged = json.loads((out / "summary.json").read_text())
+    assert (diverged["status"], len(results)) == ("failed", 2)
     again = {result["run"]: validation(result) for result in json.loads((out / "again-1" / "summary.json").read_text())}
-    assert len(again) == 2 * 3  # all are among the best four
+    assert len(again) == 2 * 2  # both are among the best four
 
     def mean(result):
         return validation(result) + sum(again[f"{result['run']}-schedule_seed{draw}"] for draw in (1, 2))
