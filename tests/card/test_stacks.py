@@ -39,7 +39,9 @@ def launches_a_step(work):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("defense", ["iso(t={})", "max_norm", "marvell(s={})"])
+@pytest.mark.parametrize(
+    "defense", [*(pytest.param(name, marks=pytest.mark.release) for name in ("iso(t={})", "max_norm")), "marvell(s={})"]
+)
 def test_a_hundred_runs_are_at_most_three_times_the_work_of_one(defense, tmp_path):
     """Counted for 2 and 6 runs: each further one adds the same, as noise is drawn run by run."""
     data = mixed_data(ROWS, 40)

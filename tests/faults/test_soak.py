@@ -37,6 +37,7 @@ def hoard(steps: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_memory_handles_and_threads_stay_as_they_are_over_thousands_of_steps():
     found = alone(f"soak.soak({int(os.environ.get('FLOWER_VFL_SOAK_STEPS', '3000'))})")
     assert found["status"] == "finished"

@@ -433,6 +433,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 
 
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.timeout(1800)
 def test_a_tenth_of_the_real_rows_and_values_is_prepared_in_bounded_memory(tmp_path):

@@ -278,6 +278,7 @@ def head(monkeypatch):
             process.wait(60)
 
 
+@pytest.mark.release
 def test_a_cluster_that_is_there_is_joined_and_left_running(toy, tmp_path, head):
     for _ in range(20):
         done = sweep(toy, "--out", tmp_path / "out", "--address", head)
