@@ -34,7 +34,7 @@ PATIENT_STEPS, LEAST_PATIENCE, LEARNING_RATE = 600, 8, 1e-3
 """Steps without a better validation after which training ends, and epochs at least; and the learning rate."""
 
 
-MANY_ROWS = 20_000
+MANY_ROWS = 3_000
 """With fewer training rows, embeddings of numbers cost accuracy more often than they add some."""
 
 
@@ -162,7 +162,7 @@ class ModelConfig(Section):
     numeric_embedding: Literal["auto", "bins", "none"] = Field(
         default="auto",
         description='for tables: "bins": numbers have embeddings too, linear within bins of the training rows; "auto": '
-        "from 20,000 training rows on",
+        "from 3,000 training rows on",
     )
     embedding_device: Literal["same", "cpu"] = Field(
         default="same",

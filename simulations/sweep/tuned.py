@@ -22,7 +22,6 @@ from flower_vfl.apps.folder import ENDED
 from flower_vfl.apps.result_schema import kept_utility
 from flower_vfl.apps.sweeps import DEFINITION, is_sweep
 from flower_vfl.config import Config, canonical_key, load_config, preset_names, read_source
-from flower_vfl.config.schema import MANY_ROWS
 from flower_vfl.data.store.memory import VerticalData
 from flower_vfl.errors import ConfigError, TrainingError
 from flower_vfl.files import write_text_atomic
@@ -60,7 +59,7 @@ _TABLES: dict[str, list[Any]] = {
     "model.numeric_embedding": ["none", "bins"],
 }
 _MEMBERS = 4
-"""Of ensembles that are tried on tables with `MANY_ROWS` training rows; on smaller ones none was better."""
+"""Of ensembles, which are tried on tables."""
 _RATES = (3e-4, 5e-3)
 SEARCH, FINALISTS, DRAWS = 0.6, 4, 3
 """Share of the time for the search. The rest is for the best so many and the given settings: each is trained again with
@@ -113,7 +112,8 @@ class Tuned:
 def search_space(config: Config, data: VerticalData, trials: int) -> list[dict[str, Any]]:
     """Return the settings that are tried: first those of the configuration, then draws that do not depend on chance.
 
-    Of large tables an ensemble with the settings of the configuration comes second.
+    Of tables two ensembles come between, with the settings of the configuration, and with the other choice about
+    embeddings of numbers.
 
     Parameters
     ----------
@@ -125,11 +125,15 @@ def search_space(config: Config, data: VerticalData, trials: int) -> list[dict[s
         How many settings.
     """
     tables = config.model.network == "auto" and not any(data.party(party).spec.shape for party in data.parties)
-    large = tables and data.alignment.rows >= MANY_ROWS and config.model.cut % _MEMBERS == 0
-    space = {**_TRAINING, **(_TABLES if tables else {}), **({"model.ensemble": [1, _MEMBERS]} if large else {})}
+    ensembles = tables and config.model.cut % _MEMBERS == 0
+    space = {**_TRAINING, **(_TABLES if tables else {}), **({"model.ensemble": [1, _MEMBERS]} if ensembles else {})}
     plain = config.model_dump()
     first = {key: _at(plain, key) for key in ("training.learning_rate", *space)}
-    found = [first, {**first, "model.ensemble": _MEMBERS}] if large else [first]
+    found = [first]
+    if ensembles:
+        numbers = config.fitted(data.alignment.rows).model.numeric_embedding
+        found.append({**first, "model.ensemble": _MEMBERS})
+        found.append({**found[-1], "model.numeric_embedding": "none" if numbers == "bins" else "bins"})
     for place in range(len(found), trials):
         draw = random.Random(f"flower-vfl tune {place}")
         rate = math.exp(draw.uniform(*map(math.log, _RATES)))

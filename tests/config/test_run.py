@@ -426,10 +426,20 @@ def test_an_endpoint_on_every_address_must_say_which_one_parties_dial(host):
 
 
 @pytest.mark.parametrize(
-    ("rows", "batch_size", "epochs"), [(20, 16, 200), (1_437, 32, 98), (30_000, 512, 76), (300_000, 1024, 16)]
+    ("rows", "batch_size", "epochs", "numbers"),
+    [
+        (20, 16, 200, "none"),
+        (1_437, 32, 98, "none"),
+        (2_999, 64, 94, "none"),
+        (3_000, 64, 94, "bins"),
+        (30_000, 512, 76, "bins"),
+        (300_000, 1024, 16, "bins"),
+    ],
 )
-def test_what_is_auto_becomes_numbers_that_fit_the_rows(rows, batch_size, epochs):
-    fitted = build_config({}).fitted(rows).training
+def test_what_is_auto_becomes_values_that_fit_the_rows(rows, batch_size, epochs, numbers):
+    config = build_config({}).fitted(rows)
+    assert config.model.numeric_embedding == numbers
+    fitted = config.training
     assert (fitted.batch_size, fitted.epochs, fitted.learning_rate) == (batch_size, epochs, 1e-3)
     steps = math.ceil((rows - rows // 10) / batch_size)
     assert fitted.patience == max(8, math.ceil(600 / steps))

@@ -40,21 +40,22 @@ def test_the_given_settings_are_tried_first_and_draws_are_the_same_each_time(fil
     assert len({str(one) for one in found}) == 6
 
 
-def test_only_of_large_tables_ensembles_are_tried_and_one_with_the_given_settings_first():
+@pytest.mark.parametrize(("rows", "numbers"), [(2_999, "bins"), (3_000, "none")])
+def test_of_tables_ensembles_are_tried_and_two_with_the_given_settings_first(rows, numbers):
     config = build_config({"data": {"name": "synthetic"}})
-    few, many = (load("synthetic", options={"rows": rows, "test_rows": 50}) for rows in (19_999, 20_000))
-    assert not any("model.ensemble" in one for one in search_space(config, few, 9))
-    given, second, *others = search_space(config, many, 9)
-    assert {key for key in given if given[key] != second[key]} == {"model.ensemble"}
+    data = load("synthetic", options={"rows": rows, "test_rows": 50})
+    given, second, third, *others = search_space(config, data, 9)
+    assert second == {**given, "model.ensemble": 4}
+    assert third == {**second, "model.numeric_embedding": numbers}
     assert {one["model.ensemble"] for one in others} == {1, 4}
-    assert all(one["model.cut"] % one["model.ensemble"] == 0 for one in (given, second, *others))
+    assert all(one["model.cut"] % one["model.ensemble"] == 0 for one in (given, second, third, *others))
     odd = build_config({"data": {"name": "synthetic"}, "model": {"cut": 10}})  # which four cannot share
-    assert not any("model.ensemble" in one for one in search_space(odd, many, 9))
+    assert not any("model.ensemble" in one for one in search_space(odd, data, 9))
 
 
 def test_images_have_no_bins_and_no_hidden_layers_of_tables_to_choose():
-    data = load("digits")
-    assert "model.bottom" not in search_space(load_config("toy-gap"), data, 2)[1]
+    found = search_space(load_config("toy-gap"), load("digits"), 2)[1]
+    assert not {"model.bottom", "model.ensemble"} & set(found)
 
 
 def test_without_validation_rows_nothing_is_searched(file, tmp_path):
