@@ -144,9 +144,10 @@ def live(case: Case, nursery: str, data: VerticalData, delay: float) -> str:
 
 
 def events(plan: Path) -> list[dict[str, Any]]:
-    """Return what happened in a run so far."""
+    """Return what happened in a run so far; of what a party is writing, a part may be there already."""
     path = plan / EVENTS
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    *lines, _ = path.read_text().split("\n") if path.exists() else [""]
+    return [json.loads(line) for line in lines]
 
 
 def recoveries(found: list[dict[str, Any]]) -> list[tuple[str, float]]:

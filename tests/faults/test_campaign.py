@@ -13,7 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.faults.campaign import Campaign, Record, recoveries
+from tests.faults.campaign import Campaign, Record, events, recoveries
+from tests.faults.striking import EVENTS, tell
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,6 +31,14 @@ def test_runs_that_are_disturbed_in_every_way_end_as_one_that_nobody_disturbed(k
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["broken"] == []
     assert found["struck"]["kill"] >= kills
+
+
+def test_what_a_party_is_still_writing_is_no_event_yet(tmp_path):
+    assert events(tmp_path) == []
+    tell(tmp_path, "a", "kill")
+    with (tmp_path / EVENTS).open("a") as file:
+        file.write('{"at": 18134.1')
+    assert [event["what"] for event in events(tmp_path)] == ["kill"]
 
 
 def test_a_recovery_lasts_until_the_next_step_unless_somebody_dies_before():
