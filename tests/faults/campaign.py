@@ -144,10 +144,10 @@ def live(case: Case, nursery: str, data: VerticalData, delay: float) -> str:
 
 
 def events(plan: Path) -> list[dict[str, Any]]:
-    """Return what happened in a run so far; of what a party is writing, a part may be there already."""
+    """Return what happened in a run so far; of what a party was writing when it was killed, there may be a part."""
     path = plan / EVENTS
-    *lines, _ = path.read_text().split("\n") if path.exists() else [""]
-    return [json.loads(line) for line in lines]
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
 
 
 def recoveries(found: list[dict[str, Any]]) -> list[tuple[str, float]]:

@@ -51,8 +51,11 @@ class Fault:
 
 
 def tell(plan: Path, who: str, what: str, **more: Any) -> None:
-    """Write down what happened and when, on a clock that all processes of the machine share."""
-    line = json.dumps({"at": time.monotonic(), "who": who, "what": what, **more}) + "\n"
+    """Write down what happened and when, on a clock that all processes of the machine share.
+
+    A kill may have left a part of a line, so each begins on one of its own.
+    """
+    line = "\n" + json.dumps({"at": time.monotonic(), "who": who, "what": what, **more}) + "\n"
     handle = os.open(plan / EVENTS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.write(handle, line.encode())
     os.close(handle)

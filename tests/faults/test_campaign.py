@@ -33,12 +33,14 @@ def test_runs_that_are_disturbed_in_every_way_end_as_one_that_nobody_disturbed(k
     assert found["struck"]["kill"] >= kills
 
 
-def test_what_a_party_is_still_writing_is_no_event_yet(tmp_path):
+def test_a_kill_in_the_midst_of_an_event_loses_no_other(tmp_path):
     assert events(tmp_path) == []
     tell(tmp_path, "a", "kill")
     with (tmp_path / EVENTS).open("a") as file:
         file.write('{"at": 18134.1')
     assert [event["what"] for event in events(tmp_path)] == ["kill"]
+    tell(tmp_path, "b", "step")
+    assert [event["what"] for event in events(tmp_path)] == ["kill", "step"]
 
 
 def test_a_recovery_lasts_until_the_next_step_unless_somebody_dies_before():
