@@ -9,7 +9,8 @@ from typing import Any
 
 from flower_vfl.attacks.base import Attack, AttackMethod
 from flower_vfl.attacks.longitudinal.base import Kept, MemoryAttack
-from flower_vfl.auditing.evaluator import TOGETHER, AttackEvaluator, AuditLabels, Reference
+from flower_vfl.auditing.batched_scoring import TOGETHER
+from flower_vfl.auditing.evaluator import AttackEvaluator, AuditLabels, Reference
 from flower_vfl.auditing.longitudinal import LongitudinalEvaluator, Take
 from flower_vfl.auditing.recorder import Recorder
 from flower_vfl.protocol.schedule import Schedule

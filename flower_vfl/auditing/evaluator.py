@@ -31,9 +31,6 @@ from flower_vfl.rng import scattered
 _log = logging.getLogger(__name__)
 _DRAWS = {REFERENCE: 1, HINTS: 2, LEAKED: 3}
 
-TOGETHER = 16
-"""Steps whose scores are compared with the labels at once while training goes on."""
-
 
 class AuditLabels:
     """True labels for scoring in a simulation, handed over in pieces; no attack ever sees them.
@@ -267,8 +264,8 @@ class AttackEvaluator:
     every : int
         Score each so many steps.
     together : int
-        Compare with the labels the scores of so many steps at once, which costs a third: between two steps of training
-        nothing that this needs is in the processor's caches.
+        Read so many steps in a row, which takes half of the time: between two steps of training nothing that this needs
+        is in the processor's caches.
     view : str
         Prefix of the names of the values for `recorder`, as in "monitor_auc" and "monitor_detection_error"; by
         default nothing for an attacker's, "monitor" for the monitor's.

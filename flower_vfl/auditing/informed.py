@@ -23,6 +23,7 @@ from flower_vfl.attacks.joint.regression import evidence
 from flower_vfl.attacks.longitudinal.base import centred_in_batch_units
 from flower_vfl.attacks.longitudinal.direction import score as direction_score
 from flower_vfl.attacks.rows import as_rows
+from flower_vfl.auditing.batched_scoring import HELD, TOGETHER
 from flower_vfl.auditing.collected import Collected
 from flower_vfl.auditing.columns import joint_view, read_with_columns
 from flower_vfl.auditing.entries import AUDIT
@@ -60,9 +61,6 @@ MOST_BYTES = 1 << 27
 
 QUICK = 4096
 """Rows of an epoch that discriminants read while training goes on."""
-
-TOGETHER = 16
-"""Steps on a GPU that are brought to main memory at once."""
 
 SMALLEST_FIT = 2048
 """Rows to which trees and a network are fitted at least, however many audits there are."""
@@ -185,7 +183,8 @@ class InformedAudit:
             self._join(widths)
         self._pending.append((step, epoch, rows, z, g))
         last = step == self._schedule.steps_of(epoch)[-1]
-        if last or g.device.type == "cpu" or len(self._pending) >= TOGETHER:
+        held = sum(z.nbytes + g.nbytes for *_, z, g in self._pending)
+        if last or len(self._pending) >= TOGETHER or held > HELD:
             self._settle()
         if last:
             self._end_epoch(step, epoch)
@@ -196,7 +195,7 @@ class InformedAudit:
         self._features = GradientFeatures(self._members)
 
     def _settle(self) -> None:
-        """Take in what is still on a GPU."""
+        """Take in the steps that wait, in main memory: in a row they take less time, and a GPU is waited for once."""
         pending, self._pending = self._pending, []
         tensors = [as_rows(tensor) for _, _, _, z, g in pending for tensor in (z, g)]
         if tensors and tensors[0].device.type != "cpu":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from dataclasses import replace
 from typing import ClassVar
 
 from flower_vfl.errors import PartyError, SessionError
@@ -13,7 +14,11 @@ from flower_vfl.transport.base import Link, Machine
 
 
 class InprocLink(Link):
-    """Frames wait in a queue and are handled when their answer is asked for."""
+    """Frames wait in a queue and are handled when their answer is asked for.
+
+    Of a step, the gradient and the request for the next embedding wait one by one: all parties learn when links are
+    flushed, and embed when they are asked. Alternating takes a sixteenth longer, where parties are many.
+    """
 
     def __init__(self, machine: Machine) -> None:
         super().__init__(machine.name, machine.hello())
@@ -26,19 +31,28 @@ class InprocLink(Link):
         self.bytes_down += frame.nbytes
         if frame.kind is Kind.EXPORTED:  # nothing comes after it, and nobody asks for an answer
             self._machine.handle(frame)
+        elif frame.kind is Kind.STEP and frame.tensors and frame.step >= 0:
+            self._waiting += [replace(frame, step=-1), Frame(Kind.STEP, frame.step, {"gradient_of": -1})]
         else:
             self._waiting.append(frame)
 
+    def flush(self) -> None:  # noqa: D102
+        while self._waiting and self._waiting[0].kind is Kind.STEP and self._waiting[0].step < 0:
+            self._handle_next()
+
     def receive(self, timeout: float) -> Frame:  # noqa: D102
         while self._waiting:
-            try:
-                answer = self._machine.handle(self._waiting.popleft())
-            except Exception as error:
-                raise PartyError(f"party {self.party!r} failed: {words_of(error)}") from error
+            answer = self._handle_next()
             if answer is not None:
                 self.bytes_up += answer.nbytes
                 return self._accept(answer)
         raise PartyError(f"party {self.party!r} has nothing to answer")
+
+    def _handle_next(self) -> Frame | None:
+        try:
+            return self._machine.handle(self._waiting.popleft())
+        except Exception as error:
+            raise PartyError(f"party {self.party!r} failed: {words_of(error)}") from error
 
     def refuse(self, reason: str) -> None:  # noqa: D102
         self.refusal = reason

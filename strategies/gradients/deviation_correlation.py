@@ -23,6 +23,12 @@ ENOUGH = 16
 """Rows of a class that must have occurred in each of several epochs before a correlation is estimated; half of its
 sample where that is less."""
 
+TOGETHER = 16
+"""Batches that are taken in a row: between two steps nothing that this needs is in the processor's caches."""
+
+HELD = 2**26
+"""Bytes of gradients that may wait for that."""
+
 _NEGLIGIBLE = 1e-9
 """Share of the largest variance; smaller variances are rounding errors of single precision."""
 
@@ -75,12 +81,25 @@ class DeviationCorrelation:
         self._now = torch.zeros(0, 0)
         self._shared: Tensor | None = None  # that of runs that train together, of which `_now` is the rows from `_low`
         self._low = 0
+        self._waiting: list[tuple[Tensor, Tensor, Rows, float, Tensor | None]] = []
 
     def add(self, g: Tensor, y: Tensor, rows: Rows, unit: float = 1.0, means: Tensor | None = None) -> None:
         """Take in a batch: clean gradients (B, D), labels (B,), rows of the table (B,) and the unit to measure in.
 
-        Where the means of the classes (2, D) are known, they are not computed again.
+        Where the means of the classes (2, D) are known, they are not computed again. Nothing of it may be written into
+        afterwards: it waits for more.
         """
+        self._waiting.append((g, y, rows, unit, means))
+        if len(self._waiting) >= TOGETHER or sum(one[0].nbytes for one in self._waiting) > HELD:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Take in what waits."""
+        waiting, self._waiting = self._waiting, []
+        for batch in waiting:
+            self._take(*batch)
+
+    def _take(self, g: Tensor, y: Tensor, rows: Rows, unit: float, means: Tensor | None) -> None:
         places, known = self._find(rows, g.shape[1])
         if not len(known):
             return
@@ -105,6 +124,7 @@ class DeviationCorrelation:
 
     def end_epoch(self) -> None:
         """Close the epoch."""
+        self._settle()
         self._epochs.append(self._now.cpu())
         self._begin(self._now.shape[1])
 
@@ -159,11 +179,12 @@ class DeviationCorrelation:
 
     def state(self) -> dict[str, Any]:
         """Return tensors; the sample itself follows from the labels."""
+        self._settle()
         return {"epochs": list(self._epochs), "now": self._now.clone()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
-        self._epochs, self._now, self._shared = list(state["epochs"]), state["now"].clone(), None
+        self._epochs, self._now, self._shared, self._waiting = list(state["epochs"]), state["now"].clone(), None, []
         width = self._now.shape[1]
         self._rows = sample(self._labels, width) if width else self._rows[:0]  # without a width nothing came yet
 

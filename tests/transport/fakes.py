@@ -26,6 +26,11 @@ class FakeParty:
         self.weight = torch.linspace(0.5, 1.0 + len(name), width)
 
     @property
+    def asked(self):
+        """What it was asked for; a gradient may come by itself."""
+        return [frame for frame in self.seen if frame != (Kind.STEP, -1)]
+
+    @property
     def frame_limit(self):
         return OVERHEAD + 8 * self.rows * (self.width + 1)
 
@@ -37,7 +42,7 @@ class FakeParty:
         if frame.kind is Kind.FINISH:
             self.finished = True
             self.at.get(frame.kind, lambda: None)()
-            return Frame(Kind.REPORT, fields={"report": f"{self.name} saw {len(self.seen)} frames"})
+            return Frame(Kind.REPORT, fields={"report": f"{self.name} answered {len(self.asked)} frames"})
         if frame.kind is not Kind.STEP:
             return None
         if frame.integer("gradient_of") >= 0:

@@ -23,7 +23,7 @@ def talk(sessions, kind, ahead, **config):
         reports = {party: frame.text("report") for party, frame in opened.finish(10).items()}
         counted = {party: (link.bytes_up, link.bytes_down) for party, link in opened.links.items()}
     assert all(party.finished for party in parties)
-    return answers, reports, [party.weight for party in parties], [party.seen for party in parties], counted
+    return answers, reports, [party.weight for party in parties], [party.asked for party in parties], counted
 
 
 @pytest.mark.parametrize("ahead", [1, 3, 8])

@@ -32,6 +32,21 @@ def test_a_frame_is_handled_when_its_answer_is_asked_for_and_not_before():
     assert party.seen == [(Kind.STEP, 0)]
 
 
+def test_all_parties_learn_before_the_first_one_embeds_its_next_batch():
+    done = []
+    parties = {name: FakeParty(name) for name in "ab"}
+    links = {name: InprocLink(party) for name, party in parties.items()}
+    for name, party in parties.items():
+        handle = party.handle
+        party.handle = lambda frame, name=name, handle=handle: done.append((name, frame.step)) or handle(frame)
+        links[name].send(Frame(Kind.STEP, 1, {"gradient_of": 0}, {"gradient": torch.ones(3, 4)}))
+    for link in links.values():
+        link.flush()
+    assert [link.receive(1.0).step for link in links.values()] == [1, 1]
+    assert done == [("a", -1), ("b", -1), ("a", 1), ("b", 1)]
+    assert {link.bytes_down for link in links.values()} == {3 * 4 * 4}
+
+
 def test_waiting_for_an_answer_that_nothing_asked_for_is_an_error_at_once():
     with pytest.raises(PartyError, match="party 'a' has nothing to answer"):
         InprocLink(FakeParty()).receive(1000.0)
