@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kills", [8, pytest.param(20, marks=pytest.mark.release)])
+@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.release)])
 def test_runs_that_are_disturbed_in_every_way_end_as_one_that_nobody_disturbed(kills):
     seed = os.environ.get("FLOWER_VFL_FAULT_SEED", "0")
     done = subprocess.run(

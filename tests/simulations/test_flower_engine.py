@@ -182,7 +182,7 @@ def test_engine_flower_equals_the_local_run_and_leaves_no_ray_files(tmp_path, te
     assert {"auc", "monitor_auc", "train_loss"} <= set(read_steps(tmp_path / "out")["metric"].to_pylist())
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.release)])
 def test_a_run_that_a_signal_ends_ends_with_flowers_processes_and_keeps_what_was_measured(number, tmp_path, temporary):
     """Flower's simulation outlives its SuperLink: it used to go on for hours in a folder that nobody else could use."""
     out, preset = tmp_path / "run", tmp_path / "long.toml"

@@ -180,7 +180,9 @@ def descendants(process: int) -> dict[int, str]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found in /proc")
-@pytest.mark.parametrize(("victim", "stacking"), [("raylet", "off"), ("driver", "on")])
+@pytest.mark.parametrize(
+    ("victim", "stacking"), [("raylet", "off"), pytest.param("driver", "on", marks=pytest.mark.release)]
+)
 def test_a_kill_of_rays_process_or_of_the_driver_loses_and_repeats_nothing_and_leaves_no_trial_running(
     toy, tmp_path, victim, stacking
 ):
