@@ -103,7 +103,7 @@ def alone_aucs(config: Config) -> dict[str, float]:
     ConfigError
         When there are no columns here.
     """
-    config, dataset = _opened(config)
+    config, dataset = opened_here(config)
     parties = alone_parties(config, dataset)
     if not parties:
         raise ConfigError("--alone trains on a party's own columns, and the data of this host has none: leave it out")
@@ -129,7 +129,7 @@ def alone_auc(config: Config, party: str, *, observers: tuple[Observer, ...] = (
     return reached.test_auc if open_data(config).labels().classes == 2 else reached.test_macro_auc
 
 
-def _opened(config: Config) -> tuple[Config, VerticalData]:
+def opened_here(config: Config) -> tuple[Config, VerticalData]:
     """Open the data of a run; for a deployed one, without a path in its configuration, that of this host."""
     try:
         return config, open_data(config)

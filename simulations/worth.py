@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.status import Status
 
-from flower_vfl.apps.factories import open_data
+from flower_vfl.apps.factories import party_names
 from flower_vfl.apps.folder import RESULT, has_ended, read_result
 from flower_vfl.apps.result_schema import OWN_DATA, kept_utility
 from flower_vfl.config import Config
@@ -22,7 +22,7 @@ from flower_vfl.files import write_json_atomic
 from flower_vfl.metrics import leak_auc
 from flower_vfl.reports import renew
 from flower_vfl.reports.worth import JOINED, WORTH
-from flower_vfl.simulations.running import alone_parties
+from flower_vfl.simulations.running import alone_parties, opened_here
 from flower_vfl.terminal import console
 
 if TYPE_CHECKING:
@@ -42,12 +42,14 @@ def wants_baselines(config: Config, dataset: VerticalData) -> bool:
 def compare_run(config: Config, folder: Path) -> dict[str, Any]:
     """Return the result of a finished run, with what scikit-learn reaches on its test rows where that is wanted.
 
-    It is added to the run's `result.json`, and its report is written again.
+    It is added to the run's `result.json`, and its report is written again. A deployed run has none: on the label
+    party's host the columns of the others are missing.
     """
     result = read_result(folder)
     if WORTH not in result and has_ended(folder) and config.baselines != "off":
-        dataset = open_data(config)
-        if wants_baselines(config, dataset):
+        config, dataset = opened_here(config)
+        complete = set(party_names(config, dataset)) <= set(alone_parties(config, dataset))
+        if complete and wants_baselines(config, dataset):
             with Status("scikit-learn on the same rows", console=console()):
                 result = {**result, WORTH: worth_of(config, dataset, result)}
             write_json_atomic(folder / RESULT, result)

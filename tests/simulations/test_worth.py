@@ -1,19 +1,24 @@
 """Whether training together was worth it: against scikit-learn on the same rows, in simulations alone."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.metrics import roc_auc_score
 
+from flower_vfl.apps import run
 from flower_vfl.apps.folder import read_result
 from flower_vfl.apps.training_server import TrainingServer
 from flower_vfl.cli import main
 from flower_vfl.config import build_config
 from flower_vfl.data import MemoryData, array_table
 from flower_vfl.data.store.dataset import Labels
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.reports.worth import worth_in
-from flower_vfl.simulations.worth import wants_baselines, worth_of
+from flower_vfl.simulations import running
+from flower_vfl.simulations.worth import compare_run, wants_baselines, worth_of
+from tests.toys import toy_config, toy_data
 
 ROWS, TEST = 600, 300
 
@@ -93,6 +98,24 @@ def test_a_deployment_refuses_to_join_the_columns(tmp_path):
         server.train(object(), None, config, tmp_path / "out", resume=False)
 
 
+def test_on_the_label_partys_host_a_deployed_run_is_not_compared(tmp_path, monkeypatch):
+    table, *_ = data()
+    own = replace(table, tables={"b": table.tables["b"]})
+
+    def opened(config):
+        if config.data.path != "/srv/data":
+            raise DataError("name a file for at least one party")
+        return own
+
+    monkeypatch.setattr(running, "open_data", opened)
+    monkeypatch.setenv("FLOWER_VFL_DATA", "/srv/data")
+    ended = run(toy_config(), out=tmp_path, data=lambda _: toy_data()).summary
+    config = build_config({"data": {"name": "files"}, "parties": {"features": ["a"], "label_features": True}})
+    assert compare_run(config, tmp_path)["utility"] == ended["utility"]
+    assert "worth" not in read_result(tmp_path)
+    assert running.alone_parties(config, own) == ["b"]
+
+
 @pytest.mark.slow
 def test_a_run_of_ones_own_tables_ends_with_the_comparison_on_the_console_and_in_the_report(tmp_path, capsys):
     rng = np.random.default_rng(0)
@@ -105,8 +128,8 @@ def test_a_run_of_ones_own_tables_ends_with_the_comparison_on_the_console_and_in
     for party, text in lines.items():
         (tmp_path / f"{party}.csv").write_text("\n".join(text) + "\n")
         words += ["--set", f"files.{party}={tmp_path}/{party}.csv"]
-    run = ["run", str(tmp_path / "own"), "--out", str(tmp_path / "run"), "--set", "training.epochs=2"]
-    for command in (["data", "prepare", "files", "--out", str(tmp_path / "own"), *words], run):
+    words_of_run = ["run", str(tmp_path / "own"), "--out", str(tmp_path / "run"), "--set", "training.epochs=2"]
+    for command in (["data", "prepare", "files", "--out", str(tmp_path / "own"), *words], words_of_run):
         with pytest.raises(SystemExit) as done:
             main(command)
         assert done.value.code == 0
