@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,9 @@ from flower_vfl.errors import ConfigError, DataError, InputError
 from flower_vfl.files import writing_to
 from flower_vfl.nn.digest import state_digest
 from flower_vfl.version import package_version
+
+EARLIER = "earlier"
+"""Folder with the weights of a deployed party's earlier trainings, a folder each."""
 
 _CARD = "flower-vfl"
 _SCHEMA = 1
@@ -202,6 +207,30 @@ def save_model(folder: Path, card: ModelCard, module: nn.Module) -> None:
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in module.state_dict().items()}
     content = {"schema": _SCHEMA, "weights": state_digest(tensors), **_plain(card)}
     save_tensors(target, tensors, {_CARD: json.dumps(content, allow_nan=False)})
+
+
+def keep_earlier(folder: Path, card: ModelCard) -> Path | None:
+    """Move a party's weights of another training out of the way, and return the folder that has them now.
+
+    Its label party may still ask for predictions, and has no copy.
+    """
+    path = model_path(folder, card.party)
+    if not path.is_file():
+        return None
+    with suppress(DataError):  # of another version: not this training's either
+        if load_card(path).session == card.session:
+            return None
+    kept = next(place for number in count(1) if not (place := folder / EARLIER / str(number)).exists())
+    target = model_path(kept, card.party)
+    with writing_to(target):
+        target.parent.mkdir(mode=0o700, parents=True)
+        path.replace(target)
+    return kept
+
+
+def folders_of_models(folder: Path) -> list[Path]:
+    """Return the folder of a party's latest training, and those of its earlier ones."""
+    return [folder, *sorted((folder / EARLIER).glob("*"))]
 
 
 def load_card(path: Path) -> ModelCard:

@@ -23,7 +23,15 @@ from flower_vfl.apps.client_session import (
 )
 from flower_vfl.apps.error_redaction import outward_of
 from flower_vfl.apps.factories import BottomFactory, DataFactory, check_device, computing, open_data
-from flower_vfl.apps.model import check_data, check_factories, check_features, load_card, load_model, model_path
+from flower_vfl.apps.model import (
+    check_data,
+    check_factories,
+    check_features,
+    folders_of_models,
+    load_card,
+    load_model,
+    model_path,
+)
 from flower_vfl.apps.node import Node
 from flower_vfl.config import Config, of_this_host
 from flower_vfl.data.store.scoring import new_rows, rows_of
@@ -255,7 +263,7 @@ def _whole_number(offer: ConfigRecord, name: str) -> int:
 
 def _run_folder(node: Node, training: str) -> Path:
     """Return the folder in which a deployed party keeps its files of a training run."""
-    places = [Path(node.out)] if node.out else sorted(state_folder().glob(f"*-{node.party}"))
+    places = folders_of_models(Path(node.out)) if node.out else sorted(state_folder().glob(f"*-{node.party}"))
     for place in places:
         path = model_path(place, node.party)
         try:

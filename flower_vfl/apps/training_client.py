@@ -33,7 +33,7 @@ from flower_vfl.apps.factories import (
 )
 from flower_vfl.apps.feature_party import build_feature_party
 from flower_vfl.apps.folder import WEIGHTS
-from flower_vfl.apps.model import ModelCard, make_card, save_model
+from flower_vfl.apps.model import ModelCard, keep_earlier, make_card, save_model
 from flower_vfl.apps.node import Node
 from flower_vfl.apps.run_state import CHECKPOINTS, PartyStorage, checked_training
 from flower_vfl.checkpoint import load_state, save_state
@@ -285,6 +285,9 @@ def _keep_results(session: TrainingSession, journal: StepLog | None, card: Model
     """Keep what belongs to the party of a finished training: its journal and the weights that stay."""
     _leave(machine, journal)
     if not machine.discarded and (session.offer.get("out") or not session.simulation):
+        earlier = None if session.simulation else keep_earlier(session.folder, card)
+        if earlier is not None:
+            _log.info("the weights of an earlier training are in %s; delete them when nobody asks for them", earlier)
         save_model(session.folder, card, machine.bottom)
 
 

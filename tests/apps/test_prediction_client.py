@@ -338,6 +338,21 @@ def test_a_folder_that_the_owner_named_is_where_weights_are_looked_for(host, tmp
     assert (tmp_path / "scores.csv").is_file()
 
 
+def test_a_second_training_in_the_same_folder_keeps_the_model_of_the_first(host, tmp_path, caplog):
+    caplog.set_level("INFO")
+    node = {**host.node, **ALLOWED, "out": str(tmp_path / "own")}
+    config = toy_config(data={"name": "files"}, transport={"kind": "stream"}, training={"epochs": 1})
+    runs = [tmp_path / name for name in ("first", "second", "third")]
+    for run in runs:
+        start([node], {**to_run_config(config), "out": str(run)})
+    assert f"the weights of an earlier training are in {tmp_path / 'own' / 'earlier' / '2'}" in caplog.text
+    for run in runs:
+        start(
+            [node], {"job": "predict", "predict-run": str(run), "predict-out": f"{run}.csv", "transport-kind": "stream"}
+        )
+        assert pa_csv.read_csv(f"{run}.csv")["id"].to_pylist() == open_dataset(host.root / "whole").ids("test")
+
+
 @pytest.mark.parametrize("given", ["many", -1, 1.5, True])
 def test_a_limit_that_is_no_number_of_rows_is_refused(given):
     with pytest.raises(ConfigError, match="must be a whole number"):
