@@ -17,6 +17,7 @@ from rich.text import Text
 from flower_vfl.apps.alone import alone_by
 from flower_vfl.apps.folder import CONFIG
 from flower_vfl.apps.result_schema import kept_utility
+from flower_vfl.apps.run_state import LABEL
 from flower_vfl.auditing.verdict import NOT_TESTED
 from flower_vfl.config import build_config, load_config
 from flower_vfl.data.encoding.columns import Column, class_counts, columns_of
@@ -191,7 +192,13 @@ def prepare_data(
             "configuration: data.options.dtype)",
             highlight=False,
         )
-    Console().print(f"next: flower-vfl run {shlex.quote(str(out))}", markup=False, highlight=False, soft_wrap=True)
+    # A host of its own holds its part alone, which is compared with those of the others before a run.
+    part = not dataset.has_labels or dataset.held != dataset.parties or dataset.parties in ((), (LABEL,))
+    owner = LABEL if dataset.has_labels else ",".join(dataset.held)
+    command = f"doctor --party {owner} --data" if part else "run"
+    Console().print(
+        f"next: flower-vfl {command} {shlex.quote(str(out))}", markup=False, highlight=False, soft_wrap=True
+    )
 
 
 def data_of(source: str) -> Dataset:

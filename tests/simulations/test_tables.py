@@ -20,6 +20,24 @@ def test_a_folder_is_named_with_its_brackets(monkeypatch, capsys, tmp_path):
     assert lines[-1] == f"next: flower-vfl run '{tmp_path}/own[v2]'"
 
 
+@pytest.mark.parametrize(
+    ("settings", "party"),
+    [
+        ({"files.a": "a.csv", "label": ""}, "a"),
+        ({"files.label": "b.csv"}, "label"),
+        ({"labels_file": "b.csv"}, "label"),
+    ],
+)
+def test_the_part_of_a_host_of_its_own_is_compared_next(settings, party, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("COLUMNS", "400")
+    rows = [f"p{n},{n},{n % 2}" for n in range(60)]
+    (tmp_path / "b.csv").write_text("\n".join(["id,x,label", *rows]))
+    (tmp_path / "a.csv").write_text("\n".join(["id,x", *(row[:-2] for row in rows)]))
+    tables.prepare_data("files", tmp_path, tmp_path / "own", settings)
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[-1] == f"next: flower-vfl doctor --party {party} --data {tmp_path}/own"
+
+
 @pytest.mark.parametrize(("kept", "title", "cell"), [({"test_auc": 0.9}, "AUC", "0.9000"), ({}, "accuracy", "0.8000")])
 def test_runs_of_more_than_two_classes_have_a_column_of_accuracies(kept, title, cell):
     summary = {"utility": {"last": {"test_accuracy": 0.8, **kept}}, "defenses": [], "leakage": []}
