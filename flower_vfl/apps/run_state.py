@@ -152,7 +152,8 @@ def ended_error(what: str) -> SetupError:
     """Return the error for resuming a training that has ended and left no state."""
     return SetupError(
         f"{what} has finished and its results are written, so that its secret and its states were removed: nothing is "
-        "left to go on with. Begin a new run in another folder"
+        "left to go on with. Begin a new run in another folder; to go on with another run, give its folder, as with "
+        "out=... in --run-config beside resume=true"
     )
 
 

@@ -278,7 +278,7 @@ class Sessions:
                 raise PartyError(
                     f"these parties did not come back within {self._config.rejoin_timeout:g} s "
                     f"(transport.rejoin_timeout): {', '.join(missing)}; start their SuperNodes "
-                    f"again, then this run with resume{words}"
+                    f"again, then this run with resume beside all that it was started with{words}"
                 )
             for node in self._mailbox.busy - here:
                 reply = self._mailbox.take(node)
