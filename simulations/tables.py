@@ -192,10 +192,10 @@ def prepare_data(
             "configuration: data.options.dtype)",
             highlight=False,
         )
-    # A host of its own holds its part alone, which is compared with those of the others before a run.
+    # In a deployment a host has one party's part, which is compared with those of the others before a run.
     part = not dataset.has_labels or dataset.held != dataset.parties or dataset.parties in ((), (LABEL,))
-    owner = LABEL if dataset.has_labels else ",".join(dataset.held)
-    command = f"doctor --party {owner} --data" if part else "run"
+    owner = LABEL if dataset.has_labels else dataset.held[0]
+    command = f"doctor --party {shlex.quote(owner)} --data" if part else "run"
     Console().print(
         f"next: flower-vfl {command} {shlex.quote(str(out))}", markup=False, highlight=False, soft_wrap=True
     )

@@ -273,6 +273,6 @@ def _run_folder(node: Node, training: str) -> Path:
             _log.warning("%s", error)
     _log.error("there are no weights of the training %s in %s", training, node.out or state_folder())
     raise SetupError(
-        f"party {node.party!r} has no weights of this training (session {training[:8]}): they were removed, or another "
-        "training has replaced them; the log of its host lists the searched folders"
+        f"party {node.party!r} has no weights of this training (session {training[:8]}): they were removed, or are "
+        "in another folder; the log of its host lists the searched ones"
     )

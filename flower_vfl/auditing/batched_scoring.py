@@ -1,11 +1,11 @@
 """Scores of pending steps: gradients are held until attacks score several steps in a row.
 
-Between two steps of training nothing that an attack needs is in the processor's caches: 16 steps in a row take about
-half of the time of 16 by themselves. On a GPU each call is a dozen small operations, and each result waits for all
-earlier work; there attacks on single steps score the steps together, and one copy brings all scores. Sequential attacks
-score one step after the other. Attacks that are no `RowAttack` read the transcript, and score each step when it is
-there; so does, in main memory, an attack of another package, whose first scores are compared with those of a second
-instance.
+Between two steps of training nothing that an attack needs is in the processor's caches, so 16 steps in a row take about
+half of the time of 16 that are scored one at a time between steps of training. On a GPU each call is a dozen small
+operations, and each result waits for all earlier work; there attacks on single steps score the steps together, and one
+copy brings all scores. Sequential attacks score one step after the other. Attacks that are no `RowAttack` read the
+transcript, and score each step when it is there; so does, in main memory, an attack of another package, whose first
+scores are compared with those of a second instance.
 """
 
 from __future__ import annotations

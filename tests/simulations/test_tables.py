@@ -28,7 +28,7 @@ def test_a_folder_is_named_with_its_brackets(monkeypatch, capsys, tmp_path):
         ({"labels_file": "b.csv"}, "label"),
     ],
 )
-def test_the_part_of_a_host_of_its_own_is_compared_next(settings, party, monkeypatch, capsys, tmp_path):
+def test_after_the_part_of_one_host_of_a_deployment_doctor_comes_next(settings, party, monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("COLUMNS", "400")
     rows = [f"p{n},{n},{n % 2}" for n in range(60)]
     (tmp_path / "b.csv").write_text("\n".join(["id,x,label", *rows]))

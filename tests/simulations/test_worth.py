@@ -128,8 +128,8 @@ def test_a_run_of_ones_own_tables_ends_with_the_comparison_on_the_console_and_in
     for party, text in lines.items():
         (tmp_path / f"{party}.csv").write_text("\n".join(text) + "\n")
         words += ["--set", f"files.{party}={tmp_path}/{party}.csv"]
-    words_of_run = ["run", str(tmp_path / "own"), "--out", str(tmp_path / "run"), "--set", "training.epochs=2"]
-    for command in (["data", "prepare", "files", "--out", str(tmp_path / "own"), *words], words_of_run):
+    training = ["run", str(tmp_path / "own"), "--out", str(tmp_path / "run"), "--set", "training.epochs=2"]
+    for command in (["data", "prepare", "files", "--out", str(tmp_path / "own"), *words], training):
         with pytest.raises(SystemExit) as done:
             main(command)
         assert done.value.code == 0

@@ -27,7 +27,7 @@ class FakeParty:
 
     @property
     def asked(self):
-        """What it was asked for; a gradient may come by itself."""
+        """The frames that it received, without gradients that no request came with: transports differ in these."""
         return [frame for frame in self.seen if frame != (Kind.STEP, -1)]
 
     @property
@@ -42,7 +42,7 @@ class FakeParty:
         if frame.kind is Kind.FINISH:
             self.finished = True
             self.at.get(frame.kind, lambda: None)()
-            return Frame(Kind.REPORT, fields={"report": f"{self.name} answered {len(self.asked)} frames"})
+            return Frame(Kind.REPORT, fields={"report": f"{self.name} answered {len(self.asked)} requests"})
         if frame.kind is not Kind.STEP:
             return None
         if frame.integer("gradient_of") >= 0:
