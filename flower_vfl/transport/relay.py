@@ -392,13 +392,21 @@ class Relay:
 
 
 def _pass_on(connection: Connection, source: socket.socket, target: socket.socket, head: bytes) -> None:
-    """Pass one direction's bytes on until either end has gone."""
+    """Pass one direction's bytes on until its source has no more or its target takes none.
+
+    The other direction goes on until its own end: an endpoint that has sent its last words and closed must not lose
+    them because the party was still talking.
+    """
     buffer = memoryview(bytearray(_BUFFER_BYTES))
     with contextlib.suppress(OSError):
         target.sendall(head)
         while count := source.recv_into(buffer):
             target.sendall(buffer[:count])
-    connection.shut()
+    with contextlib.suppress(OSError):
+        target.shutdown(socket.SHUT_WR)
+    with contextlib.suppress(OSError):  # bytes that nobody read would reset the connection when it is closed
+        while source.recv_into(buffer):
+            continue
     with _ENDING:
         connection.ended += 1
 

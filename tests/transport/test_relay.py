@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from flower_vfl.errors import ProtocolError
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.transport import relay
+from flower_vfl.transport.acceptor import Acceptor
 from flower_vfl.transport.authority import SERVER_NAME
 from flower_vfl.transport.dialling import attend
 from flower_vfl.transport.relay import Connection, Greeting, Places, address_of
@@ -145,6 +146,30 @@ def test_a_connection_that_is_admitted_again_takes_the_place_of_the_one_before(s
         link._connection.context.cancel()
         converse({"a": link}, 1, timeout=30)
     assert len(set(lines)) == 3
+
+
+def test_the_last_words_of_an_endpoint_arrive_whatever_the_party_still_says():
+    acceptor, mark = Acceptor("127.0.0.1", 0), "5e" * 16
+    backend, words = socket.socket(socket.AF_UNIX), os.urandom(2**23)
+    backend.bind(acceptor.target.removeprefix("unix:"))
+    backend.listen()
+    acceptor.wait_ready()
+    acceptor.let(mark)
+    with socket.create_connection(("127.0.0.1", acceptor.port)) as party, backend:
+        party.settimeout(10)
+        party.sendall(client_hello(f"{mark}.{SERVER_NAME}"))
+        endpoint, _ = backend.accept()
+        with endpoint:
+            endpoint.recv(2**16)
+            ending = threading.Thread(target=lambda: (endpoint.sendall(words), endpoint.close()), daemon=True)
+            ending.start()
+            heard = party.recv(2**16)
+            while data := party.recv(2**16):
+                heard += data
+                party.sendall(b"still here")
+            ending.join(10)
+    acceptor.close()
+    assert heard == words
 
 
 RELAY = """
