@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher, get_close_matches
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from inspect import Parameter, signature
@@ -214,12 +214,12 @@ class MethodNames:
     group
         Entry-point group in which other packages declare theirs.
     builtin
-        The built-in ones.
+        The module and class of each built-in one, as ``module:Class``.
     """
 
     kind: str
     group: str
-    builtin: tuple[str, ...]
+    builtin: Mapping[str, str]
 
     def check(self, given: str) -> None:
         """Refuse a name that nobody has; a `module:Class` passes.
@@ -231,9 +231,9 @@ class MethodNames:
 
         Examples
         --------
-        >>> MethodNames("tool", "nobody.tools", ("hammer", "saw")).check("hamer")  # doctest: +ELLIPSIS
+        >>> MethodNames("tool", "nobody.tools", {"saw": "tools:Saw"}).check("sam")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        flower_vfl.errors.ConfigError: there is no tool named 'hamer'; did you mean 'hammer'? Allowed: hammer, saw, ...
+        flower_vfl.errors.ConfigError: there is no tool named 'sam'; did you mean 'saw'? Allowed: saw, ...
         """
         known = self.known()
         if ":" not in given and given not in known:
@@ -259,20 +259,20 @@ class Methods(Generic[M]):
 
     Parameters
     ----------
-    kind : str
-        "attack" or "defense", for messages.
-    group : str
-        Entry-point group in which other packages declare theirs.
+    names : MethodNames
+        Their names.
     bases : tuple of type
         What they must subclass, one of these at least.
-    builtin : Mapping[str, type]
-        The built-in ones by name.
     """
 
-    def __init__(self, kind: str, group: str, bases: tuple[type[M], ...], builtin: Mapping[str, type[M]]) -> None:
-        self.kind, self.builtin = kind, builtin
-        self.names = MethodNames(kind, group, tuple(builtin))
+    def __init__(self, names: MethodNames, bases: tuple[type[M], ...]) -> None:
+        self.names, self.kind = names, names.kind
         self._bases = bases
+
+    @cached_property
+    def builtin(self) -> dict[str, type[M]]:
+        """The built-in ones by name; they are loaded when this is first asked for."""
+        return {name: self._load(reference, name) for name, reference in self.names.builtin.items()}
 
     def find(self, given: str) -> type[M]:
         """Return the class that a name or a `module:Class` means.
@@ -421,3 +421,50 @@ def _home(base: type) -> str:
     """Return the package that hands on a base class to users; for a class of others the module that defines it."""
     parts = base.__module__.split(".")
     return ".".join(parts[:2] if parts[0] == "flower_vfl" else parts)
+
+
+ATTACK_NAMES = MethodNames(
+    "attack",
+    "flower_vfl.attacks",
+    {
+        "norm": "flower_vfl.attacks.gradient.norm:NormAttack",
+        "cosine": "flower_vfl.attacks.gradient.cosine:CosineAttack",
+        "inner_product": "flower_vfl.attacks.gradient.inner_product:InnerProductAttack",
+        "direction_count": "flower_vfl.attacks.gradient.direction_count:DirectionCountAttack",
+        "hint": "flower_vfl.attacks.gradient.hint:HintAttack",
+        "residual": "flower_vfl.attacks.gradient.residual:ResidualAttack",
+        "direction": "flower_vfl.attacks.gradient.direction:DirectionAttack",
+        "shell": "flower_vfl.attacks.gradient.shell:ShellAttack",
+        "gradient_clustering": "flower_vfl.attacks.gradient.gradient_clustering:GradientClusteringAttack",
+        "remembered_norm": "flower_vfl.attacks.longitudinal.norm:RememberedNormAttack",
+        "remembered_direction": "flower_vfl.attacks.longitudinal.direction:RememberedDirectionAttack",
+        "remembered_difference": "flower_vfl.attacks.longitudinal.difference:RememberedDifferenceAttack",
+        "remembered_hint": "flower_vfl.attacks.longitudinal.hint:RememberedHintAttack",
+        "remembered_fit": "flower_vfl.attacks.longitudinal.linear:RememberedFitAttack",
+        "remembered_quadratic": "flower_vfl.attacks.longitudinal.quadratic:RememberedQuadraticAttack",
+        "remembered_network": "flower_vfl.attacks.longitudinal.network:RememberedNetworkAttack",
+        "spectral": "flower_vfl.attacks.embedding.spectral:SpectralAttack",
+        "clustering": "flower_vfl.attacks.embedding.clustering:ClusteringAttack",
+        "model_completion": "flower_vfl.attacks.embedding.model_completion:ModelCompletionAttack",
+        "embedding_reader": "flower_vfl.attacks.embedding.embedding_reader:EmbeddingReaderAttack",
+        "joint_regression": "flower_vfl.attacks.joint.regression:JointRegressionAttack",
+        "joint_reader": "flower_vfl.attacks.joint.reader:JointReaderAttack",
+    },
+)
+"""The built-in attacks and those of other installed packages."""
+
+DEFENSE_NAMES = MethodNames(
+    "defense",
+    "flower_vfl.defenses",
+    {
+        "distance_correlation": "flower_vfl.strategies.embeddings.distance_correlation:DistanceCorrelation",
+        "iso": "flower_vfl.strategies.gradients.iso:Iso",
+        "label_dp": "flower_vfl.strategies.labels.label_dp:LabelDP",
+        "local_head": "flower_vfl.strategies.labels.local_head:LocalHead",
+        "marvell": "flower_vfl.strategies.gradients.marvell.isotropic:Marvell",
+        "marvell_full": "flower_vfl.strategies.gradients.marvell.full:MarvellFull",
+        "max_norm": "flower_vfl.strategies.gradients.max_norm:MaxNorm",
+        "potential_energy": "flower_vfl.strategies.embeddings.potential_energy:PotentialEnergy",
+    },
+)
+"""The built-in defenses and those of other installed packages."""

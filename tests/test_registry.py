@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from flower_vfl.attacks import ATTACKS
 from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import ArgumentError
-from flower_vfl.registry import BUILT_IN, Methods, lookup, parameters, suggestion
+from flower_vfl.registry import BUILT_IN, MethodNames, Methods, lookup, parameters, suggestion
 
 TABLE = {"iso": 1, "marvell": 2, "max_norm": 3}
 
@@ -57,7 +57,7 @@ class Hammer(Tool):
     name = "hammer"
 
 
-TOOLS = Methods("tool", "flower_vfl.test_tools", (Tool,), {"hammer": Hammer})
+TOOLS = Methods(MethodNames("tool", "flower_vfl.test_tools", {"hammer": "tests.test_registry:Hammer"}), (Tool,))
 
 SAW = """
 from tests.test_registry import Tool
@@ -280,8 +280,8 @@ def test_an_error_of_ours_keeps_its_words():
 
 def test_the_lookup_loads_neither_torch_nor_flwr():
     code = (
-        "import sys; from flower_vfl.registry import Methods;"
-        "Methods('x', 'flower_vfl.defenses', (object,), {}).listed();"
+        "import sys; from flower_vfl.registry import MethodNames, Methods;"
+        "Methods(MethodNames('x', 'flower_vfl.defenses', {}), (object,)).listed();"
         "print(sorted({'torch', 'flwr'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -39,49 +39,16 @@ from flower_vfl.attacks.longitudinal.network import RememberedNetworkAttack
 from flower_vfl.attacks.longitudinal.norm import RememberedNormAttack
 from flower_vfl.attacks.longitudinal.quadratic import RememberedQuadraticAttack
 from flower_vfl.errors import ConfigError
-from flower_vfl.registry import Methods
+from flower_vfl.registry import ATTACK_NAMES, Methods
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-_GRADIENTS: tuple[type[AttackMethod], ...] = (
-    NormAttack,
-    CosineAttack,
-    InnerProductAttack,
-    DirectionCountAttack,
-    HintAttack,
-    ResidualAttack,
-    DirectionAttack,
-    ShellAttack,
-    GradientClusteringAttack,
-)
-_MEMORIES: tuple[type[AttackMethod], ...] = (
-    RememberedNormAttack,
-    RememberedDirectionAttack,
-    RememberedDifferenceAttack,
-    RememberedHintAttack,
-    RememberedFitAttack,
-    RememberedQuadraticAttack,
-    RememberedNetworkAttack,
-)
-_EMBEDDINGS: tuple[type[AttackMethod], ...] = (
-    SpectralAttack,
-    ClusteringAttack,
-    ModelCompletionAttack,
-    EmbeddingReaderAttack,
-)
-
-_JOINT: tuple[type[AttackMethod], ...] = (JointRegressionAttack, JointReaderAttack)
-
-ATTACKS: Mapping[str, type[AttackMethod]] = MappingProxyType(
-    {attack.name: attack for attack in (*_GRADIENTS, *_MEMORIES, *_EMBEDDINGS, *_JOINT)}
-)
-"""Every built-in attack by the name that configs and results use."""
-
-ATTACK_METHODS: Methods[AttackMethod] = Methods(
-    "attack", "flower_vfl.attacks", (Attack, InferenceAttack, MemoryAttack, JointAttack), ATTACKS
-)
+ATTACK_METHODS: Methods[AttackMethod] = Methods(ATTACK_NAMES, (Attack, InferenceAttack, MemoryAttack, JointAttack))
 """The built-in attacks and those of other installed packages."""
+
+ATTACKS: Mapping[str, type[AttackMethod]] = MappingProxyType(ATTACK_METHODS.builtin)
+"""Every built-in attack by the name that configs and results use."""
 
 
 def make_attack(name: str, /, **params: Any) -> AttackMethod:

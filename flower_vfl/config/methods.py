@@ -1,31 +1,9 @@
-"""Names of the attacks and defenses that a configuration can give, checked before the methods themselves are loaded."""
+"""The attacks and defenses that a configuration names, checked before the methods themselves are loaded."""
 
 from __future__ import annotations
 
 from flower_vfl.config.run import Config
-from flower_vfl.registry import MethodNames
-
-ATTACK_NAMES = MethodNames(
-    "attack",
-    "flower_vfl.attacks",
-    (
-        *("norm", "cosine", "inner_product", "direction_count", "hint", "residual", "direction", "shell"),
-        *("gradient_clustering", "remembered_norm", "remembered_direction", "remembered_difference"),
-        *("remembered_hint", "remembered_fit", "remembered_quadratic", "remembered_network", "spectral"),
-        *("clustering", "model_completion", "embedding_reader", "joint_regression", "joint_reader"),
-    ),
-)
-"""Those of `flower_vfl.attacks.ATTACK_METHODS`, which needs torch."""
-
-DEFENSE_NAMES = MethodNames(
-    "defense",
-    "flower_vfl.defenses",
-    (
-        *("distance_correlation", "iso", "label_dp", "local_head", "marvell", "marvell_full", "max_norm"),
-        "potential_energy",
-    ),
-)
-"""Those of `flower_vfl.strategies.DEFENSE_METHODS`, which needs torch."""
+from flower_vfl.registry import ATTACK_NAMES, DEFENSE_NAMES
 
 
 def check_methods(config: Config) -> None:

@@ -4,14 +4,14 @@ import pytest
 
 from flower_vfl.attacks import ATTACK_METHODS
 from flower_vfl.config import build_config
-from flower_vfl.config.methods import ATTACK_NAMES, DEFENSE_NAMES, check_methods
+from flower_vfl.config.methods import check_methods
 from flower_vfl.errors import ConfigError
 from flower_vfl.strategies import DEFENSE_METHODS
 
 
-def test_the_names_are_those_of_the_methods():
-    assert ATTACK_METHODS.names == ATTACK_NAMES
-    assert DEFENSE_METHODS.names == DEFENSE_NAMES
+def test_every_built_in_method_has_the_name_under_which_it_is_listed():
+    for methods in (ATTACK_METHODS, DEFENSE_METHODS):
+        assert [method.name for method in methods.builtin.values()] == list(methods.builtin)
 
 
 @pytest.mark.parametrize("values", [{"attack.names": "norm, nrom"}, {"defenses": "iso(t=1.0), max_nrom"}], ids=str)
