@@ -61,9 +61,9 @@ _TABLES: dict[str, list[Any]] = {
 _MEMBERS = 4
 """Of ensembles, which are tried on tables."""
 _RATES = (3e-4, 5e-3)
-SEARCH, FINALISTS, DRAWS = 0.6, 4, 3
+SEARCH, FINALISTS, DRAWS = 0.6, 4, 8
 """Share of the time for the search. The rest is for the best so many and the given settings: each is trained again with
-other validation rows, so often in all, because few validation rows hardly separate settings."""
+other validation rows, so often in all at most, because few validation rows hardly separate settings."""
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,7 @@ def test_the_best_and_the_given_settings_are_trained_again_with_other_validation
         ]
 
     monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.run_sweep", ended)
+    monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.DRAWS", 3)
     (tmp_path / "out").mkdir()
     tuned = run_tune(str(file), tmp_path / "out", {"schedule_seed": "5"}, minutes=1, trials=6)
     (searched, search), (again, rest) = found[False], found[True]
@@ -189,6 +190,7 @@ def test_validation_chooses_and_the_test_is_shown_of_the_chosen_one_alone(file, 
         return [*settings, {**last, "training.learning_rate": 1e30}]
 
     monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.search_space", with_one_that_diverges)
+    monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.DRAWS", 3)
     out = tmp_path / "out"
     words = ["tune", str(file), "--out", str(out), "--trials", "3", "--minutes", "2", "--set", "model.dropout=0.05"]
     with pytest.raises(SystemExit) as done:
