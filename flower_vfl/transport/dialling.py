@@ -111,7 +111,7 @@ def attend(
     while True:
         received = dialler.received
         dialler.converse(wait)
-        if dialler.broken is None:
+        if dialler.broken is None or dialler.complete:
             break
         if dialler.received > received:
             pause, since = _PAUSES[0], time.monotonic()
@@ -137,6 +137,8 @@ class Dialler:
         Reason why the last connection ended; None where the label party closed it.
     received : int
         Number of received messages.
+    complete : bool
+        True once the last frame of a training has come: its results are written, and nothing follows.
     """
 
     def __init__(
@@ -144,7 +146,7 @@ class Dialler:
     ) -> None:
         self._outward = outward
         self.broken: SessionError | None = None
-        self.received = 0
+        self.received, self.complete = 0, False
         self._wire = Wire(session, str(offer["wire-dtype"]))
         self._machine, self._hello, self._traffic = machine, machine.hello(), Traffic()
         self._address, self._token = str(offer["address"]), str(offer["token"])
@@ -235,6 +237,7 @@ class Dialler:
                     raise
                 raise outward from None
             check_refusal(frame)
+            self.complete = frame.kind is Kind.EXPORTED
             if answer:
                 outgoing.put(self._traffic.pack(answer))
             elif self._traffic.owes_confirmation:

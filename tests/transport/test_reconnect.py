@@ -106,6 +106,23 @@ def test_a_party_whose_report_nobody_takes_any_more_has_finished_all_the_same(ca
     assert "the label party may not have its report" in caplog.text
 
 
+def test_a_party_that_knows_that_the_results_are_written_does_not_dial_again(caplog):
+    party = FakeParty()
+    with listening(reconnect=20.0) as endpoint:
+        session = Session(endpoint, party, 20.0)
+        link = arrived(endpoint)
+        fit(link)
+        link.send(Frame(Kind.FINISH))
+        assert link.receive(30).kind is Kind.REPORT
+        link.send(Frame(Kind.EXPORTED))
+        while (Kind.EXPORTED, -1) not in party.seen:
+            time.sleep(0.01)
+        session.line.cut()
+        session.end()
+    assert (session.errors, session.line.connections) == ([], 1)
+    assert "dialling again" not in caplog.text
+
+
 def test_large_frames_that_are_cut_half_way_come_whole():
     alone = told(6, 2, rows=512, width=1024)
     answers, seen, connections = told(
