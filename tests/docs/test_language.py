@@ -1,6 +1,7 @@
 """The library's docstrings and messages are plain technical English, without private metaphors."""
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,13 +56,25 @@ def texts(tree: ast.AST) -> Iterator[tuple[int, str, bool]]:
             yield node.lineno, node.value, id(node) in documented
 
 
+def beginnings(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the offset of the line and the first word of a docstring and of each entry of its sections."""
+    yield 0, text.split(maxsplit=1)[0].strip(",.:;")
+    lines = text.splitlines()
+    for place, (name, entry) in enumerate(itertools.pairwise(lines), start=1):
+        indents = [len(line) - len(line.lstrip()) for line in (name, entry)]
+        if name.strip() and indents[1] > indents[0] > 0 and entry.strip():
+            yield place, entry.split()[0].strip(",.:;")
+
+
 def problems(source: str) -> list[tuple[int, str]]:
-    """Return the lines of a module with an indirect question as docstring, or with a banned word."""
+    """Return the lines of a module with an indirect question as docstring or entry of one, or with a banned word."""
     found = []
     for line, text, documents in texts(ast.parse(source)):
-        first = text.split()[0].strip(",.:;")
-        if documents and first in FIRST_WORDS:
-            found.append((line, f"a docstring begins with {first!r}: begin with an imperative verb or a noun phrase"))
+        for offset, first in beginnings(text) if documents else ():
+            if first in FIRST_WORDS:
+                found.append(
+                    (line + offset, f"it begins with {first!r}: begin with an imperative verb or a noun phrase")
+                )
         for match in _BANNED.finditer(text):
             inside = text.count("\n", 0, match.start())
             found.append((line + inside, f"{match[0]!r}: write {BANNED[match[0]]!r} or the like"))
@@ -101,6 +114,7 @@ def test_docstrings_and_messages_are_plain_english():
         ('"""What a run leaves."""', 1),
         ('def f():\n    """Whether it is so."""', 2),
         ('A = 1\n"""How many there are."""', 2),
+        ('def f():\n    """Do it.\n\n    Parameters\n    ----------\n    n : int\n        How many.\n    """', 7),
         ('class A:\n    """A party.\n\n    It hears what is sent.\n    """', 4),
         ('raise ValueError("the party looks at its rows")', 1),
         ('raise ValueError(f"party {name} comes again")', 1),
