@@ -106,18 +106,17 @@ def _fill(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 class Checkpoints:
-    """The last few states of one party in one training.
+    """The last few states of one party in one training run.
 
     Parameters
     ----------
     folder : Path
-        A folder of this party's own.
+        Folder that this party alone uses.
     facts : Mapping[str, str]
-        What is trained: party, configuration, data, versions. A state of something else, or that lacks one of these
-        (an earlier version wrote it), is refused.
+        Identity of the training run: party, configuration, data, versions. A state with other facts, or one that
+        lacks some of these (an earlier version wrote it), is refused.
     keep : int
-        How many states are kept, at least 2: the newest may be one that other parties do not have. One more is held
-        where `save` says so.
+        Number of states that are kept, at least 2: other parties may lack the newest. `save` may hold one more.
     """
 
     COMMITTED = "committed.json"
@@ -126,9 +125,9 @@ class Checkpoints:
         self._folder, self._facts, self._keep = folder, dict(facts), max(2, keep)
 
     def save(self, step: int, state: Any, *, hold: int | None = None) -> None:
-        """Keep the state after `step` steps; states of later steps belong to a future that was given up.
+        """Save the state after `step` steps and remove those of later steps, which a resumed run has abandoned.
 
-        That after `hold` steps is not removed, however many came since.
+        The state after `hold` steps is not removed, however many were saved since.
         """
         with writing_to(self._folder):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

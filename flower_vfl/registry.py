@@ -155,18 +155,18 @@ def from_elsewhere(method: type) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Listed(Generic[M]):
-    """A method that can be named in a configuration, or what is wrong with it.
+    """A method that a configuration can name, or the reason why it cannot be used.
 
     Attributes
     ----------
     name
-        What a configuration calls it.
+        Name in a configuration.
     source
         "built-in", or the distribution that has it, with its version.
     method
         The class; None where it cannot be loaded.
     problem
-        Why it cannot be used; empty for one that can.
+        Reason why it cannot be used; empty if it can.
     """
 
     name: str
@@ -262,7 +262,7 @@ class Methods(Generic[M]):
     names : MethodNames
         Their names.
     bases : tuple of type
-        What they must subclass, one of these at least.
+        Base classes; a method must subclass at least one of them.
     """
 
     def __init__(self, names: MethodNames, bases: tuple[type[M], ...]) -> None:

@@ -74,17 +74,17 @@ def scattered(numbers: NDArray[np.uint64], *, start: int = 0) -> NDArray[np.uint
 
 
 class Secret:
-    """A party's own root of randomness; it never shows itself in a log, a message or a configuration.
+    """A party's own root of randomness; it never appears in a log, a message or a configuration.
 
     Parameters
     ----------
     value : bytes
         At least 16 bytes.
     origin : str
-        Where it came from, for the log: "simulation seed", "file" or "operating system".
+        Origin of the value, for the log: "simulation seed", "file" or "operating system".
     noise_key : bytes, optional
-        At least 16 bytes, from which `key` derives instead: what shall be the same in several trainings, while all
-        that `seed` and `generator` give is another one in each.
+        At least 16 bytes, from which `key` derives instead: its keys are then the same in several training runs,
+        while the values of `seed` and `generator` differ in each.
     """
 
     __slots__ = ("_noise_key", "_value", "origin")
@@ -111,12 +111,12 @@ class Secret:
     def of_this_host(cls, kept: Path | None = None) -> Secret:
         """Read the secret from the file named by FLOWER_VFL_SECRET_FILE, else from `kept`, or draw a fresh one.
 
-        What FLOWER_VFL_NOISE_KEY_FILE names, if anything, is the key of persistent noise, whatever the secret is.
+        The file named by FLOWER_VFL_NOISE_KEY_FILE, if any, holds the key of persistent noise, whatever the secret is.
 
         Parameters
         ----------
         kept : Path, optional
-            Where `keep` put it when the training began that goes on now.
+            File to which `keep` wrote the secret when the training run that is now resumed began.
 
         Raises
         ------

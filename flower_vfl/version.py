@@ -88,7 +88,7 @@ def refusal(theirs: Mapping[str, object], host: str, *, asking: str) -> str:
     theirs : Mapping[str, object]
         The other host's `software`.
     host, asking : str
-        What the other host and this one are called.
+        Names of the other host and of this one, for the reason.
     """
     own = software()
     if theirs.get("build") == own["build"]:

@@ -46,11 +46,11 @@ class Words(NamedTuple):
     Attributes
     ----------
     pads : Values, (N, 2)
-        What hides a table's values. Of two parties the table shows them to whoever guesses an ID.
+        One-time pads of a table's values. With two parties the table reveals an ID's pad to anyone who guesses the ID.
     tags : list of bytes, (N,)
-        What names a match; it travels.
+        Identifier of a match in messages.
     proofs : list of bytes, (N,)
-        The name by which both sides identify an ID; it never travels as it is.
+        Identifier of an ID that both sides compute; it is never sent itself, only hashed by `proof_of`.
     """
 
     pads: Values

@@ -55,7 +55,7 @@ def check_engine(engine: Engine, resources: Sequence[str] | None, address: str) 
     Raises
     ------
     ConfigError
-        Where there are some.
+        When `resources` or `address` is given.
     """
     from flower_vfl.errors import ConfigError
 
@@ -64,12 +64,12 @@ def check_engine(engine: Engine, resources: Sequence[str] | None, address: str) 
 
 
 def check_resume(out: Path | None, *, resume: bool) -> None:
-    """Refuse to go on in no folder.
+    """Refuse to resume a run without its folder.
 
     Raises
     ------
     ConfigError
-        Where `resume` names no folder.
+        When `resume` is set without `out`.
     """
     from flower_vfl.errors import ConfigError
 

@@ -36,7 +36,7 @@ class Key:
     allowed
         Bounds of its values, in words; empty where the type says all.
     what
-        What it does, without a full stop.
+        Its effect, in words, without a full stop.
     """
 
     name: str

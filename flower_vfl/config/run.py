@@ -360,7 +360,7 @@ def read_source(source: str, presets: Sequence[str], *, preset: str, file: str) 
     presets : Sequence[str]
         The names that may be given.
     preset, file : str
-        What such a preset and such a file are called, for messages.
+        Terms for such a preset and such a file, for messages.
 
     Returns
     -------

@@ -34,7 +34,7 @@ class Objective(nn.Module, ABC):
         Parameters
         ----------
         inputs : Sequence[Tensor]
-            What the party's source gathers.
+            Tensors that the party's source gathers.
         generator : torch.Generator
             On the CPU, so that every device hides the same.
         """

@@ -81,7 +81,7 @@ class Transcript:
         Raises
         ------
         ProtocolError
-            Where nothing was recorded yet.
+            When no step has been recorded.
         """
         if not self._traces:
             raise ProtocolError("The transcript is empty: record a step before an attack reads it.")

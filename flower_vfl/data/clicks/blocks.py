@@ -32,7 +32,7 @@ class Block:
     first : int
         Number of its first line in the file, from 1.
     lines : int
-        How many lines it has.
+        Number of lines.
     data : bytes
         The lines, each with its end.
     done : float

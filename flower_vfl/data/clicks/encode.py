@@ -34,9 +34,9 @@ class Encoder:
     work : Work
         The pieces.
     source, split, found : Source, Split, Survey
-        How many pieces there are, and where their rows go.
+        Number of pieces, selection of the test rows, and number of rows of each piece.
     fitted : Mapping
-        What each column becomes.
+        Encoding of each column.
     parties : Mapping
         Columns of each party, numeric ones first.
     """

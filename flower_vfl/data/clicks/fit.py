@@ -54,18 +54,18 @@ class KeyCounter:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A categorical column: what its keys become.
+    """A categorical column: the ids of its keys.
 
     Parameters
     ----------
     name : str
         Column.
     kind : {"hex", "code"}
-        What its keys stand for.
+        Format of the values that its keys encode.
     keys : ndarray of uint32, (V,)
-        Those that training saw often enough, sorted.
+        Keys that are frequent enough in training, sorted.
     missing : bool
-        Whether it saw missing values often enough: then they are the first value.
+        True if missing values are frequent enough in training: they are then the first value.
     """
 
     name: str
@@ -121,11 +121,11 @@ class Fitter:
     Parameters
     ----------
     work : Work
-        The pieces; what is found is noted there.
+        The pieces; the results are stored there.
     source, split, found : Source, Split, Survey
-        How many pieces there are, and which of their rows are for training.
+        Number of pieces, selection of the test rows, and number of the last day.
     fitting : Fitting
-        What is done.
+        Settings of the fit.
     """
 
     def __init__(self, work: Work, source: Source, split: Split, found: Survey, fitting: Fitting) -> None:

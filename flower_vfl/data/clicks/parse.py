@@ -33,11 +33,11 @@ class Format:
     names : tuple of str
         All fields in the order of the file.
     delimiter : str
-        What separates them.
+        Separator of the fields.
     fields : tuple of Field
-        Those that are read.
+        Fields that are read.
     header : bool
-        Whether the first line names the fields.
+        True if the first line names the fields.
     """
 
     names: tuple[str, ...]
@@ -61,9 +61,9 @@ class Parsed:
     table : pyarrow.Table
         The good rows: the fields' columns, and "row", their number in the file, from 1 behind the header.
     lines, bad : int
-        Lines, and how many of them are bad.
+        Number of lines, and of bad ones among them.
     examples : tuple of str
-        What the first bad ones lack.
+        Numbers and errors of the first bad lines.
     """
 
     table: pa.Table

@@ -25,7 +25,7 @@ class Work:
     Parameters
     ----------
     folder : Path
-        Where the files lie.
+        Folder of the files.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -21,7 +21,7 @@ class Column:
     Parameters
     ----------
     party, name : str
-        Whose it is and what it is called.
+        Party that holds the column, and the column's name.
     kind : str
         "left out", "number", "number, log" (compressed because it is skewed), "category", "text", or the shape of
         arrays.
@@ -33,9 +33,9 @@ class Column:
     rare : float or None
         Of a category: share of the training rows whose value is too rare for an id.
     why : str
-        Why it was taken for that, where the data says it.
+        Reason for the kind, where the data gives one.
     change : str
-        The option that takes it for something else.
+        Option that sets another kind.
     """
 
     party: str

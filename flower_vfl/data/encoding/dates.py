@@ -150,7 +150,7 @@ def from_type(column: pa.Array) -> NDArray[np.float64]:
 
 
 def parts(seconds: NDArray[np.float64], latest: float, *, dated: bool) -> dict[str, pa.Array]:
-    """Return what a network learns from: numbers as floats, categories as texts.
+    """Return the features that a network learns from: numbers as floats, categories as texts.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ def parts(seconds: NDArray[np.float64], latest: float, *, dated: bool) -> dict[s
     latest : float
         Seconds from which ages count.
     dated : bool
-        Whether there is a date.
+        True if there is a date, not only a time of day.
     """
     known = ~np.isnan(seconds)
     whole = np.where(known, seconds, 0.0).astype(np.int64)

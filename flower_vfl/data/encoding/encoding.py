@@ -43,8 +43,8 @@ class NumericEncoding:
     mean, scale : float
         Of the transformed training rows; a constant column has scale 1.
     missing : {"error", "mean", "zero"}
-        What a missing number becomes: an error; 0 (the mean) and a 1 in an indicator column of its own; or what the
-        number zero becomes.
+        Treatment of a missing number: an error; 0 (the mean) and a 1 in an indicator column of its own; or the
+        encoding of the number zero.
     """
 
     name: str
@@ -147,7 +147,7 @@ class PartyEncoding:
     text : TextEncoding, optional
         The column of texts of a party that has nothing else.
     reader : TableReader, optional
-        How the columns of a file become those that are encoded; without it they are the same.
+        Reader that turns the columns of a file into those that are encoded; without it they are the same.
     """
 
     numeric: tuple[NumericEncoding, ...]
@@ -182,7 +182,7 @@ class PartyEncoding:
         table : pyarrow.Table
             Columns as texts or numbers; more columns than needed are allowed.
         file : str
-            Where the rows come from, for messages.
+            Origin of the rows, for messages.
 
         Raises
         ------
@@ -299,9 +299,9 @@ def fit_party(
     numeric, categorical : sequence of str
         Names of the columns.
     file : str
-        Where the rows come from, for messages.
+        Origin of the rows, for messages.
     missing : {"error", "mean"}
-        What a missing number becomes.
+        Treatment of a missing number, as in `NumericEncoding`.
     min_count : int
         Values that occur less often share the bucket of unseen values.
     """

@@ -207,7 +207,7 @@ def _rows(mask: pa.Array) -> str:
 
 
 def id_numbers(ids: Iterable[str], count: int, key: bytes) -> NDArray[np.uint64]:
-    """Return a number for each ID that follows from the ID and a key alone: no place, no other ID changes it.
+    """Return a number for each ID, derived from the ID and a key alone: neither position nor other IDs change it.
 
     The number is a keyed BLAKE2b digest of 64 bits of the ID's UTF-8 bytes in Unicode's normal form C. It takes 8 bytes
     a row; IDs are read one after the other.
@@ -217,9 +217,9 @@ def id_numbers(ids: Iterable[str], count: int, key: bytes) -> NDArray[np.uint64]
     ids : iterable of str
         The IDs of the rows in their order.
     count : int
-        How many rows there are, N.
+        Number of rows N.
     key : bytes
-        Up to 64 bytes. Without it nobody finds two IDs with one number.
+        Up to 64 bytes. Without the key nobody can find two IDs with one number.
 
     Returns
     -------
@@ -229,8 +229,8 @@ def id_numbers(ids: Iterable[str], count: int, key: bytes) -> NDArray[np.uint64]
     Raises
     ------
     DataError
-        When there are more or fewer IDs than rows, one is no text, or comes twice. Two IDs with one number are refused
-        in the same words: among 45 million that happens once in 18,000 tables.
+        When there are more or fewer IDs than rows, one is no text, or occurs twice. Two IDs with one number raise the
+        same error: among 45 million that happens once in 18,000 tables.
 
     Examples
     --------

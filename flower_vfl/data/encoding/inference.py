@@ -45,9 +45,9 @@ class Rules:
     dtype : Mapping
         Column to "number", "category", "boolean", "date", "date:FORMAT" or "ignore".
     decimal : {"auto", ".", ","}
-        What stands before fractions.
+        Decimal mark.
     missing_values : tuple of str
-        What stands for a missing value besides the usual.
+        Texts that mark a missing value, besides the usual ones.
     """
 
     dtype: Mapping[str, str] = field(default_factory=dict)
@@ -63,11 +63,11 @@ def infer(table: pa.Table, rules: Rules, file: str, rows: NDArray[np.int64]) -> 
     table : pyarrow.Table
         Training rows, and no others; every column a feature.
     rules : Rules
-        What the user says.
+        Kinds and settings from the user.
     file : str
-        Where they come from, for messages.
+        Origin of the rows, for messages.
     rows : (N,)
-        Which row of the file, from 0, each row of the table is.
+        Number in the file, from 0, of each row of the table.
 
     Raises
     ------

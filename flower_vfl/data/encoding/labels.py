@@ -34,7 +34,7 @@ class EncodedLabels:
     train, test : ndarray of int64, (N,)
         Classes.
     names : tuple of str
-        What each class was called.
+        Name of each class in the source.
     """
 
     train: NDArray[np.int64]
@@ -53,7 +53,7 @@ def encode_labels(train: pa.ChunkedArray, test: pa.ChunkedArray, place: Place, p
     train, test : pyarrow arrays
         Labels as they stand in the file.
     place : Place
-        Where they come from, for messages.
+        Origin of the labels, for messages.
     positive : str
         The value that counts as positive; empty to choose it as described.
 
@@ -91,13 +91,13 @@ def known_labels(
     column : pyarrow.ChunkedArray
         Labels as they stand in the file.
     names : sequence of str
-        What each class is called, as `encode_labels` found.
+        Name of each class, as `encode_labels` returned them.
     place : Place
-        Where they come from, for messages.
+        Origin of the labels, for messages.
     positive : str
-        What `encode_labels` was given.
+        Value of `positive` that `encode_labels` received.
     missing : sequence of str
-        What stands for no label, besides the usual.
+        Texts that mark a missing label, besides the usual ones.
 
     Raises
     ------
@@ -143,13 +143,13 @@ def require_labels(
     column : pyarrow.ChunkedArray
         Labels in the order of the file, so that a message names the row that its reader sees.
     place : Place
-        Where they come from.
+        Origin of the labels, for messages.
     needed : pyarrow.Array of bool, optional
         The rows that need one; all by default.
     missing : sequence of str
-        What stands for no label, besides the usual.
+        Texts that mark a missing label, besides the usual ones.
     cure : str
-        What helps, the end of the message.
+        Advice at the end of the message.
 
     Raises
     ------

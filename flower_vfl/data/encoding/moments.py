@@ -15,7 +15,7 @@ class Moments:
     Parameters
     ----------
     count : int
-        How many numbers.
+        Number of values.
     mean : float
         Their mean; 0 for none.
     spread : float

@@ -121,7 +121,7 @@ def styles(values: pa.Array, decimal: str = "") -> list[tuple[NumberStyle, int]]
     values : pyarrow.Array of texts, (N,)
         Different values of a column, without missing ones.
     decimal : {"", ".", ","}
-        What stands before fractions; "" where that is not known.
+        Decimal mark; "" where it is not known.
     """
     found = signs(values)
     if len(found) > 1:

@@ -35,17 +35,17 @@ class Reading:
     name : str
         Column of the file.
     kind : {"number", "category", "boolean", "date", "ignore"}
-        What it is taken for; "ignore" leaves it out.
+        Kind that the column is read as; "ignore" leaves it out.
     why : str
         The reason, in words.
     style : NumberStyle
-        How its numbers are written.
+        Notation of its numbers.
     date : str
         Format of its dates; "" where its type says it.
     latest : float
         Seconds of the latest training date, from which ages count.
     parts : tuple of str
-        Which parts of a date are used.
+        Parts of a date that are used.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Reading:
         values : pyarrow.Array
             As `present` returns them.
         place : Place
-            Where they come from, for messages.
+            Origin of the values, for messages.
 
         Raises
         ------
@@ -136,9 +136,9 @@ def present(column: pa.ChunkedArray | pa.Array, missing: Sequence[str], place: P
     column : pyarrow array
         As the file has it.
     missing : sequence of str
-        What stands for a missing value besides `ABSENT`.
+        Texts that mark a missing value, besides `ABSENT`.
     place : Place
-        Where it comes from, for messages.
+        Origin of the column, for messages.
     """
     values = whole_array(column)
     if pa.types.is_dictionary(values.type):
@@ -162,9 +162,9 @@ class TableReader:
     Parameters
     ----------
     columns : tuple of Reading
-        One a column, those that are left out too.
+        Reading of each column, including those that are left out.
     missing_values : tuple of str
-        What stands for a missing value besides `ABSENT`.
+        Texts that mark a missing value, besides `ABSENT`.
     """
 
     columns: tuple[Reading, ...]
@@ -188,7 +188,7 @@ class TableReader:
         table : pyarrow.Table
             Columns as the file has them; more than needed are allowed.
         file : str
-            Where they come from, for messages.
+            Origin of the table, for messages.
         needed : pyarrow.Array of bool, optional
             The rows that are read; the others are missing. All by default.
 

@@ -85,7 +85,7 @@ def numbers(
     column : pyarrow array
         Numbers, or texts that read as such.
     place : Place
-        Where they come from, for messages.
+        Origin of the column, for messages.
     missing : {"error", "mean", "zero"}
         With "error" no number may be missing.
     needed : pyarrow.Array of bool, optional

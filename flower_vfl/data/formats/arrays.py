@@ -39,9 +39,9 @@ class StoredArrays:
     shape : tuple of int
         Of one row.
     pixels : bool
-        Whether they are bytes, 0 to 255.
+        True if the values are bytes, 0 to 255.
     read : Callable
-        Takes rows (n,), ascending, and yields places among them and what is there, in pieces of bounded size.
+        Takes rows (n,), ascending, and yields positions among them with their values, in pieces of bounded size.
     """
 
     columns: pa.Table
@@ -76,7 +76,7 @@ def open_arrays(path: Path, *, id_name: str, label: str, size: Sequence[int]) ->
         features (N, ...), numbers or bytes; or a folder with NAME.jpg, .jpeg or .png, where NAME is the ID. Images may
         lie in folders inside it, whose names are then their labels.
     id_name, label : str
-        What the columns are called.
+        Names of the columns.
     size : sequence of int
         Height and width to which images are scaled; empty where all have one size.
 

@@ -30,7 +30,7 @@ class IdxFile:
     path : Path
         The file.
     items : int
-        How many it says it holds.
+        Number of items according to the header.
     shape : tuple of int
         Of one item.
     """

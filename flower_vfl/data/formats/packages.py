@@ -12,7 +12,7 @@ def packaged_folder(package: str, folder: str, *files: str) -> Path | None:
     Parameters
     ----------
     package : str
-        What is imported, not what is installed.
+        Import name, not the name of the distribution.
     folder : str
         Path inside the package.
     *files : str

@@ -153,13 +153,13 @@ def read_csv(
     Parameters
     ----------
     path : Path
-        Where the content is from, for messages.
+        Origin of the content, for messages.
     content : bytes
         Unpacked; a value has no line breaks in it.
     kind : str
-        What the file would be, for messages.
+        Kind of file that is expected, for messages.
     convert : pyarrow.csv.ConvertOptions
-        What becomes of the values.
+        Conversion of the values.
     names : sequence of str
         The columns of a file without a header.
 

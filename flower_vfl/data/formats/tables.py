@@ -86,7 +86,7 @@ def read_table(path: Path, only: str = "", dialect: Dialect = PLAIN) -> pa.Table
     only : str
         Read this column and no other.
     dialect : Dialect
-        How a CSV is written.
+        Syntax of a CSV.
 
     Raises
     ------

@@ -159,13 +159,13 @@ def decoded(
     content : bytes
         Of the file.
     path : Path
-        Where it lies. What it is follows from the end of its name, and nothing else is tried.
+        Path of the file. The ending of its name determines the format; no other format is tried.
     size : tuple of int
         Height and width.
     shrink : bool
-        Whether an image of another size is scaled to that one, whatever its proportions; else it is refused.
+        True to scale an image of another size to that one, whatever its proportions; else it is refused.
     advice : str
-        What to do about one that is refused.
+        Advice for an image of another size, at the end of the message.
 
     Raises
     ------

@@ -62,13 +62,13 @@ class CatalogEntry:
     Parameters
     ----------
     name, description, licence : str
-        What it is called, what it is and under which terms.
+        Name, description and terms of use.
     rows : int or None
         Training rows by default; None where they depend on the user.
     usable : bool
-        Whether it can be used here as it is.
+        True if it can be used here as it is.
     advice : str
-        What to do if not.
+        Steps that make it usable; empty if it is.
     """
 
     name: str
@@ -101,7 +101,7 @@ def load(
         A prepared folder, or the raw source; empty for FLOWER_VFL_DATASETS/<name> where that exists, else for where
         the data set's package puts it.
     cache : Path, optional
-        Where prepared data is kept; without it FLOWER_VFL_CACHE or ~/.cache/flower-vfl.
+        Folder of prepared data; without it FLOWER_VFL_CACHE or ~/.cache/flower-vfl.
     options : Mapping, optional
         Options of the data set; other options are another entry in the cache, and so are changed raw files.
 

@@ -41,7 +41,7 @@ class _Raw(NamedTuple):
     Parameters
     ----------
     path : Path
-        Where it is.
+        The file or folder.
     table : pyarrow.Table
         Its columns; of arrays and images, the ID, possibly the label, and the number of each row.
     arrays : StoredArrays or None
@@ -201,9 +201,9 @@ class IdSource:
     column : str
         Column of the ID.
     dialects : tuple of Dialect
-        How each is written; none: as its name says.
+        Syntax of each file; if empty, as its name says.
     whole : bool
-        Whether 1.0 is the ID 1.
+        True to read 1.0 as the ID 1.
     """
 
     files: tuple[Path, ...]

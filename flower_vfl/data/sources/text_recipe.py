@@ -53,7 +53,7 @@ class TextRow(NamedTuple):
     label : int
         Class, from 0.
     text : str
-        What the text party has.
+        Text that the text party holds.
     """
 
     label: int

@@ -37,7 +37,7 @@ class Builder:
     Parameters
     ----------
     folder : Path
-        Where to write; the caller makes it appear at once when it is complete.
+        Folder of the data set; the caller moves it into place when it is complete.
     notes : Path, optional
         Of a resumable recipe: a folder for what a resumed preparation needs, which is not part of the data.
     """
@@ -127,11 +127,11 @@ class Builder:
         encoding : TextEncoding
             Fitted on training rows.
         texts : Mapping
-            The texts of each part in any order; they are gone through once.
+            Texts of each part in any order; they are read once.
         rows : Mapping
-            (N,) where in the shared order each text goes.
+            Position (N,) of each text in the shared order.
         vectors : ndarray of float32, (V, W), optional
-            Where the vector of each word id starts.
+            Initial vector of each word id.
 
         Raises
         ------

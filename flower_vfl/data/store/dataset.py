@@ -60,11 +60,11 @@ class FeatureSpec:
     shape : tuple of int
         Shape of one row of plain arrays, (channels, height, width) for images, (length,) for texts; empty for tables.
     pixels : bool
-        Whether plain arrays lie on disk as bytes, 0 to 255, that are gathered as 0.0 to 1.0.
+        True if plain arrays are stored as bytes, 0 to 255, and gathered as 0.0 to 1.0.
     vocabulary : int
         Word ids V, those of filling and of unseen words included; 0 where rows are no texts.
     vectors : ndarray of float32, (V, W), or None
-        Of texts: where the vector of each word starts, for instance GloVe. Only the party that has the texts has them.
+        Of texts: initial vector of each word, for instance GloVe. Only the party that has the texts has them.
     quantiles : callable, optional
         Of tables: returns, for probabilities (Q,), the quantiles of each numeric column in the training rows and, below
         them, those of its distinct values, (2 Q, F). Only the party that has the columns has it: `PartyTable` adds it.
@@ -297,14 +297,14 @@ class Dataset:
         return layout.digest(self._party_folder(name) / layout.ENCODING)
 
     def content_digest(self, party: str, *, labels: bool) -> str:
-        """Return the SHA-256 of what one party holds, by the digests that were noted when it was prepared.
+        """Return the SHA-256 of one party's data, from the digests that were stored when it was prepared.
 
         Parameters
         ----------
         party : str
-            Whose columns; empty for none.
+            Party whose columns are included; empty for none.
         labels : bool
-            Whether the labels belong to it.
+            True to include the labels.
         """
         notes = [self._party_folder(party) / name for name in (layout.PARTY, layout.ENCODING)] if party else []
         notes += [self._labels_folder() / layout.LABELS] if labels else []

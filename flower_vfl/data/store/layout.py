@@ -228,7 +228,7 @@ class ArrayFile:
     shape : tuple of int
         Rows first.
     dtype : str
-        What a row is made of.
+        Type of the elements.
     """
 
     def __init__(self, path: Path, shape: tuple[int, ...], dtype: str) -> None:

@@ -25,7 +25,7 @@ class ArrayInFile:
     path
         The file.
     offset
-        Where in it the array begins, in bytes.
+        Position in the file at which the array begins, in bytes.
     shape, dtype
         Of the array, whose rows lie one behind the other.
     """
@@ -43,7 +43,7 @@ class ArrayInFile:
         rows : ndarray of integers, (n,)
             Their positions, ascending.
         places : ndarray of integers, (n,)
-            Where in the result each of them goes.
+            Position of each of them in the result.
 
         Raises
         ------

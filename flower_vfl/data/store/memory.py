@@ -91,11 +91,11 @@ class MemoryData:
     digest : str
         Of the ordered IDs; leave it empty where rows are aligned by construction.
     periods : Periods, optional
-        Where rows lie in time order: how many of them each day has, for `training.order = "time"`.
+        Number of rows of each day, where rows lie in time order, for `training.order = "time"`.
     ids : Sequence[str], optional
-        The IDs of the training rows in their order, all different: persistent noise then follows a person from one
-        table to the next. Without them it follows the number of the row. Nothing else follows them: predictions ask
-        for test rows, by number.
+        The IDs of the training rows in their order, all different: persistent noise is then drawn by ID, so that a
+        person's noise stays the same from one table to the next. Without them it is drawn by the number of the row.
+        Nothing else uses them: predictions request test rows, by number.
 
     Raises
     ------

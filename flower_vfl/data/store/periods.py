@@ -25,9 +25,9 @@ class Period:
     Parameters
     ----------
     name : str
-        What it is called in reports, such as "2014-10-21".
+        Name in reports, such as "2014-10-21".
     rows : int
-        How many rows it has, at least 1.
+        Number of rows, at least 1.
 
     Raises
     ------

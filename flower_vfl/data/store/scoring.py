@@ -58,17 +58,17 @@ class ScoreRows:
     Parameters
     ----------
     count : int
-        How many.
+        Number of rows.
     digest : str
         Of their ordered IDs; equal at two parties exactly when rows and order are.
     chosen : range
-        Those that are scored when nobody names any.
+        Rows that are scored when none are requested.
     features : Callable[[str], Features]
         Opens one party's columns.
     ids : Callable[[], pa.ChunkedArray], optional
         Reads their IDs; without it they are the test rows of data without IDs, and have numbers from 0.
     left_out : int
-        IDs of files that not all of them have.
+        Number of IDs that some of the files lack.
     """
 
     def __init__(

@@ -42,9 +42,9 @@ class SomeRows:
     Parameters
     ----------
     source : FeatureSource
-        Where they come from.
+        Source of the rows.
     rows : ndarray of int64, (N,)
-        Which, in this order.
+        Positions of the rows in the source, in this order.
     """
 
     __slots__ = ("_rows", "_source")
@@ -67,7 +67,7 @@ class JoinedRows:
     Parameters
     ----------
     first, second : FeatureSource
-        Where they come from.
+        Sources of the rows.
     """
 
     __slots__ = ("_first", "_second")
