@@ -332,7 +332,7 @@ def read_steps(folder: Path | str) -> pa.Table:
     Raises
     ------
     InputError
-        Where the folder holds neither ``steps.parquet`` nor a journal, or the file cannot be read.
+        When the folder holds neither ``steps.parquet`` nor a journal, or the file cannot be read.
     """
     folder = Path(folder)
     journals = _journals(folder)
@@ -362,7 +362,7 @@ def read_snapshots(folder: Path | str) -> pa.Table:
     Raises
     ------
     InputError
-        Where the file cannot be read.
+        When the file cannot be read.
     """
     return read_table(Path(folder) / SNAPSHOTS, SNAPSHOT_SCHEMA)
 
@@ -389,7 +389,7 @@ def read_embeddings(folder: Path | str) -> list[Embeddings]:
     Raises
     ------
     InputError
-        Where the file cannot be read, or its rows are not of one width.
+        When the file cannot be read, or its rows are not of one width.
     """
     path = Path(folder) / EMBEDDINGS
     table = read_table(path, EMBEDDING_SCHEMA)
@@ -428,7 +428,7 @@ def read_table(path: Path, schema: pa.Schema) -> pa.Table:
     Raises
     ------
     InputError
-        Where the file cannot be read.
+        When the file cannot be read.
     """
     if not path.exists():
         return schema.empty_table()

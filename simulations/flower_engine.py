@@ -140,11 +140,11 @@ def cluster_for(given: Sequence[Resources], address: str, out: Path) -> Cluster:
     Parameters
     ----------
     given : Sequence[Resources]
-        Of each feature party's process.
+        Resources of each feature party's process.
     address : str
-        Of a cluster that is there; empty for one of this machine, that is yet to start.
+        Address of a running cluster; empty for one of this machine that is yet to start.
     out : Path
-        Where the results go, absolute; every node of a cluster that is joined must see it.
+        Folder of the results, absolute; every node of a cluster that is joined must see it.
 
     Raises
     ------

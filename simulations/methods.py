@@ -69,7 +69,7 @@ def details(name: str) -> tuple[str, str, Mapping[str, str]]:
     Returns
     -------
     tuple
-        What it is, such as "attack (built-in)"; its text; its facts.
+        Kind, such as "attack (built-in)"; text; facts.
 
     Raises
     ------

@@ -66,7 +66,7 @@ def worth_of(config: Config, dataset: VerticalData, result: Mapping[str, Any]) -
     Parameters
     ----------
     config : Config
-        What was run: it says whose columns were used.
+        Configuration of the run: it names the parties whose columns were used.
     dataset : VerticalData
         Its data.
     result : Mapping

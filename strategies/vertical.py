@@ -195,7 +195,7 @@ class VerticalStrategy(HookedStrategy):
         Raises
         ------
         ConfigError
-            Where there are too few rows for so many.
+            When there are too few rows for so many.
         """
         count, classes = self.config.attack.canaries, self.labels.classes
         if count:

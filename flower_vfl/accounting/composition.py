@@ -77,7 +77,7 @@ def compose_epsilon(releases: Iterable[Release], delta: float = 0.0) -> float:
     ArgumentError
         For another delta.
     SetupError
-        Where `dp-accounting` is needed and missing.
+        When `dp-accounting` is needed and missing.
 
     Examples
     --------

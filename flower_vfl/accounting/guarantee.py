@@ -20,8 +20,8 @@ class Guarantee:
     epsilon, delta : float
         Of each person's label, over all epochs and all parties together.
     release : Release, optional
-        What a label goes through, for an account over several trainings; by default any mechanism of this epsilon and
-        delta, which may cost more there.
+        The mechanism and the number of times that it is applied to each label, for an account over several trainings;
+        by default any mechanism of this epsilon and delta, which may cost more there.
     """
 
     epsilon: float
@@ -35,7 +35,7 @@ class Guarantee:
         Raises
         ------
         ArgumentError
-            Where it has no finite epsilon at this delta.
+            When the release has no finite epsilon at this delta.
 
         Examples
         --------

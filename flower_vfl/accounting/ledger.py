@@ -59,13 +59,13 @@ class Training:
     labels : NDArray
         (N,) true labels.
     secret : int
-        A number that follows from the label party's secret, and from which noise does not.
+        A number derived from the label party's secret; noise cannot be derived from it.
     name : str
         The label party's name of the training, the same when it is resumed; empty for one that cannot be.
     defense : str
-        The defense that proves something, with its parameters.
+        The defense with a proven guarantee, and its parameters.
     release : Release
-        What each label goes through.
+        The mechanism and the number of times that it is applied to each label.
     """
 
     rows: str
@@ -287,7 +287,7 @@ def _admit(account: Account, entry: Entry, path: Path) -> bool:
     Raises
     ------
     DataError, PermissionDeniedError
-        Where it is refused.
+        When the entry is refused.
     """
     for earlier in account.entries:
         if earlier.rows == entry.rows and earlier.labels != entry.labels:

@@ -52,7 +52,7 @@ def ask_person(option: str, question: str, usual: str) -> str:
     Raises
     ------
     ConfigError
-        Where there is no terminal to ask at.
+        When there is no terminal to ask at.
     """
     if not sys.stdin.isatty():
         raise ConfigError(f"{option} is needed where there is no terminal to ask at: {question}")

@@ -88,12 +88,12 @@ class RunFolder:
 
 
 def check_is_run(folder: Path) -> None:
-    """Refuse a folder that is none of a run.
+    """Refuse a folder that does not belong to a run.
 
     Raises
     ------
     DataError
-        Where its configuration is missing.
+        When its configuration is missing.
     """
     if not (folder / CONFIG).is_file():
         raise DataError(f"{folder} is no run: there is no {CONFIG} in it; `flower-vfl run` makes one")

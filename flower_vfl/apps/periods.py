@@ -100,7 +100,7 @@ def read_periods(folder: Path) -> pa.Table:
     Raises
     ------
     InputError
-        Where the file cannot be read.
+        When the file cannot be read.
     """
     return read_table(folder / PERIODS, SCHEMA)
 

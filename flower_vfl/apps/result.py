@@ -48,7 +48,7 @@ class RunResult:
     outcome : Outcome
         Metrics of each epoch and the rest that was measured.
     folder : Path or None
-        Where it was written.
+        Folder of its files; None where none were written.
     """
 
     status: str

@@ -106,7 +106,7 @@ def whole(attack: str, name: str, value: int) -> int:
     Raises
     ------
     ConfigError
-        Where it is anything else.
+        When it is anything else.
     """
     if not is_whole(value):
         raise ConfigError(f"{attack}: {name} is {value!r}; give a whole number from 1")
@@ -124,7 +124,7 @@ def truth(attack: str, name: str, value: bool) -> bool:
     Raises
     ------
     ConfigError
-        Where it is anything else.
+        When it is anything else.
     """
     if not isinstance(value, bool):
         raise ConfigError(f"{attack}: {name} is {value!r}; give true or false")
@@ -137,7 +137,7 @@ def one_of(attack: str, name: str, value: Word, allowed: Sequence[Word]) -> Word
     Raises
     ------
     ConfigError
-        Where it is anything else.
+        When it is anything else.
     """
     if value not in allowed:
         raise ConfigError(f"{attack}: {name} is {value!r}; {suggestion(str(value), allowed)}")

@@ -28,7 +28,7 @@ def as_rows(g: Tensor) -> Tensor:
     Raises
     ------
     ArgumentError
-        Where ``g`` is no floating point tensor with a row for each example.
+        When ``g`` is no floating point tensor with a row for each example.
     """
     if g.dim() < 2 or not g.is_floating_point():
         raise ArgumentError(f"Rows of shape {tuple(g.shape)}, {g.dtype}: give a floating point tensor (B, D).")
@@ -41,7 +41,7 @@ def as_known(known: Tensor, g: Tensor, name: str) -> Tensor:
     Raises
     ------
     ArgumentError
-        Where there are none, or where they are no gradients of the same layer.
+        When there are none, or when they are no gradients of the same layer.
     """
     rows = as_rows(known)
     if not len(rows) or rows.shape[1] != g.shape[1]:
@@ -183,7 +183,7 @@ def raw_features(inputs: Sequence[Tensor]) -> Tensor:
     Raises
     ------
     ArgumentError
-        Where there is no input.
+        When there is no input.
     """
     if not inputs:
         raise ArgumentError("There are no inputs: the attack's baseline needs what the party's model takes.")

@@ -37,7 +37,7 @@ class AttackedView:
     defended : bool
         True if any defense is in force.
     recorder : Recorder
-        Where each value goes.
+        Recorder of all values.
     every : int
         Steps from one scored step to the next; the row memory takes in every step.
     memory : Path, optional

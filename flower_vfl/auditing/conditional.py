@@ -42,9 +42,9 @@ class ConditionalOracle:
     labels : NDArray
         (N,) true labels, 0 or 1.
     every : int
-        Score each so many steps.
+        Number of steps from one scored step to the next.
     record : Record
-        Where each value goes.
+        Called with each value.
     """
 
     def __init__(self, parties: Sequence[str], labels: NDArray[Any], *, every: int, record: Record) -> None:

@@ -47,13 +47,13 @@ class Evidence:
     Attributes
     ----------
     party
-        Whose messages they read; "a+b" of parties that put together what they see.
+        The party whose messages they read, or a colluding group such as "a+b".
     rows
         (n,) rows of the training table that the readers' samples are of.
     columns
         (n, k) numbers of each row's gradients that need no label, such as the place along their first direction.
     readers, without
-        Readers with gradients, and of the same rows without.
+        Readers with gradients, and readers of the same rows without gradients.
     """
 
     party: str
@@ -70,11 +70,11 @@ class _Guesses:
     Attributes
     ----------
     right
-        (n,) which are right.
+        (n,) true for each guess that is right.
     priors
         (n,) the probability of each guessed label before any message was seen.
     gain
-        How much likelier the weighed rows' labels became by the reader, in nats a row.
+        Gain of the reader in log-likelihood of the weighed rows' labels, in nats a row.
     """
 
     right: Truth
@@ -82,7 +82,7 @@ class _Guesses:
     gain: float
 
     def first(self, share: float) -> tuple[int, Floats]:
-        """Return how many of a share of them are right, and their priors."""
+        """Return the number of right guesses in the surest share of them, and the priors of this share."""
         count = max(1, round(len(self.right) * share))
         return int(np.count_nonzero(self.right[:count])), self.priors[:count]
 
@@ -102,7 +102,7 @@ def audit_epsilon(
     Parameters
     ----------
     found : Sequence[Evidence]
-        What readers say, an entry for each party and group.
+        Evidence of the readers, an entry for each party and group.
     background : Sequence[Sequence[Candidate]]
         For each of them readers without gradients that know all that the label party has; not used with canaries.
     classes, canaries : int

@@ -136,7 +136,7 @@ def draw_examples(labels: NDArray[Any], draw: int, *, classes: int, count: int) 
     Raises
     ------
     ConfigError
-        Where a class has fewer rows than that.
+        When a class has fewer rows than that.
     """
     drawn = []
     for number in range(classes):
@@ -260,12 +260,12 @@ class AttackEvaluator:
     defended : bool
         True if any defense is in force.
     recorder : Recorder
-        Where each value goes.
+        Recorder of all values.
     every : int
-        Score each so many steps.
+        Number of steps from one scored step to the next.
     together : int
-        Read so many steps in a row, which takes half of the time: between two steps of training nothing that this needs
-        is in the processor's caches.
+        Number of steps that are read in a row, which takes half of the time: between two steps of training nothing that
+        this needs is in the processor's caches.
     view : str
         Prefix of the names of the values for `recorder`, as in "monitor_auc" and "monitor_detection_error"; by
         default nothing for an attacker's, "monitor" for the monitor's.

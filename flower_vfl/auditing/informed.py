@@ -100,10 +100,10 @@ class _Directions:
 
 
 class InformedAudit:
-    """Keeps a bounded sample of what one party gets and gives, and lets informed readers read it.
+    """Keeps a bounded sample of one party's embeddings and received gradients, and lets informed readers read it.
 
     While training goes on, discriminants read the sample of each epoch. At the end all readers read the sample of the
-    epoch that gave most away, each batch of it, and a panel of rows that was followed over all epochs.
+    epoch that leaked most, each batch of it, and a panel of rows that was followed over all epochs.
 
     Parameters
     ----------
@@ -114,26 +114,26 @@ class InformedAudit:
     positives : Sequence[int]
         Classes that are read.
     schedule : Schedule
-        Which rows make which step, and when an epoch ends.
+        Gives the rows of each step, and the end of each epoch.
     split : Split
-        What each row is for.
+        Split of the rows: to fit readers, to choose one, to score it, and canaries.
     party : str
-        Whose messages these are; of parties that put together what they see, "a+b".
+        The feature party that is audited, or a colluding group such as "a+b".
     members : Sequence[str]
-        The parties that put together what they see; none of a party alone. Readers use the numbers of all, and of each
-        one alone.
+        The parties of a colluding group; empty for a single party. Readers use the numbers of all, and of each one
+        alone.
     defended : bool
-        Whether any defense is in force.
+        True if any defense is in force.
     recorder : Recorder
-        Where the values of each epoch go.
+        Recorder of the values of each epoch.
     rows : int
-        How many rows are kept.
+        Number of rows that are kept.
     every : int
-        At most each so many steps is sampled.
+        Smallest number of steps from one sampled step to the next.
     direction : bool
-        Whether the panel is read by `remembered_direction` too, after each epoch.
+        True if the panel is read by `remembered_direction` too, after each epoch.
     audits : int
-        How many audits share the seconds that readers may take at the end of a run.
+        Number of audits that share the seconds that readers may take at the end of a run.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class InformedAudit:
         self._evidence = Evidence(party, np.zeros(0, dtype=np.int64), np.zeros((0, 0)), (), ())
 
     def observe(self, step: int, epoch: int, rows: Rows, z: Tensor, g: Tensor, widths: Sequence[int] = ()) -> None:
-        """Take in one step: embeddings (B, ...) that came and gradients (B, ...) that leave.
+        """Take in one step: received embeddings (B, ...) and the gradients (B, ...) that are sent.
 
         Of a group, ``widths`` are the numbers of each member in a row of both.
         """
@@ -305,14 +305,14 @@ class InformedAudit:
         ]
 
     def panel_of(self, tables: Sequence[PartyTable], *, random: bool) -> tuple[NDArray[np.int64], JointView] | None:
-        """Return rows that were followed, and what their parties have of them with their columns; None without any.
+        """Return the rows of the panel that have occurred, and their `JointView` with columns; None without any.
 
         Parameters
         ----------
         tables : Sequence[PartyTable]
             The columns of the party, or of each member.
         random : bool
-            Whether only rows are wanted that were drawn whatever their class.
+            True to return only the rows that were drawn regardless of their class.
         """
         self._settle()
         panel = self._panel

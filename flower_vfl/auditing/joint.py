@@ -242,7 +242,7 @@ def _scores(answer: JointScores, parts: Mapping[str, Labels]) -> dict[str, NDArr
     Raises
     ------
     ArgumentError
-        Where there is not one number a row.
+        When there is not one number a row.
     """
     found = {part: as_numpy(getattr(answer, part)) for part in parts}
     if answer.without_own is not None:

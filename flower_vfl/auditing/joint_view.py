@@ -123,7 +123,7 @@ class JointObserver:
     placement : Placement
         The device of the bottom model.
     seed : int
-        Where the attacks' own randomness starts.
+        Seed of the attacks' own randomness.
     """
 
     def __init__(

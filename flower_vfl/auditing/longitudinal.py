@@ -140,9 +140,9 @@ class LongitudinalEvaluator:
     defended : bool
         True if any defense is in force.
     recorder : Recorder
-        Where each value goes.
+        Recorder of all values.
     folder : Path, optional
-        Where the memory lies, see `RowMemory`.
+        Folder of the row memory, see `RowMemory`.
     view : str
         Prefix of the names of the values for `recorder`, as in "monitor_remembered_auc"; empty for an attacker's.
     keeps : Iterable[Kept]

@@ -252,7 +252,7 @@ class LeakageMonitor:
         step: int,
         epoch: int,
     ) -> None:
-        """Attack the parties' trained models by what they gave for the test rows.
+        """Attack the parties' trained models through their embeddings of the test rows.
 
         Parameters
         ----------
@@ -265,7 +265,7 @@ class LeakageMonitor:
         seed : Callable[..., int]
             Derives a seed for a purpose from the label party's secret.
         step, epoch : int
-            Where in the log the values stand: the number of steps that were trained, and of epochs.
+            Numbers of trained steps and of trained epochs, under which the values are logged.
         """
         for view in self._sent:
             party = "+".join(view.parties)

@@ -19,7 +19,7 @@ class Measurement:
     lower
         Epsilon is at least this.
     party
-        Whose messages it was read from.
+        The party, or colluding group, from whose messages it was measured.
     proven
         True with canaries: it then holds whatever the data are. Else it is as good as the odds that were estimated.
     confidence

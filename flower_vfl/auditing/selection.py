@@ -81,12 +81,12 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
-    """A fitted reader and what it says of the rows that it was not fitted to.
+    """A fitted reader and its scores of the rows that it was not fitted to.
 
     Attributes
     ----------
     reader, span
-        What it is, and over what it looks.
+        Name of the reader, and the span that it scores together: a batch, an epoch or all epochs.
     positive
         The class that it reads.
     chosen_by
@@ -96,7 +96,7 @@ class Candidate:
     sample
         The rows.
     member
-        The party, of several that put together what they see, whose numbers alone it reads; empty where it reads all.
+        The member of a colluding group whose numbers alone it reads; empty where it reads all.
     """
 
     reader: str

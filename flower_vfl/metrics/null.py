@@ -89,7 +89,7 @@ def quantile_p_value(class_counts: Iterable[tuple[int, int]], value: float, q: f
     value
         The quantile that was reached.
     q
-        Which quantile it is, between 0 and 1.
+        Level of the quantile, between 0 and 1.
 
     Returns
     -------

@@ -91,7 +91,7 @@ def auc_p_value(auc: float, negatives: int, positives: int) -> float:
     Raises
     ------
     ArgumentError
-        Where one class has no row.
+        When one class has no row.
 
     Examples
     --------

@@ -132,7 +132,7 @@ class StepView:
         Raises
         ------
         ConfigError
-            Where the defense does not declare `asks_other_labels`, or there is no network behind this step.
+            When the defense does not declare `asks_other_labels`, or there is no network behind this step.
         """
         if self.relabel is None:
             raise ConfigError(

@@ -423,7 +423,7 @@ def _finite(step: int, loss: Tensor, joint: Tensor, log: Log) -> float:
     Raises
     ------
     TrainingError
-        Where they are not.
+        When the loss or a cut gradient is not finite.
     """
     if loss.device.type == "cpu":
         value, total = loss.item(), joint.sum().item()

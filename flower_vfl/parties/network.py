@@ -41,7 +41,7 @@ class LabelModel:
     learned : Mapping[str, nn.Module]
         The defenses' trained modules, by defense: they belong to the network.
     placement : Placement
-        Where the models are.
+        Device and precision of the models.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class LabelModel:
         embeddings : Mapping[str, Tensor]
             (B, ...) of each feature party.
         own : FeatureSource, optional
-            Where the label party's own columns of these rows are, if it has any.
+            Source of the label party's own columns, if it has any.
         rows : Rows
             (B,) positions in `own`.
         """

@@ -40,7 +40,7 @@ class Predictor:
     permit : Callable[[int], None]
         Called with the number of rows before they are read; it raises when the party's owner does not want that.
     placement : Placement
-        Where the bottom model is.
+        Device and precision of the bottom model.
     """
 
     def __init__(

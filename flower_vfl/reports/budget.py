@@ -27,7 +27,7 @@ class Spent:
     limit
         Of the leak AUC.
     reached
-        What was reached after each epoch; None where that is not known.
+        Value of the limited quantity after each epoch; None where it is not known.
     """
 
     key: str
@@ -51,7 +51,7 @@ class Spent:
 
     @property
     def unknown(self) -> int:
-        """Of how many epochs it is not known."""
+        """Number of epochs without a known value."""
         return sum(value is None for value in self.reached)
 
 

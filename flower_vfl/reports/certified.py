@@ -30,11 +30,11 @@ class Measured:
     Attributes
     ----------
     attack, party, layer
-        What was measured; the attack by its label.
+        Attack (its label), party and layer of the measurement.
     oracle
-        Whether it has side information that no real attacker has.
+        True if it has side information that no real attacker has.
     turned
-        Whether its scores are taken turned around, in all steps, see `reports.leaks.turns`. A rule turned around is a
+        True if its scores are turned around, in all steps, see `reports.leaks.turns`. A rule turned around is a
         rule as well, and the bound holds for it.
     q95, null
         The leak AUC and what chance reaches.
@@ -42,7 +42,7 @@ class Measured:
         Detection error: mean over the steps, and the 5 % quantile; None where it was not measured, as that of scores
         turned around is not.
     found
-        How often the bound was exceeded; None where the batches' class counts are not known.
+        Counts of the steps that exceed the bound; None where the batches' class counts are not known.
     first
         The first few steps that exceed it by more than chance explains.
     """
@@ -89,12 +89,12 @@ class Certificate:
     silent
         Share of steps for which the theorem gives no bound.
     error, asked
-        Least detection error under the same model, and whether the user asked for this one. That of parties that
-        collude is smaller than what was asked for each of them.
+        Least detection error under the same model, and True if it is the target that the user set. The error of
+        parties that collude is smaller than the target of each of them.
     fallback, withheld
         Shares of steps whose noise came from earlier batches, and in which zeros were sent.
     steps
-        How many steps there were.
+        Number of steps.
     accuracy
         Bound on the share of examples whose class such a rule names, where there are more than two classes.
     measured

@@ -32,10 +32,10 @@ class Candidate:
     worst
         Its worst leak, and what guessing reaches there; None without any.
     validation, utility, cost
-        What it is chosen by, what it reaches on the test set, and how much that is above no defense; None where that is
-        not known.
+        Validation metric that it is chosen by, utility on the test set, and that utility minus the utility without a
+        defense; None where it is not known.
     epsilon
-        What its defense proves; None without a proof.
+        Epsilon that its defense proves; None without a proof.
     sent
         False if nothing that depends on labels left the label party.
     """
@@ -59,7 +59,7 @@ class Choice:
     Attributes
     ----------
     headline, sentence
-        What was found of all runs, and what is recommended.
+        Finding about all runs, and the recommendation.
     tone
         The colour: good where a run is recommended.
     row

@@ -225,9 +225,10 @@ class Headline:
     ran
         The attacks and readers that gave a number, by their labels.
     missing
-        What should have run and did not, with reasons; of a part of the parties with their names.
+        Attacks and readers that should have run and did not, with the reasons; with the parties' names where not all
+        parties miss them.
     epsilon
-        What is proven of it and measured; None for neither.
+        Its epsilon, as proven and as measured; None without either.
     sent
         False if nothing that depends on labels left the label party.
     """

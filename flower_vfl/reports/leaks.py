@@ -98,7 +98,7 @@ def worst(
     result
         The content of ``result.json``.
     layer
-        Where.
+        Layer of the gradients or embeddings.
     attack
         Only this one, by its label.
     oracle

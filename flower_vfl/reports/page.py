@@ -78,7 +78,7 @@ def render(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Pat
     Raises
     ------
     InputError
-        Where there is no folder, or naming the file that is missing or cannot be read.
+        When there is no folder, or a file, which the message names, is missing or cannot be read.
     """
     folders = [Path(folder) for folder in run_dirs]
     if not folders:
@@ -121,7 +121,7 @@ def render_sweep(folder: Path | str) -> Path:
     Raises
     ------
     InputError
-        Where there is no sweep, no result yet, or a file cannot be read.
+        When there is no sweep, no result yet, or a file cannot be read.
     """
     target = Path(folder) / PAGE
     write_text_atomic(target, fill("sweep.html.j2", **of_sweep(Path(folder))))

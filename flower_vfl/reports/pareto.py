@@ -13,9 +13,9 @@ def front(points: Sequence[tuple[float, float]], *, less: bool = False) -> list[
     Parameters
     ----------
     points
-        (utility, leak) of each setting; of leak less is better.
+        (utility, leak) of each setting; less leak is better.
     less
-        Whether less is better of utility too, as of a loss.
+        True if less is better for utility too, as for a loss.
 
     Examples
     --------

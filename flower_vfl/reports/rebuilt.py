@@ -26,18 +26,18 @@ class Answer:
     Attributes
     ----------
     party, attack, metric
-        Whose trained model, who reads it best, and the measure.
+        Party with the trained model, attack that reads this model best, and the measure.
     share
-        What share of the way from chance to the federation's utility counts as rebuilt.
+        Share of the way from chance to the federation's utility that counts as rebuilt.
     chance, federation
-        Both ends of that way; the second is None where it leads nowhere.
+        Both ends of that way; the second is None where it is not above chance.
     k, alone_k
         Labels of each class that were enough, with the trained model and from scratch, in the best way that was tried;
         None where none was.
     classes
         Number of classes.
     curve, alone
-        What was reached by the number of labels.
+        Accuracy by number of labels, with the trained model and from scratch.
     """
 
     party: str

@@ -81,11 +81,11 @@ class SweepSetting:
     Attributes
     ----------
     values
-        What varies in the sweep, but for seeds.
+        Values of the keys that vary in the sweep, except seeds.
     runs
-        Those that ended by themselves.
+        Runs of its trials that ended by themselves.
     trials
-        How many there are of it, ended or not.
+        Number of its trials, ended or not.
     """
 
     values: Mapping[str, Any]

@@ -256,7 +256,8 @@ class Leak:
     q95, null
         Its leak AUC and what chance reaches there.
     reached
-        What an attacker can make of it: scores that are nearly always wrong read the labels as well as right ones.
+        Leak AUC that an attacker can make of it: scores that are nearly always wrong read the labels as well as right
+        ones.
     level
         0 (no better than guessing) to 4 (almost completely).
     """

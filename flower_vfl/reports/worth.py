@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from flower_vfl.reports.words import METRICS, number
 
 WORTH, JOINED = "worth", "all"
-"""Key of a result, and what the columns of all parties are called there."""
+"""Key of a result, and name of the columns of all parties there."""
 
 
 class Row(NamedTuple):
-    """One line of the comparison: whose columns, and what each model reaches with them, the largest first."""
+    """One line of the comparison: the columns' party, and the utility of each model on them, the largest first."""
 
     columns: str
     values: Mapping[str, float]
@@ -29,15 +29,15 @@ class Worth(NamedTuple):
     Attributes
     ----------
     measure
-        In words.
+        Its name, in words.
     together
-        What the federation reaches.
+        Utility of the federation.
     rows
         The parties, then all of them.
     models
         Names of the models.
     sentence
-        What it says.
+        Result of the comparison, in words.
     worse
         True if the federation is below the best party alone, by more than the test rows explain.
     """

@@ -167,7 +167,7 @@ def attack_declaration_problems(attack_class: Any, *, allowed: Iterable[str], me
     attack_class : type
         The attack.
     allowed : Iterable[str]
-        What `needs` may hold.
+        Values that `needs` may hold.
     method : str
         The name of the method that reads.
     """
@@ -209,9 +209,9 @@ def unknown_rows_problems(read_without: Callable[[], Any], *, argument: str) -> 
     Parameters
     ----------
     read_without : Callable
-        Asks it without these rows.
+        Runs the attack without these rows.
     argument : str
-        What it is given them by.
+        Expression for these rows in the attack's code, for the message.
     """
     try:
         read_without()

@@ -79,7 +79,7 @@ class Outcome:
     hosts : dict[str, dict[str, str]]
         The software of each feature party's host.
     account : dict[str, float]
-        What all trainings on the ledger tell of each label, and its limit; empty without a ledger.
+        Epsilon of each label that all trainings on the ledger have spent, and its limit; empty without a ledger.
     """
 
     epochs: list[Epoch] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """The public side of a session endpoint: a listening port whose connections a process of its own accepts and screens.
 
-Strangers take handles, memory and turns of that process alone (`relay`). It is replaced when it dies; the listening
-sockets stay here, and the parties dial again.
+Unknown clients use handles, memory and computing time of that process alone (`relay`). It is replaced when it dies; the
+listening sockets stay here, and the parties dial again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BACKLOG = 4096
 
 
 def address_text(host: str, port: int) -> str:
-    """Return an address as gRPC and people write it."""
+    """Return an address as "host:port", with an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
@@ -42,14 +42,14 @@ class Acceptor:
     Parameters
     ----------
     host, port : str, int
-        Where to listen; port 0 takes a free one.
+        Address on which it listens; port 0 takes a free one.
 
     Attributes
     ----------
     port : int
-        The port.
+        The port on which it listens.
     target : str
-        Where the endpoint must listen, in gRPC's words.
+        Address on which the endpoint must listen, in gRPC's notation.
 
     Raises
     ------
@@ -70,11 +70,11 @@ class Acceptor:
         self._lock = threading.Lock()
         self._ready, self._closed = threading.Event(), False
         self._start()
-        self._watcher = threading.Thread(target=self._watch, name="acceptor", daemon=True)
+        self._watcher = threading.Thread(target=self._supervise, name="acceptor", daemon=True)
         self._watcher.start()
 
     def _start(self) -> None:
-        """Start the process, and give it all marks."""
+        """Start the process, and send it all marks."""
         handles = [listener.fileno() for listener in self._listeners]
         command = [sys.executable, "-I", "-S", str(Path(relay.__file__)), self._folder, ",".join(map(str, handles))]
         with self._lock:
@@ -82,12 +82,12 @@ class Acceptor:
                 return
             self._control, theirs = socket.socketpair()
             with theirs:
-                # A session of its own: Ctrl-C is for the run, which ends the relay once its own last words are out.
+                # A session of its own: Ctrl-C is for the run, which ends the relay once its own last bytes are sent.
                 self._process = subprocess.Popen(
                     command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, pass_fds=handles, start_new_session=True
                 )
         for mark in sorted(self._marks):
-            self._order("let", mark)
+            self._send_command("let", mark)
 
     def wait_ready(self) -> None:
         """Wait until the process serves.
@@ -95,7 +95,7 @@ class Acceptor:
         Raises
         ------
         SetupError
-            When it does not.
+            When it does not start within 30 s.
         """
         if not self._ready.wait(_START_SECONDS):
             raise SetupError(
@@ -104,24 +104,25 @@ class Acceptor:
             )
 
     def let(self, mark: str) -> None:
-        """Let connections through that show this mark."""
+        """Forward connections that show this mark."""
         self._marks.add(mark)
-        self._order("let", mark)
+        self._send_command("let", mark)
 
     def admit(self, peer: str) -> None:
-        """Keep a connection, which gRPC names so, and close the one before with the same mark."""
-        self._order("admit", peer.rpartition("/")[2])
+        """Keep the connection that gRPC names by ``peer``, and close the earlier one with the same mark."""
+        self._send_command("admit", peer.rpartition("/")[2])
 
-    def _order(self, word: str, value: str) -> None:
+    def _send_command(self, word: str, value: str) -> None:
+        """Send a command to the process."""
         with self._lock, suppress(OSError):  # a process that died gets all marks when it is replaced
             self._control.sendall(f"{word} {value}\n".encode())
 
-    def _watch(self) -> None:
+    def _supervise(self) -> None:
         """Read the reports of the process, and replace it when it dies."""
         while True:
             with self._control.makefile("r", encoding="utf-8") as lines, suppress(OSError):
                 for line in lines:
-                    self._take_in(json.loads(line))
+                    self._read_status(json.loads(line))
             self._process.wait()
             if self._closed:
                 return
@@ -137,9 +138,10 @@ class Acceptor:
             except OSError:
                 _log.exception("it could not be started")
 
-    def _take_in(self, words: dict[str, dict[str, int]]) -> None:
+    def _read_status(self, status: dict[str, dict[str, int]]) -> None:
+        """Log the closed connections that the process reports; its first status says that it serves."""
         self._ready.set()
-        closed = words.get("closed")
+        closed = status.get("closed")
         if closed:
             _log.warning(
                 "connections to the session port that are no party's were closed: %s",
@@ -147,7 +149,7 @@ class Acceptor:
             )
 
     def close(self) -> None:
-        """Free the port, once what was sent to the parties is out."""
+        """Free the port once all bytes for the parties are sent."""
         with self._lock:
             if self._closed:
                 return

@@ -1,8 +1,9 @@
-"""The process in front of the session port: it lets connections through that show a mark of this run, and no others.
+"""The process in front of the session port: it forwards connections that show a mark of this run, and no others.
 
-It is started as a script (``python -I -S relay.py``) and imports the standard library alone. Strangers cost it one file
-handle each, of its own limit; the process of the run sees none of them. A party shows its mark in the first message of
-the TLS handshake, as the server name that it asks for. Bytes pass as they are: TLS ends at the endpoint.
+It is started as a script (``python -I -S relay.py``) and imports the standard library alone. Each connection of
+an unknown client takes one file handle of this process and none of the run's. A party shows its mark in the first
+message of the TLS handshake, as the server name that it asks for. Bytes are forwarded unchanged: TLS ends at the
+endpoint.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MARKED = 8
 _MARK_SECONDS = 5.0  # a party sends at once; so long a first message that was lost may be on its way again
 _ADMISSION_SECONDS = 20.0  # the endpoint allows 3 s for a handshake and 10 s for a greeting
 _CLOSING_SECONDS = 5.0
-_DEAD_MILLISECONDS = 60_000  # bytes that nobody takes; gRPC's own pings notice a dead line before
+_DEAD_MILLISECONDS = 60_000  # of bytes without acknowledgement; gRPC's own pings detect a dead line before
 _SWEEP_SECONDS = 0.5
 _REPORT_SECONDS = 10.0
 _HELLO_BYTES = 16_384 + 5  # a TLS record
@@ -54,7 +55,7 @@ def raise_handles() -> int:
 
 
 class Connection:
-    """One TCP connection; `backend` is its other half at the endpoint, once it has shown a mark."""
+    """One TCP connection; `backend` is its socket to the endpoint, once it has shown a mark."""
 
     def __init__(self, client: socket.socket, address: str) -> None:
         self.client, self.address = client, address
@@ -65,14 +66,14 @@ class Connection:
         self.places: Places | None = None
         self.until = time.monotonic() + _MARK_SECONDS
         self.ended = 0
-        """The number of its two directions that have ended."""
+        """Number of its two directions that have ended."""
 
     def halves(self) -> list[socket.socket]:
         """Return its sockets."""
         return [self.client] if self.backend is None else [self.client, self.backend]
 
     def shut(self) -> None:
-        """End it in both directions, whatever thread waits there."""
+        """End it in both directions, also while a thread waits for its bytes."""
         for half in self.halves():
             with contextlib.suppress(OSError):
                 half.shutdown(socket.SHUT_RDWR)
@@ -84,7 +85,7 @@ class _Hello(ssl.SSLObject):
     asked_for: str | None = None
 
 
-def _note(hello: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> int:
+def _keep_server_name(hello: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> int:
     """Keep the server name that a client asks for, and end the handshake before anything is computed."""
     hello.asked_for = name  # type: ignore[attr-defined]
     return ssl.AlertDescription.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
@@ -93,7 +94,7 @@ def _note(hello: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> int:
 def _context() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.sslobject_class = _Hello
-    context.sni_callback = _note
+    context.sni_callback = _keep_server_name
     return context
 
 
@@ -101,7 +102,7 @@ _CONTEXT = _context()
 
 
 class Greeting:
-    """The first message of a TLS client, parsed by OpenSSL; nothing is answered."""
+    """The first message of a TLS client, parsed by OpenSSL; no answer is sent."""
 
     def __init__(self) -> None:
         self._incoming = ssl.MemoryBIO()
@@ -128,7 +129,7 @@ class Greeting:
 
 
 class Places:
-    """Connections that wait for the same thing; where there are too many, the busiest address loses its oldest one."""
+    """A bounded set of waiting connections; above the bound, the oldest one of the busiest address is to be closed."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -139,21 +140,21 @@ class Places:
         return len(self._waiting)
 
     def add(self, connection: Connection) -> Connection | None:
-        """Let a connection wait; return the one that must go for it, if one must."""
+        """Add a connection; return the one to close for it, if there are too many."""
         connection.places = self
         self._waiting[connection] = None
         self._by_address.setdefault(connection.address, {})[connection] = None
         return self.worst() if len(self._waiting) > self._most else None
 
     def worst(self) -> Connection | None:
-        """Return the oldest connection of the address that has most."""
+        """Return the oldest connection of the address with the most connections."""
         if not self._waiting:
             return None
         busiest = max(self._by_address.values(), key=len)
         return next(iter(busiest))
 
     def remove(self, connection: Connection) -> None:
-        """Let a connection wait no longer."""
+        """Remove a connection that waits no longer."""
         connection.places = None
         del self._waiting[connection]
         same = self._by_address[connection.address]
@@ -163,16 +164,17 @@ class Places:
 
 
 class Relay:
-    """Accepts connections, and passes bytes between those that showed a mark and the endpoint.
+    """Accepts connections, and forwards bytes between the endpoint and those that have shown a mark.
 
     Parameters
     ----------
     control : socket.socket
-        Lines from the run's process: ``let MARK``, ``admit NAME``. When it ends, so does the relay.
+        Commands from the run's process: ``let MARK``, ``admit NAME``, one a line. When it ends, so does the relay.
     listeners : list[socket.socket]
-        Where connections come in.
+        Listening sockets of the session port.
     folder : str
-        Holds the endpoint's socket, and gives each connection to it the name under which it is admitted.
+        Folder of the endpoint's socket; the socket of each connection to it is bound to a name there, under which the
+        connection is admitted.
     """
 
     def __init__(self, control: socket.socket, listeners: list[socket.socket], folder: str) -> None:
@@ -195,29 +197,30 @@ class Relay:
 
     def run(self) -> None:
         """Serve until the run's process closes the control line or dies."""
-        self._say({"ready": True})
-        while not self._over():
+        self._send_status({"ready": True})
+        while not self._has_ended():
             events = self._selector.select(_SWEEP_SECONDS / 10 if self._ending else _SWEEP_SECONDS)
             newcomers: list[socket.socket] = []
             for key, _ in events:
                 if key.fileobj is self._control:
-                    self._obey()
+                    self._read_control()
                 elif isinstance(key.data, socket.socket):
                     newcomers.append(key.data)
                 elif key.data in self._connections:
-                    self._judge(key.data)
+                    self._read_greeting(key.data)
             for listener in newcomers:
                 self._accept(listener)
             if time.monotonic() >= self._swept + _SWEEP_SECONDS:
-                self._sweep()
+                self._close_expired()
 
-    def _over(self) -> bool:
+    def _has_ended(self) -> bool:
+        """Return whether no more bytes are to be forwarded, or the time for them is over."""
         if not self._ending:
             return False
         return not any(one.ended < _DIRECTIONS for one in self._connections) or time.monotonic() > self._ending
 
-    def _end(self) -> None:
-        """Take nobody in any more; what the endpoint has sent still goes out."""
+    def _stop_accepting(self) -> None:
+        """Stop accepting connections; bytes that the endpoint has sent are still forwarded."""
         if self._ending:
             return
         self._report()
@@ -228,8 +231,8 @@ class Relay:
         for connection in [one for one in self._connections if one.backend is None]:
             self._close(connection)
 
-    def _obey(self) -> None:
-        """Read what the run's process has to say."""
+    def _read_control(self) -> None:
+        """Read and run the commands of the run's process."""
         while not self._ending:
             try:
                 data = self._control.recv(65_536)
@@ -238,14 +241,15 @@ class Relay:
             except OSError:
                 data = b""
             if not data:
-                self._end()
+                self._stop_accepting()
                 return
             *lines, self._lines = (self._lines + data).split(b"\n")
             for line in lines:
                 word, _, value = line.decode().partition(" ")
-                self._order(word, value)
+                self._run_command(word, value)
 
-    def _order(self, word: str, value: str) -> None:
+    def _run_command(self, word: str, value: str) -> None:
+        """Run one command: "let" through connections with a mark, or "admit" a connection and close the one before."""
         if word == "let":
             self._marked[value] = Places(MARKED)
         elif word == "admit" and value in self._named:
@@ -263,7 +267,7 @@ class Relay:
                 client, peer = listener.accept()
             except BlockingIOError:
                 return
-            except OSError:  # no handle is left; a connection that waits gives one up
+            except OSError:  # no handle is left; a waiting connection is closed for it
                 worst = self._strangers.worst()
                 if worst is None:
                     time.sleep(0.01)
@@ -281,8 +285,8 @@ class Relay:
             if worst is not None:
                 self._close(worst, "crowded out")
 
-    def _judge(self, connection: Connection) -> None:
-        """Read what an unknown client sends, and connect it to the endpoint when it has shown a mark."""
+    def _read_greeting(self, connection: Connection) -> None:
+        """Read bytes of an unknown client, and connect it to the endpoint when it has shown a mark."""
         try:
             mark = self._mark_of(connection)
             if mark is not None:
@@ -293,7 +297,7 @@ class Relay:
             self._close(connection, "without a mark")
 
     def _mark_of(self, connection: Connection) -> str | None:
-        """Return the mark that an unknown client shows, None while more of its first message is to come."""
+        """Return the mark that an unknown client shows, None while its first message is not complete."""
         data = connection.client.recv(_HELLO_BYTES)
         connection.head += data
         if not data or len(connection.head) > _HELLO_BYTES:
@@ -304,13 +308,13 @@ class Relay:
             return None
         mark = name.partition(".")[0]
         if mark not in self._marked:
-            self._obey()  # it may just have been given out
+            self._read_control()  # the command for it may have just arrived
         if mark not in self._marked:
             raise ValueError("no mark of this run")
         return mark
 
     def _connect(self, connection: Connection, mark: str) -> None:
-        """Open the other half of a connection, and let two threads pass bytes on."""
+        """Open the socket of a connection to the endpoint, and start two threads that forward bytes."""
         self._count += 1
         name = f"{self._count}"
         own = f"{self._folder}/{name}"
@@ -337,13 +341,13 @@ class Relay:
         head, connection.head = bytes(connection.head), bytearray()
         for way in ((connection.client, backend, head), (backend, connection.client, b"")):
             try:
-                threading.Thread(target=_pass_on, args=(connection, *way), daemon=True).start()
-            except RuntimeError:  # no thread is to be had; the party dials again
+                threading.Thread(target=_forward, args=(connection, *way), daemon=True).start()
+            except RuntimeError:  # no thread can be started; the party dials again
                 connection.ended += 1
                 connection.shut()
 
     def _close(self, connection: Connection, why: str = "") -> None:
-        """Let go of a connection; where threads pass its bytes on, `_sweep` frees it once they have ended."""
+        """Close a connection; if threads forward its bytes, `_close_expired` frees it once they have ended."""
         if connection.places is not None:
             connection.places.remove(connection)
             if why:
@@ -355,8 +359,8 @@ class Relay:
             self._selector.unregister(connection.client)
             connection.client.close()
 
-    def _reap(self, connection: Connection) -> None:
-        """Free what an ended connection held."""
+    def _free(self, connection: Connection) -> None:
+        """Free the sockets and the entries of an ended connection."""
         self._close(connection)
         self._connections.remove(connection)
         del self._named[connection.name]
@@ -365,14 +369,14 @@ class Relay:
         for half in connection.halves():
             half.close()
 
-    def _sweep(self) -> None:
-        """Close what waits for too long, and say now and then how many strangers came."""
+    def _close_expired(self) -> None:
+        """Close connections that wait for too long, and report closed connections at intervals."""
         self._swept = now = time.monotonic()
         if os.getppid() != self._parent:
-            self._end()
+            self._stop_accepting()
         for connection in list(self._connections):
             if connection.ended == _DIRECTIONS:
-                self._reap(connection)
+                self._free(connection)
             elif connection.until < now:
                 self._close(connection, "not admitted" if connection.backend else "silent")
         if now >= self._reported + _REPORT_SECONDS:
@@ -380,22 +384,23 @@ class Relay:
             self._report()
 
     def _report(self) -> None:
-        """Say how many strangers were closed since the last report."""
+        """Send the number of connections of unknown clients that were closed since the last report."""
         if self._closed:
-            self._say({"closed": self._closed})
+            self._send_status({"closed": self._closed})
             self._closed = {}
 
-    def _say(self, words: dict[str, object]) -> None:
+    def _send_status(self, status: dict[str, object]) -> None:
+        """Send a status to the run's process, one line of JSON."""
         if not self._ending:
-            with contextlib.suppress(OSError):  # who does not listen misses it
-                self._control.send(json.dumps(words).encode() + b"\n")
+            with contextlib.suppress(OSError):  # a run that does not read it misses it
+                self._control.send(json.dumps(status).encode() + b"\n")
 
 
-def _pass_on(connection: Connection, source: socket.socket, target: socket.socket, head: bytes) -> None:
-    """Pass one direction's bytes on until its source has no more or its target takes none.
+def _forward(connection: Connection, source: socket.socket, target: socket.socket, head: bytes) -> None:
+    """Forward the bytes of one direction until its source ends or its target accepts no more.
 
-    The other direction goes on until its own end: an endpoint that has sent its last words and closed must not lose
-    them because the party was still talking.
+    The other direction goes on until its own end: the last bytes of an endpoint that has closed must not be lost
+    because the party was still sending.
     """
     buffer = memoryview(bytearray(_BUFFER_BYTES))
     with contextlib.suppress(OSError):
@@ -412,7 +417,7 @@ def _pass_on(connection: Connection, source: socket.socket, target: socket.socke
 
 
 def address_of(host: str) -> str:
-    """Return what counts as one address: one of IPv4, a network of 64 bits of IPv6."""
+    """Return the part of a host that counts as one address: all of IPv4, the network of 64 bits of IPv6."""
     host = host.partition("%")[0]
     if host.startswith("::ffff:") and "." in host:
         return host[len("::ffff:") :]
@@ -422,13 +427,13 @@ def address_of(host: str) -> str:
 
 
 def main() -> None:
-    """Serve with the handles and the folder that the command line names."""
+    """Serve with the folder and the listening sockets' handles of the command line."""
     folder = sys.argv[1]
     listeners = [socket.socket(fileno=int(handle)) for handle in sys.argv[2].split(",")]
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # it ends with the run, whose last words it passes on
-    sys.unraisablehook = lambda _: None  # a stranger's name that is no text must not fill the log
-    sys.setswitchinterval(0.0005)  # a flood must not keep the threads that pass on bytes from their turn
+        signal.signal(number, signal.SIG_IGN)  # it ends with the run, whose last bytes it forwards
+    sys.unraisablehook = lambda _: None  # a client's name that is no text must not fill the log
+    sys.setswitchinterval(0.0005)  # a flood must not keep the threads that forward bytes from running
     Relay(socket.socket(fileno=0), listeners, folder).run()
     shutil.rmtree(folder, ignore_errors=True)  # not after an error: then another relay takes this one's place
 

@@ -25,7 +25,7 @@ class Display:
     countdown : Countdown
         Estimates the time that is left.
     console : Console
-        Where it is shown.
+        Terminal that shows it.
     """
 
     def __init__(self, total: int, countdown: Countdown, console: Console) -> None:

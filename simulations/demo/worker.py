@@ -20,7 +20,7 @@ class RunTask:
     config
         Its configuration, as a dictionary.
     folder
-        Where its results are written.
+        Folder of its results.
     alone
         The AUC of each party's columns alone, which goes into the result; None where that is not measured yet, or
         not wanted.

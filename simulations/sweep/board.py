@@ -80,17 +80,17 @@ class Board:
     total
         Trials in all.
     before
-        How many were finished before this start.
+        Number of trials that had ended before this start.
     result
-        Returns what a trial has left.
+        Returns the result of a trial; None without one.
     console
-        Where it is shown.
+        Terminal that shows it.
     places
-        How many run at once.
+        Number of trials, or stacks, that run at once.
     stacks
-        How many trials are trained together under a name that is none of a trial's; they end later, each by itself.
+        Number of trials that are trained together, by the name of their stack; they end later, each by itself.
     shows_test
-        Whether the test of each trial is shown; a search shows that of what it chose alone.
+        True if the test result of each trial is shown; a search shows only that of the trial it chose.
     """
 
     total: int

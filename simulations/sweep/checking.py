@@ -103,7 +103,7 @@ def dry_run(config: Config, data: Callable[[Config], VerticalData]) -> None:
     Raises
     ------
     FlowerVflError
-        What would end the run.
+        The error that would end the run.
     """
     device = config.device if torch.cuda.is_available() else "cpu"
     with suppress(_EnoughError):

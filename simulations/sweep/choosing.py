@@ -109,9 +109,9 @@ def choose(
     running : Running
         ``stacking`` says whether it is wanted; ``gpus`` which share of a GPU a trial has.
     places : int
-        How many trials, or stacks, run at once.
+        Number of trials, or stacks, that run at once.
     progress : Progress
-        Takes how many groups are measured, of how many.
+        Takes the number of groups that are measured, and of all groups.
     """
     found, data = [], OpenData()
     candidates = groups(trials)

@@ -45,14 +45,14 @@ class Running(Section):
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of a search: no trial begins or goes on after that.
+    """Limits of a search: no trial begins or goes on after its time.
 
     Attributes
     ----------
     seconds
-        Of all trials together, from the start of the first.
+        Time of all trials together, from the start of the first.
     measure
-        What is compared after each epoch, larger is better.
+        Metric that is compared after each epoch; larger is better.
     halving
         True if trials that are behind are ended (successive halving).
     """
@@ -71,11 +71,11 @@ class Definition:
     text
         The file.
     folder
-        That paths of bases begin at: the file's; of the copy that a sweep keeps, that of the file it is a copy of.
+        Folder that paths of bases begin at: the file's own; for the copy that a sweep keeps, that of the original.
     bases
         Presets or files that trials begin from; an empty name for the defaults.
     fixed
-        What all trials share.
+        Values that all trials share.
     grid
         Keys with the values of which every combination is a trial.
     random
@@ -83,7 +83,7 @@ class Definition:
     cases
         Settings of several keys at once, each of which is combined with the rest.
     running
-        How trials are drawn and run.
+        The table `sweep`: drawing and running of trials.
     """
 
     text: str

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class SweepFolder:
-    """`sweep.toml`, `sweep.json`, and a folder a trial; as long as it is open, it is nobody else's.
+    """The folder of a sweep: `sweep.toml`, `sweep.json`, and a folder for each trial; locked while it is open.
 
     Parameters
     ----------
@@ -31,18 +31,18 @@ class SweepFolder:
     text : str
         The sweep's file.
     trials : Sequence[Trial]
-        What is to be done. A sweep that goes on may have trials more than before, but none less.
+        Trials of the sweep. A sweep that goes on may have more trials than before, but no fewer.
     origin : Path, optional
         Folder that paths in the file begin at; the sweep's own without it.
     resume : bool
-        Whether a sweep that was begun here goes on; where none was, it begins.
+        True if a sweep that was begun here goes on; where none was, it begins.
 
     Attributes
     ----------
     waiting : list[Trial]
         Trials that have not ended by themselves.
     attempts : dict[str, int]
-        How often each trial was begun, in this start and in earlier ones.
+        Number of times that each trial was begun, in this start and in earlier ones.
 
     Raises
     ------

@@ -94,7 +94,7 @@ class Shape:
     trials
         Those of this shape.
     probe
-        What was measured of the first of them.
+        Measurement of the first of them.
     """
 
     trials: Sequence[Trial]

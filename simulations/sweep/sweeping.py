@@ -46,21 +46,21 @@ def run_sweep(
     Parameters
     ----------
     definition : Definition
-        What the sweep's file says.
+        Content of the sweep's file.
     out : Path
         Folder of the results.
     overrides : Mapping, optional
         Of the command line's `--set`.
     address : str
-        Of a Ray cluster that is there; empty for one of this machine's own.
+        Address of a running Ray cluster; empty for one of this machine's own.
     resume : bool
-        Whether a sweep that was interrupted in that folder goes on.
+        True if a sweep that was interrupted in that folder goes on.
     workers : int
-        How many trials run at once at most; 0: as many as the cluster has room for.
+        Largest number of trials that run at once; 0: as many as the cluster has room for.
     stacking : bool
-        Whether trials may be trained together, as the sweep's file says.
+        True if trials may be trained together, as the sweep's file says.
     budget : Budget, optional
-        Of a search: trials that it ends leave no result, and `resume` goes on with them.
+        Limits of a search: trials that it ends leave no result, and `resume` goes on with them.
 
     Raises
     ------

@@ -35,11 +35,11 @@ class Trial:
     run
         Its name, and that of its folder.
     config
-        What is run.
+        Configuration of the run.
     values
         The keys that vary in this sweep, with this trial's values; defenses as text.
     digest
-        Of everything in the configuration that changes what is computed.
+        Digest of everything in the configuration that changes what is computed.
     """
 
     run: str
@@ -54,7 +54,7 @@ def trials_of(definition: Definition, overrides: Mapping[str, Any] | None = None
     Parameters
     ----------
     definition : Definition
-        What the file says.
+        Content of the sweep's file.
     overrides : Mapping, optional
         Of the command line's `--set`; they may not touch what varies.
 

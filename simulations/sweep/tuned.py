@@ -75,22 +75,22 @@ class Tuned:
     run : str
         The trial that validation chose.
     values : Mapping
-        What it has otherwise than the configuration that was given; empty where that was best.
+        Values that differ from the configuration that was given; empty where that was best.
     scores : Mapping
         Trial to its validation, the best first.
     means : Mapping
         Finalist to the mean of its validation over several draws of validation rows, the best first; empty where only
         one setting ended, or no time was left.
     draws : int
-        How many draws these are.
+        Number of these draws.
     given : float or None
         Validation of the configuration that was given, by the same rows as that of the chosen one.
     test : Mapping
         Measures of the test rows, of the trial that was chosen.
     measure : str
-        What was compared.
+        Metric that was compared.
     tried : int
-        How many settings there were.
+        Number of settings of the search.
     """
 
     run: str
@@ -110,19 +110,19 @@ class Tuned:
 
 
 def search_space(config: Config, data: VerticalData, trials: int) -> list[dict[str, Any]]:
-    """Return the settings that are tried: first those of the configuration, then draws that do not depend on chance.
+    """Return the settings that are tried: first those of the configuration, then draws from fixed seeds.
 
-    Of tables two ensembles come between, with the settings of the configuration, and with the other choice about
-    embeddings of numbers.
+    For tables, two ensembles come in between: one with the settings of the configuration, and one with the other
+    choice about embeddings of numbers.
 
     Parameters
     ----------
     config : Config
-        What is tuned.
+        Configuration to tune.
     data : VerticalData
         Its data: tables have more to choose than images.
     trials : int
-        How many settings.
+        Number of settings.
     """
     tables = config.model.network == "auto" and not any(data.party(party).spec.shape for party in data.parties)
     ensembles = tables and config.model.cut % _MEMBERS == 0
@@ -168,13 +168,13 @@ def run_tune(
     overrides : Mapping
         Of the command line's `--set`; what is named there is not tuned.
     minutes : float
-        After which no trial goes on.
+        Time after which no trial goes on.
     trials : int
-        How many settings are tried at most.
+        Largest number of settings that are tried.
     resume : bool
-        Whether a search that was begun there goes on, with as many minutes again.
+        True if a search that was begun there goes on, with as many minutes again.
     workers : int
-        How many trials run at once; 0: as many as there is room for.
+        Number of trials that run at once; 0: as many as there is room for.
 
     Raises
     ------

@@ -54,14 +54,14 @@ def run_trials(
     Parameters
     ----------
     folder : SweepFolder
-        Which trials, and where.
+        Folder of the sweep, with the trials that wait.
     board : Board
         Says how many run at once, and receives the progress.
     cpus, gpus : float
-        What each trial may use.
+        Processors and GPUs of each trial.
     retries : int
-        How often a trial that failed is tried again. One whose input is wrong, or whose training diverges, would fail
-        again: it is not.
+        Number of times that a failed trial is tried again. One whose input is wrong, or whose training diverges, would
+        fail again: it is not.
     budget : Budget, optional
         Ends trials that are behind, and all of them when its time is over.
     """
@@ -85,13 +85,13 @@ def run_stacks(
     Parameters
     ----------
     folder : SweepFolder
-        Where the trials are.
+        Folder of the sweep, with the trials.
     board : Board
         As for `run_trials`.
     stacks : Sequence
         Trials that are trained together.
     cpus, gpus : float
-        What each stack may use: as much as a trial.
+        Processors and GPUs of each stack: as many as of a trial.
     """
     plans: dict[str, tuple[list[Plan], int]] = {}
     for stack in stacks:
@@ -248,12 +248,12 @@ def _whole(error: BaseException) -> RuntimeError:
 
 
 class _Steps(Observer):
-    """Reports how far a trial is, once a second, and its validation after each epoch.
+    """Observer that reports the progress of a trial once a second, and its validation after each epoch.
 
     Attributes
     ----------
     ended
-        Whether Tune has ended the trial, which it does by an exit out of a report; it takes no report after that.
+        True if Tune has ended the trial, which it does by an exit out of a report; it takes no report after that.
     """
 
     def __init__(self) -> None:

@@ -45,7 +45,7 @@ class LocalHead(Defense):
     epsilon : float
         The privacy of each label, above 0.
     mechanism : str
-        How labels are randomised: "randomised_response" flips them; "laplace" adds noise to targets; "alibi" and
+        Randomisation of labels: "randomised_response" flips them; "laplace" adds noise to targets; "alibi" and
         "posterior" learn from the probabilities of true labels that noisy targets, or flipped labels, give; "prior"
         draws half of the labels by what the head predicts for them, with one feature party.
 
@@ -76,7 +76,7 @@ class LocalHead(Defense):
 
     @property
     def params(self) -> dict[str, Any]:
-        """The privacy, and how labels are randomised."""
+        """The epsilon, and the name of the mechanism that randomises labels."""
         return {"epsilon": self.epsilon, "mechanism": self._mechanism.name}
 
     def begin(self) -> None:

@@ -66,7 +66,7 @@ class Mechanism(ABC):
         Raises
         ------
         ConfigError
-            Where the mechanism does not do what it says in this configuration; the message says why, and what to do.
+            When the mechanism does not work as documented in this configuration; the message says why, and what to do.
         """
         if config.training.class_weights != "none":
             raise ConfigError(

@@ -80,13 +80,13 @@ class Terms:
 class FeatureSide:
     """One alignment at a feature party, from one message to the next.
 
-    The state is a folder beside the place of the result, open to its owner only; it holds this run's secret keys and is
+    The state is a folder beside the file of the result, open to its owner only; it holds this run's secret keys and is
     removed with them when the alignment ends, well or not, and when another one starts.
 
     Parameters
     ----------
     target : Path
-        Where the result goes.
+        File of the result.
     terms : Terms
         The terms of the first message.
     ids : int
@@ -114,7 +114,7 @@ class FeatureSide:
         OutputExistsError
             When there is a result already.
         DataError
-            When the IDs cannot be used, or the result has no place.
+            When the IDs cannot be used, or nothing can be written at `target`.
         """
         check_target(target)
         ids = source.read()

@@ -34,7 +34,7 @@ def assign(z: Tensor, *, classes: int, seed: int) -> Tensor:
     classes
         Number of classes C, at least 2; that much the attacker knows.
     seed
-        Where the restarts of k-means begin; nothing else is random.
+        Seed of the restarts of k-means; nothing else is random.
 
     Returns
     -------
@@ -44,7 +44,7 @@ def assign(z: Tensor, *, classes: int, seed: int) -> Tensor:
     Raises
     ------
     ArgumentError
-        Where ``z`` is no floating point tensor with a row for each example, not finite, or has fewer rows than there
+        When ``z`` is no floating point tensor with a row for each example, is not finite, or has fewer rows than there
         are classes, and for fewer than two classes.
 
     References

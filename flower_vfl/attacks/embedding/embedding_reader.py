@@ -51,7 +51,7 @@ def read(z: Tensor, y: Tensor, attacked: Tensor, *, classes: int, kind: Kind, se
     Raises
     ------
     ArgumentError
-        Where rows are no floating point tensors with a row for each example.
+        When rows are no floating point tensors with a row for each example.
 
     Examples
     --------

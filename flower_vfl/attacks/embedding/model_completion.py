@@ -52,7 +52,7 @@ def complete(top: nn.Module, z: Tensor, y: Tensor, attacked: Tensor, *, classes:
     Raises
     ------
     ArgumentError
-        Where examples and labels do not fit, or the model's logits do not fit the number of classes.
+        When examples and labels do not fit, or the model's logits do not fit the number of classes.
 
     References
     ----------
@@ -125,7 +125,7 @@ def start_at_class_means(top: nn.Module, z: Tensor, y: Tensor, *, classes: int) 
     Raises
     ------
     ArgumentError
-        Where a class does not occur.
+        When a class does not occur.
     """
     y = _checked(z, y, classes)
     weighted = [module for module in top.modules() if any(True for _ in module.parameters(recurse=False))]
@@ -172,7 +172,7 @@ def train(model: nn.Module, inputs: Sequence[Tensor], y: Tensor, *, classes: int
     Raises
     ------
     ArgumentError
-        Where inputs and labels do not fit, or the model's logits do not fit the number of classes.
+        When inputs and labels do not fit, or the model's logits do not fit the number of classes.
     """
     y = _checked(inputs[0], y, classes)
     optimizers = list(_optimizers(model, learning_rate))

@@ -46,7 +46,7 @@ def score(z: Tensor) -> Tensor:
     Raises
     ------
     ArgumentError
-        Where ``z`` is no floating point tensor with a row for each example.
+        When ``z`` is no floating point tensor with a row for each example.
 
     References
     ----------

@@ -37,7 +37,7 @@ def score(g: Tensor, reference: Tensor) -> Tensor:
     Raises
     ------
     ArgumentError
-        Where ``g`` is no floating point tensor with a row for each example, or the reference is of another width.
+        When ``g`` is no floating point tensor with a row for each example, or the reference is of another width.
 
     References
     ----------

@@ -47,7 +47,7 @@ def score(g: Tensor, *, minority: Minority = "positive") -> Tensor:
     Raises
     ------
     ArgumentError
-        Where ``g`` is no floating point tensor with a row for each example, and for an unknown minority.
+        When ``g`` is no floating point tensor with a row for each example, and for an unknown minority.
 
     References
     ----------

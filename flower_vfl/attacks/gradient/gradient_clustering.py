@@ -32,7 +32,7 @@ def groups(g: Tensor, *, classes: int, directions: bool = True) -> Tensor:
     classes
         Number of classes C, at least 2; that much the attacker knows.
     seed
-        Where the restarts of k-means begin; nothing else is random.
+        Seed of the restarts of k-means; nothing else is random.
     directions
         True if rows are brought to one length first; a row of zeros stays one.
 
@@ -45,7 +45,7 @@ def groups(g: Tensor, *, classes: int, directions: bool = True) -> Tensor:
     Raises
     ------
     ArgumentError
-        Where ``g`` is no floating point tensor with a row for each example, and for fewer than two classes.
+        When ``g`` is no floating point tensor with a row for each example, and for fewer than two classes.
 
     References
     ----------

@@ -47,7 +47,7 @@ def score(g: Tensor, hints: Tensor, measure: Measure = "inner") -> Tensor:
     Raises
     ------
     ArgumentError
-        Where ``g`` is no floating point tensor with a row for each example, where there is no hint or hints are of
+        When ``g`` is no floating point tensor with a row for each example, when there is no hint or hints are of
         another width, and for an unknown measure.
 
     References

@@ -38,7 +38,7 @@ def score(g: Tensor) -> Tensor:
     Raises
     ------
     ArgumentError
-        Where ``g`` is no floating point tensor with a row for each example.
+        When ``g`` is no floating point tensor with a row for each example.
 
     References
     ----------

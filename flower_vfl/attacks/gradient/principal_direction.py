@@ -116,7 +116,7 @@ def follow(rows: Tensor, line: Line | None = None) -> Placed:
     Raises
     ------
     ArgumentError
-        Where the line is of other runs or of another width.
+        When the line is of other runs or of another width.
 
     References
     ----------

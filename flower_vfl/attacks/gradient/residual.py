@@ -48,7 +48,7 @@ def score(g: Tensor, *, r: int = 4) -> Tensor:
         directions come from two rounds of subspace iteration: those whose variance is near that of the next ones are
         mixed with them.
     r
-        How many directions are taken out, at least 1; never more than half of D, and fewer than B.
+        Number of directions that are taken out, at least 1; never more than half of D, and fewer than B.
 
     Returns
     -------
@@ -60,7 +60,7 @@ def score(g: Tensor, *, r: int = 4) -> Tensor:
     Raises
     ------
     ArgumentError
-        Where ``g`` is no floating point tensor with a row for each example, and for an r that is no whole number
+        When ``g`` is no floating point tensor with a row for each example, and for an r that is no whole number
         from 1.
 
     Examples
@@ -183,7 +183,7 @@ class ResidualAttack(RowAttack):
     Parameters
     ----------
     r
-        How many directions are taken out, at least 1; never more than half of the width, and fewer than the rows.
+        Number of directions that are taken out, at least 1; never more than half of the width, and fewer than the rows.
     """
 
     name: ClassVar[str] = "residual"

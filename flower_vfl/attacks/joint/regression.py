@@ -114,7 +114,7 @@ def fit_gradients(gradients: Tensor, train: OwnRows, test: OwnRows, *, words: bo
     Raises
     ------
     ArgumentError
-        Where there are fewer than 20 rows.
+        When there are fewer than 20 rows.
     """
     features = fit_features(train, EVERYTHING, words=words)
     if features is None or len(train) < 20:

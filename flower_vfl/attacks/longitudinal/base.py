@@ -146,7 +146,7 @@ class Memory:
         Raises
         ------
         ArgumentError
-            Where it is not kept.
+            When the memory does not keep this statistic.
         """
         step = max(1, PIECE // max(1, self.width * (self.times if kept == "epochs" else 1)))
         for low in range(0, self.rows, step):
@@ -160,7 +160,7 @@ class Memory:
         Raises
         ------
         ArgumentError
-            Where it is not kept.
+            When the memory does not keep this statistic.
         """
         wanted = int(min(DEPTH[kept], self.times))  # before the first time all sums are zero
         if len(self.sums) < wanted:

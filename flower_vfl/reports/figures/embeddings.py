@@ -52,13 +52,13 @@ def protection_figure(
     Parameters
     ----------
     title
-        Which attack.
+        Title of the figure: the attack and its layer.
     labels
         Labels of the horizontal axis, the utility, and of the vertical one, the attack.
     families
         Settings by family, each ordered by strength; whiskers are the points' own.
     baseline
-        What the attacker reaches without the trained model; below it is perfect protection.
+        Value of the attack's measure without the trained model; below it is perfect protection.
 
     Returns
     -------
@@ -95,13 +95,13 @@ def rebuild_figure(
     Parameters
     ----------
     title, ylabel
-        Whose model, and the measure.
+        Title of the figure, and label of the vertical axis: the measure.
     lines
-        What is reached by the number of labels, a line a setting.
+        Accuracy by number of leaked labels, one line for each setting.
     alone
         The same of training from scratch on the same labels.
     levels
-        Chance, what counts as rebuilt, and the federation's own model.
+        Accuracy by chance, accuracy that counts as rebuilt, and that of the federation's own model.
 
     Returns
     -------
@@ -144,12 +144,12 @@ def _reached(axes: Axes, points: Sequence[Reached], stroke: Mapping[str, Any], l
 
 
 def angle_figure(title: str, same: NDArray[np.float64], different: NDArray[np.float64]) -> str:
-    """Draw how angles between embeddings are distributed, of pairs of one class and of two (Z23's Figure 5).
+    """Draw the distribution of angles between embeddings, for pairs of one class and of two (Z23's Figure 5).
 
     Parameters
     ----------
     title
-        Whose embeddings.
+        Title of the figure, which names the embeddings.
     same, different
         Angles in radians, as `flower_vfl.metrics.pair_angles` returns them.
 
@@ -184,9 +184,9 @@ def map_figure(title: str, places: NDArray[np.floating[Any]], labels: NDArray[np
     Parameters
     ----------
     title
-        Whose embeddings.
+        Title of the figure, which names the embeddings.
     places
-        (n, 2) where each lies.
+        (n, 2) coordinates of the embeddings.
     labels
         (n,) class numbers.
     names

@@ -34,11 +34,11 @@ def period_figure(
     Parameters
     ----------
     title, ylabel
-        What is drawn.
+        Title of the figure, and label of the vertical axis.
     curves
         Periods (from 1) and values, by name.
     names
-        What each period is called.
+        Name of each period, by its number.
     null
         Periods and the 95 % quantiles that chance reaches in them; the band around 0.5 goes that far.
 

@@ -81,7 +81,7 @@ def setting_figure(
     Parameters
     ----------
     title
-        Which attack and layer.
+        Title of the figure: the attack and its layer.
     utility
         Label of the horizontal axis.
     families
@@ -91,9 +91,9 @@ def setting_figure(
     edge
         (utility, leak) of the settings that no other beats, drawn as a dotted line.
     joined
-        Whether the points of a family are joined; not where more than their strength tells them apart.
+        True if the points of a family are joined; False where they differ in more than their strength.
     no_gradients
-        Utility of runs that sent no gradient, drawn as a line: what is on its wrong side should not be used.
+        Utility of runs that sent no gradient, drawn as a line: settings with a worse utility should not be used.
 
     Returns
     -------

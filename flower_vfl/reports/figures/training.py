@@ -28,7 +28,7 @@ def leak_figure(title: str, curves: Mapping[str, Curve], null: float | None) -> 
     Parameters
     ----------
     title
-        Whose leak.
+        Title of the figure: the attack and the party.
     curves
         Steps and AUCs by layer.
     null
@@ -59,7 +59,7 @@ def leak_comparison_figure(title: str, curves: Mapping[str, Curve], null: float 
     Parameters
     ----------
     title
-        Which attack and layer.
+        Title of the figure: the attack, or the party, and the layer.
     curves
         Steps and AUCs by run; a line is the 95 % quantile of stretches of steps.
     null
@@ -91,12 +91,12 @@ def remembered_figure(
     alone: Curve | None = None,
     bound: Curve | None = None,
 ) -> str:
-    """Draw what is remembered over the epochs beside what single steps give away.
+    """Draw the leak AUC of longitudinal attacks over the epochs, beside that of an attack on single steps.
 
     Parameters
     ----------
     title
-        Whose leak, at which layer.
+        Title of the figure: the party and the layer.
     curves
         Epochs and leak AUCs by attack.
     null
@@ -104,7 +104,7 @@ def remembered_figure(
     name, alone
         An attack on single steps, with its epochs and 95 % quantiles; by default none.
     bound
-        What the defense promises about all epochs until then; by default nothing.
+        Epochs, and the defense's bound on the leak AUC over all epochs up to each of them; by default none.
 
     Returns
     -------
@@ -130,12 +130,12 @@ def remembered_figure(
 
 
 def budget_figure(title: str, curves: Mapping[str, tuple[NDArray[Any], NDArray[Any], float]]) -> str:
-    """Draw what was reached after each epoch, a line a name, with its limit in the same colour.
+    """Draw the value after each epoch, a line a name, with its limit in the same colour.
 
     Parameters
     ----------
     title
-        What is limited.
+        Title of the figure: the limited quantity.
     curves
         Epochs, leak AUCs (NaN for unknown) and the limit, by name.
 
@@ -176,7 +176,7 @@ def loss_figure(title: str, steps: NDArray[Any], values: NDArray[Any]) -> str:
     Parameters
     ----------
     title
-        Whose loss.
+        Title of the figure: the loss that is drawn.
     steps, values
         Steps and losses, (T,) each.
 

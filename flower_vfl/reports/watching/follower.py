@@ -91,7 +91,7 @@ class Ending:
     status
         Such as "finished", "interrupted" or "failed".
     error
-        Why, where it failed.
+        Reason of a failure; empty otherwise.
     """
 
     status: str
@@ -111,7 +111,7 @@ class Follower:
     Raises
     ------
     InputError
-        Where there is no run, naming those that are in the folder of a sweep or a demo.
+        When it is not the folder of a run; in the folder of a sweep or a demo, the message names a run.
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:

@@ -73,7 +73,7 @@ class WatchServer(ThreadingHTTPServer):
     Raises
     ------
     InputError
-        Where the folder is none of a run.
+        When the folder does not belong to a run.
     SetupError
         When the port is in use, or not this user's.
     """

@@ -45,7 +45,7 @@ class ResidualMixture:
     kept : Sequence[Tensor]
         (P, D) of negatives and of positives: deviations, or their substitutes until a row has occurred.
     places : Sequence[dict[int, int]], optional
-        Where those of a row of the table are, by class.
+        Position in `kept` of the deviations of a row of the table, for each class.
     """
 
     def __init__(self, kept: Sequence[Tensor], places: Sequence[dict[int, int]] = ({}, {})) -> None:

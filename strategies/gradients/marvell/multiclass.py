@@ -129,7 +129,7 @@ class ManyClasses:
         Raises
         ------
         UnprotectedBatchError
-            Where something was required and is needed, and the strength amounts to nothing.
+            When noise is requested and needed, but this strength gives none, because the class means coincide.
         """
         if name in ("sum_kl", "detection_error"):
             return least_levels(self.problem, strengths.target(name, value))[1]
