@@ -1,6 +1,6 @@
-"""Vertical data: what each party holds, prepared once, memory-mapped, gathered a batch at a time.
+"""Vertical data: the columns of each party, prepared once, memory-mapped, gathered a batch at a time.
 
-Importing this package loads nothing heavy: a wrong name of a data set is answered at once.
+Importing this package loads no large module, so that a wrong name of a data set fails at once.
 """
 
 from typing import TYPE_CHECKING

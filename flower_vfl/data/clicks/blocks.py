@@ -1,4 +1,4 @@
-"""A large text, plain, gzipped or in a tar archive, as blocks of whole lines."""
+"""Reading of a large text, plain, gzipped or in a tar archive, as blocks of whole lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flower_vfl.data.formats.raw import GZIP, check_text
 from flower_vfl.errors import DataError
 
 BLOCK_BYTES = 32 * 2**20
-"""Characters of a block; no line may be longer."""
+"""Size of a block in bytes; no line may be longer."""
 
 _PIECE_BYTES = 2**16
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -23,12 +23,12 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class Block:
-    """Some lines.
+    """A block of whole lines.
 
     Parameters
     ----------
     number : int
-        From 0.
+        Number of the block, from 0.
     first : int
         Number of its first line in the file, from 1.
     lines : int
@@ -36,7 +36,7 @@ class Block:
     data : bytes
         The lines, each with its end.
     done : float
-        Part of the file that was read with it, 0 to 1.
+        Share of the file that is read up to its end, 0 to 1.
     """
 
     number: int
@@ -47,14 +47,14 @@ class Block:
 
 
 class BlockReader:
-    """Reads a text block by block; the blocks of a text are always the same.
+    """Reader of a text by blocks, which are always the same for a text.
 
     Parameters
     ----------
     path : Path
-        The file; its content tells whether it is gzipped.
+        The file, plain or gzipped.
     size : int
-        Bytes of a block, and the longest line.
+        Size in bytes of a block, and of the longest line.
 
     Attributes
     ----------
@@ -73,7 +73,7 @@ class BlockReader:
         Raises
         ------
         DataError
-            When the file cannot be read, is no text, is cut short while packed, or a line is longer than a block.
+            When the file cannot be read, is no text, is an incomplete gzip file, or a line is longer than a block.
         """
         try:
             with opened_raw(self.path) as raw:
@@ -94,7 +94,7 @@ class BlockReader:
             raise DataError(f"{self.path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
     def _next(self, file: IO[bytes], rest: bytes) -> tuple[bytes, bytes] | None:
-        """Return whole lines and what is left behind them; None at the end."""
+        """Return whole lines and the rest behind them; None at the end."""
         data = rest + self._read(file, self._size - len(rest))
         whole = len(data) == self._size
         if not self._lines:
@@ -110,7 +110,7 @@ class BlockReader:
         return _unix(data[:end]), data[end:]
 
     def _read(self, file: IO[bytes], size: int) -> bytes:
-        """Read in small pieces, so that it is known where a broken file broke."""
+        """Read small pieces, so that the line at which a damaged file ends is known."""
         pieces: list[bytes] = []
         while size and (piece := file.read(min(size, _PIECE_BYTES))):
             pieces.append(piece)
@@ -125,5 +125,5 @@ class BlockReader:
 
 
 def _unix(lines: bytes) -> bytes:
-    """Return lines that end with a line feed; a lone carriage return would be a line's end to the parser alone."""
+    """Return lines that end with a line feed; lone carriage returns, at which the parser ends a line, become spaces."""
     return lines.replace(b"\r\n", b"\n").replace(b"\r", b" ") if b"\r" in lines else lines

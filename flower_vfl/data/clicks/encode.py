@@ -1,4 +1,4 @@
-"""The arrays of the prepared folder, written piece by piece."""
+"""Writing of the arrays of the prepared folder, piece by piece."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Fitted = Mapping[str, NumericEncoding | Vocabulary]
 
 
 class Encoder:
-    """Encodes the columns that each party has.
+    """Encoder of the columns of each party.
 
     Parameters
     ----------
     builder : Builder
-        Of the prepared folder.
+        Builder of the prepared folder.
     work : Work
-        The pieces.
+        Storage of the pieces.
     source, split, found : Source, Split, Survey
         Number of pieces, selection of the test rows, and number of rows of each piece.
     fitted : Mapping
@@ -61,7 +61,7 @@ class Encoder:
             self._categorical[party] = [column for column in columns if isinstance(column, Vocabulary)]
 
     def write(self, progress: Progress) -> None:
-        """Write all pieces; those that were written before are gone, and not written again."""
+        """Write all pieces; those that were written before have been removed and are not written again."""
         self._builder.align_numbered({part: self._survey.total(part) for part in PARTS}, self._survey.digest)
         with ExitStack() as stack:
             files: dict[tuple[str, Part], layout.ArrayFile] = {}
@@ -76,7 +76,7 @@ class Encoder:
             for number in in_order(lambda number: self._write_piece(number, files), range(self._source.pieces)):
                 written.append(number)
                 if len(written) == _SYNC_EVERY or number == self._source.pieces - 1:
-                    # A piece goes when what became of it is on the disk: waiting for that each time would be slow.
+                    # A piece is removed when its arrays are synced to the disk; a sync for each piece would be slow.
                     for file in files.values():
                         file.sync()
                     for done in written:
@@ -85,7 +85,7 @@ class Encoder:
                 progress((number + 1) / self._source.pieces)
 
     def finish(self) -> None:
-        """Check all that was written and note what it is."""
+        """Check all arrays, and write the descriptions of the parties and of the labels."""
         values = {column.name: column.encoding() for own in self._categorical.values() for column in own}
         for party, numeric in self._numeric.items():
             own = tuple(values[column.name] for column in self._categorical[party])

@@ -1,7 +1,7 @@
-"""Kinds of fields of a line, and the columns of numbers that they become.
+"""Kinds of fields of a line, and their conversion to columns of numbers.
 
-A categorical value becomes a key of 32 bits, exactly: these logs hold 8 hexadecimal digits or small whole numbers. Keys
-are counted and looked up by the million; `key_texts` gives back what the file says.
+A categorical value becomes a key of 32 bits, without loss: these logs hold 8 hexadecimal digits or small whole numbers.
+Keys are fast to count and to search; `key_texts` converts them back to the texts of the file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Read(NamedTuple):
     columns : dict of str to pyarrow.Array, each (N,)
         Numbers int32, keys uint32, null where missing.
     wrong : ndarray of bool, (N,)
-        Rows whose value this field cannot have.
+        True for rows whose value is not valid for the field.
     """
 
     columns: dict[str, pa.Array]
@@ -49,7 +49,7 @@ class Field(ABC):
     Parameters
     ----------
     name : str
-        Its name in the file's header, or the one that its documentation gives it.
+        Name of the field in the file's header, or in its documentation.
     """
 
     name: str
@@ -58,12 +58,12 @@ class Field(ABC):
     needed: ClassVar[str]
 
     def features(self) -> dict[str, Kind]:
-        """Return the columns of features that it becomes."""
+        """Return the kind of each feature column of the field, by name."""
         return {}
 
     @abstractmethod
     def read(self, values: pa.Array) -> Read:
-        """Return the columns of (N,) values of type `arrow`, null where the field is empty."""
+        """Return the columns of (N,) values of type `arrow`, which are null where the field is empty."""
 
 
 class Number(Field):
@@ -74,11 +74,11 @@ class Number(Field):
     needed = "a whole number of 32 bits, or nothing"
 
     def features(self) -> dict[str, Kind]:
-        """Return itself."""
+        """Return one numeric column."""
         return {self.name: "number"}
 
     def read(self, values: pa.Array) -> Read:
-        """Check the range."""
+        """Return the numbers; those of more than 32 bits are wrong."""
         numbers, absent, wrong = _whole_numbers(values)
         return Read({self.name: pa.array(numbers.astype(np.int32), mask=absent)}, wrong)
 
@@ -91,11 +91,11 @@ class Code(Field):
     needed = "a whole number of 32 bits, or nothing"
 
     def features(self) -> dict[str, Kind]:
-        """Return itself."""
+        """Return one column of codes."""
         return {self.name: "code"}
 
     def read(self, values: pa.Array) -> Read:
-        """Check the range."""
+        """Return the keys of the codes; codes of more than 32 bits are wrong."""
         numbers, absent, wrong = _whole_numbers(values)
         return Read({self.name: _code_keys(numbers, absent)}, wrong)
 
@@ -108,15 +108,15 @@ class Hex(Field):
     needed = "8 hexadecimal digits, or nothing"
 
     def features(self) -> dict[str, Kind]:
-        """Return itself."""
+        """Return one column of hexadecimal digits."""
         return {self.name: "hex"}
 
     def read(self, values: pa.Array) -> Read:
-        """Put the digits together."""
+        """Return the digits as keys of 32 bits."""
         absent = np.asarray(values.is_null())
         raw = np.frombuffer(values.buffers()[1], np.uint8)[8 * values.offset : 8 * (values.offset + len(values))]
         digits = _DIGITS.take(raw)
-        # The eight digits of a value as one number: a digit has no upper half.
+        # The eight digits of a value are checked as one number: the upper half of a digit's byte is 0.
         wrong = (digits.view(np.uint64) & _UPPER_HALVES != 0) & ~absent
         keys = ((digits[0::2] << 4) | (digits[1::2] & 15)).view(">u4").astype(np.uint32)
         return Read({self.name: pa.array(keys, mask=absent)}, wrong)
@@ -134,7 +134,7 @@ class Hour(Field):
         return {"hour_of_day": "code", "weekday": "code"}
 
     def read(self, values: pa.Array) -> Read:
-        """Take the digits apart; the day counts from 1970-01-01."""
+        """Return hour of day, weekday and day, which counts from 1970-01-01."""
         numbers, wrong = _known(values, 70_01_01_00)
         date, hour = np.divmod(numbers, 100)
         year, month, day = date // 10_000 % 100, date // 100 % 100, date % 100
@@ -160,7 +160,7 @@ class Click(Field):
     needed = "0 or 1"
 
     def read(self, values: pa.Array) -> Read:
-        """Check that there are two classes and no third."""
+        """Return the labels; values other than 0 and 1 are wrong."""
         labels, wrong = _known(values, 0)
         wrong |= (labels < 0) | (labels > 1)
         return Read({"label": pa.array(np.where(wrong, 0, labels).astype(np.int8))}, wrong)
@@ -174,7 +174,7 @@ class NumberedRow(Field):
     needed = "an ID that is a whole number"
 
     def read(self, values: pa.Array) -> Read:
-        """Check that there is one."""
+        """Return the IDs; missing ones are wrong."""
         numbers, wrong = _known(values, 0)
         return Read({"id": pa.array(numbers)}, wrong)
 
@@ -187,13 +187,13 @@ class NamedRow(Field):
     needed = "an ID of up to 24 digits"
 
     def read(self, values: pa.Array) -> Read:
-        """Check that there is one."""
+        """Return the IDs; missing ones and those that are not up to 24 digits are wrong."""
         fits = pc.fill_null(pc.match_substring_regex(values, self.pattern), False)
         return Read({"id": values.fill_null("")}, ~np.asarray(fits))
 
 
 def key_texts(kind: Kind, keys: NDArray[np.uint32]) -> pa.Array:
-    """Return what the file says for (N,) keys of a categorical column.
+    """Return the texts in the file of (N,) keys of a categorical column.
 
     Examples
     --------
@@ -210,12 +210,12 @@ def key_texts(kind: Kind, keys: NDArray[np.uint32]) -> pa.Array:
 
 
 def _known(values: pa.Array, filler: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return numbers and where they are missing."""
+    """Return numbers and a mask of missing ones."""
     return values.fill_null(filler).to_numpy(zero_copy_only=False), np.asarray(values.is_null()).copy()
 
 
 def _whole_numbers(values: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return numbers, where they are missing, and where they have more than 32 bits."""
+    """Return numbers, a mask of missing ones, and a mask of those with more than 32 bits."""
     numbers, absent = _known(values, 0)
     wrong = (numbers < _LOW) | (numbers > _HIGH)
     return np.where(wrong, 0, numbers), absent, wrong

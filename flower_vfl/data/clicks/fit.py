@@ -1,4 +1,4 @@
-"""Vocabularies and scales of the training rows, a column at a time: exact, and held as numbers, not as texts."""
+"""Vocabularies and scales of the training rows, a column at a time: exact, and stored as numbers, not as texts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PENDING = 2**21
 
 
 class KeyCounter:
-    """Counts keys that come in pieces; memory grows with the number of different keys, not with the rows."""
+    """Counter of keys in pieces; its memory grows with the number of different keys, not with the rows."""
 
     def __init__(self) -> None:
         self._keys = np.zeros(0, np.uint32)
@@ -38,7 +38,7 @@ class KeyCounter:
             self._merge()
 
     def at_least(self, count: int) -> NDArray[np.uint32]:
-        """Return the keys that occurred so often, sorted."""
+        """Return the keys that occurred at least `count` times, sorted."""
         self._merge()
         return self._keys[self._counts >= count]
 
@@ -59,7 +59,7 @@ class Vocabulary:
     Parameters
     ----------
     name : str
-        Column.
+        Name of the column.
     kind : {"hex", "code"}
         Format of the values that its keys encode.
     keys : ndarray of uint32, (V,)
@@ -74,10 +74,10 @@ class Vocabulary:
     missing: bool
 
     def ids(self, keys: pa.Array) -> NDArray[np.int32]:
-        """Return the ids of (N,) keys: 0 is what is not in the vocabulary."""
+        """Return the ids of (N,) keys: 0 for keys that are not in the vocabulary."""
         absent = np.asarray(keys.is_null())
         wanted = keys.fill_null(0).to_numpy(zero_copy_only=False).astype(np.uint64)
-        # Sorted queries walk through the vocabulary instead of jumping in it: seven times as fast for millions of keys.
+        # Sorted queries read the vocabulary in its order: seven times as fast for millions of keys.
         order = np.sort(wanted << np.uint64(32) | np.arange(len(wanted), dtype=np.uint64))
         asked, rows = (order >> np.uint64(32)).astype(np.uint32), (order & np.uint64(0xFFFFFFFF)).astype(np.int64)
         place = np.searchsorted(self.keys, asked)
@@ -89,7 +89,7 @@ class Vocabulary:
         return found
 
     def encoding(self) -> CategoricalEncoding:
-        """Return the same with the values that the file says."""
+        """Return the encoding of the column, with its values as texts of the file."""
         texts = key_texts(self.kind, self.keys)
         return CategoricalEncoding(
             self.name, pa.concat_arrays([pa.array([""], pa.string()), texts]) if self.missing else texts
@@ -103,11 +103,11 @@ class Fitting:
     Parameters
     ----------
     rows : {"train", "all"}
-        Rows that are read; "all" lets test rows into vocabularies and scales.
+        Rows that are read; "all" includes test rows in vocabularies and scales.
     scaling : {"standard", "min-max"}
-        Numeric columns: as in own data, missing numbers with an indicator; or 0 to 1, missing numbers as 0.
+        Scale of numeric columns: as in own data, missing numbers with an indicator; or 0 to 1, missing numbers as 0.
     min_count : int
-        Rarer values share the bucket of unseen ones.
+        Values that occur less often share the bucket of unseen ones.
     """
 
     rows: Literal["train", "all"]
@@ -116,12 +116,12 @@ class Fitting:
 
 
 class Fitter:
-    """Fits columns on pieces of rows.
+    """Fitter of columns on pieces of rows.
 
     Parameters
     ----------
     work : Work
-        The pieces; the results are stored there.
+        Storage of the pieces and of the results.
     source, split, found : Source, Split, Survey
         Number of pieces, selection of the test rows, and number of the last day.
     fitting : Fitting
@@ -132,7 +132,7 @@ class Fitter:
         self._work, self._source, self._split, self._survey, self._fitting = work, source, split, found, fitting
 
     def fit(self, features: dict[str, Kind], progress: Progress) -> dict[str, NumericEncoding | Vocabulary]:
-        """Return what each column becomes; columns that were fitted before are not fitted again."""
+        """Return the encoding of each column; columns that were fitted before are not fitted again."""
         fitted: dict[str, NumericEncoding | Vocabulary] = {}
         for name in in_order(lambda item: self._fit(*item), features.items()):
             fitted[name] = self._read(name, features[name])
@@ -174,7 +174,7 @@ class Fitter:
         return NumericEncoding.from_moments(name, plain, compressed, "mean")
 
     def _count(self, name: str) -> bool:
-        """Note the vocabulary of a column, and return whether missing values are a value of it."""
+        """Store the vocabulary of a column; return True if missing values are a value of it."""
         counter, absent = KeyCounter(), 0
         for column in self._pieces(name):
             absent += column.null_count

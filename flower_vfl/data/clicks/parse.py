@@ -1,4 +1,4 @@
-"""A block of lines becomes a table of numbers; lines that are none are left out and named."""
+"""Parsing of a block of lines into a table of numbers; bad lines are left out and reported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flower_vfl.errors import DataError
 from flower_vfl.registry import suggestion
 
 SHOWN = 5
-"""So many bad lines are named."""
+"""Largest number of bad lines that are reported."""
 
 _ASCII = bytes(range(128)) + b"?" * 128
 
@@ -47,7 +47,7 @@ class Format:
 
     @cached_property
     def features(self) -> dict[str, Kind]:
-        """The columns of features that a line becomes, numeric ones first."""
+        """Kind of each feature column of a line, by name, numeric ones first."""
         found = {name: kind for field in self.fields for name, kind in field.features().items()}
         return dict(sorted(found.items(), key=lambda item: item[1] != "number"))
 
@@ -93,7 +93,7 @@ def check_header(path: Path, line: str, delimiter: str, fields: Sequence[Field],
 
 
 def parse(block: Block, made: Format) -> Parsed:
-    """Return the rows of a block; a wrong line is counted and left out, and so is the header."""
+    """Return the rows of a block; a wrong line is counted and left out, the header is left out."""
     first, data, lines = block.first, block.data, block.lines
     if made.header and block.number == 0:
         first, data, lines = first + 1, data[data.index(b"\n") + 1 :], lines - 1
@@ -121,18 +121,18 @@ def parse(block: Block, made: Format) -> Parsed:
 
 
 def _read(data: bytes, made: Format, types: dict[str, pa.DataType]) -> tuple[pa.Table, dict[int, str]]:
-    """Return the lines with the right number of fields, and the numbers (from 1) of the others with what is wrong."""
+    """Return the lines with the right number of fields, and the numbers (from 1) of the others with their errors."""
     short: dict[int, str] = {}
 
     def note(row: pa_csv.InvalidRow) -> str:
         short[row.number] = f"{row.actual_columns} fields, {row.expected_columns} are needed"
         return "skip"
 
-    # Arrow hands a line on as UTF-8, or not at all; no field of a good one holds anything but ASCII.
+    # Arrow fails to report a wrong line that is not UTF-8; the fields of a good line hold ASCII only.
     plain = data if data.isascii() else data.translate(_ASCII)
     table = pa_csv.read_csv(
         pa.BufferReader(plain),
-        # One piece and one thread: only then has a line that is skipped a number.
+        # One piece and one thread: only then has a skipped line a number.
         read_options=pa_csv.ReadOptions(use_threads=False, column_names=made.names, block_size=len(data) + 1),
         parse_options=pa_csv.ParseOptions(
             delimiter=made.delimiter, quote_char=False, ignore_empty_lines=False, invalid_row_handler=note
@@ -149,20 +149,20 @@ def _read(data: bytes, made: Format, types: dict[str, pa.DataType]) -> tuple[pa.
 
 
 def _carefully(table: pa.Table, made: Format) -> tuple[pa.Table, dict[str, NDArray[np.bool_]]]:
-    """Convert texts that are known to hold something wrong, and say where."""
+    """Convert the texts of a block with wrong values, and return masks of these values by field."""
     columns, wrong = {}, {}
     for field in made.fields:
         values = _chunk(table, field.name)
         fits = pc.match_substring_regex(values, field.pattern)
         wrong[field.name] = ~np.asarray(pc.fill_null(fits, True))
-        # What does not fit becomes missing.
+        # A value that does not match becomes missing.
         kept = pc.if_else(fits, values, pa.scalar(None, values.type))
         columns[field.name] = kept.cast(field.arrow if field.arrow == pa.binary(8) else pa.string()).cast(field.arrow)
     return pa.table(columns), wrong
 
 
 def _problems(numbers: NDArray[np.int64], wrong: dict[str, NDArray[np.bool_]], made: Format) -> list[tuple[int, str]]:
-    """Return the first wrong lines; what stands there is not repeated, it may be anybody's."""
+    """Return the numbers and errors of the first wrong lines, without their content, which may be private."""
     found = []
     for field in made.fields:
         for row in np.flatnonzero(wrong[field.name])[:SHOWN]:

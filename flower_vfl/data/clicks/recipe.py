@@ -44,7 +44,7 @@ class ClickOptions(Options):
 
 
 class ClickRecipe(Recipe):
-    """A large text with a line a click; a subclass says where it is and what its fields are.
+    """Base recipe of a large text with one click per line; a subclass defines its files and its fields.
 
     Party "a" has the features, party "label" the clicks and, as an option, features of its own.
     """
@@ -56,20 +56,20 @@ class ClickRecipe(Recipe):
 
     @abstractmethod
     def recognise(self, path: Path, line: str) -> Format:
-        """Return how a file is made whose first line this is.
+        """Return the format of a file from its first line.
 
         Raises
         ------
         DataError
-            When it is another file.
+            When the file is another one.
         """
 
     def split(self, options: Any) -> Split:
-        """Return which rows are kept, and which are for the test."""
+        """Return the selection of the rows that are kept and of the test rows."""
         return Split(options.sample, options.test_fraction, options.split_seed)
 
     def advice(self) -> str:
-        """Return where the file comes from, and how to name it."""
+        """Return the steps to get the file and to name it."""
         return f"{self.origin}, and name it as --from"
 
     def inputs(self, source: Path | None, options: ClickOptions) -> list[Path]:
@@ -85,7 +85,7 @@ class ClickRecipe(Recipe):
         return [next(iter(found.values()))]
 
     def write(self, builder: Builder, source: Path | None, options: ClickOptions, progress: Progress) -> None:
-        """Read, survey, fit, encode."""
+        """Read, survey, fit and encode the rows."""
         if builder.notes is None:
             raise TypeError("a log of clicks is prepared in a folder that outlasts a kill")
         (path,) = self.inputs(source, options)
@@ -123,7 +123,7 @@ def _first_line(path: Path) -> str:
 
 
 def _choose(names: tuple[str, ...], features: dict[str, Kind]) -> list[str]:
-    """Return the columns that are named, in the order of the file, numeric ones first."""
+    """Return the named columns, in the order of the file, numeric ones first."""
     for name in names:
         if name not in features and name != _ALL:
             raise ConfigError(f"there is no column {name!r}; {suggestion(name, [*features, _ALL])}")

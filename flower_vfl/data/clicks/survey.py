@@ -1,4 +1,4 @@
-"""Survey of the rows: read them from the text, draw them for training and test, give them unique IDs."""
+"""Survey of the rows: reading from the text, selection for training and test, and check of the IDs."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Split:
     sample, test_fraction : float
         Part of the rows that is kept, and part of these for the test.
     seed : int
-        Another seed, other rows.
+        Seed of the draws.
     test_days : int
-        The last days are the test part; 0: rows are drawn.
+        Number of last days that are the test part; 0 to draw rows.
     """
 
     sample: float
@@ -50,7 +50,7 @@ class Split:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that decide."""
+        """The columns that determine the test rows."""
         return ("day",) if self.test_days else ("row",)
 
     def keep(self, rows: pa.Table) -> pa.Table:
@@ -60,7 +60,7 @@ class Split:
         return rows.filter(pa.array(drawn(_numbers(rows, "row"), self.sample, f"sample {self.seed}")))
 
     def held_out(self, rows: pa.Table, last_day: int) -> NDArray[np.bool_]:
-        """Say which rows are for the test."""
+        """Return a mask of the test rows."""
         if self.test_days:
             return np.asarray(_numbers(rows, "day") > last_day - self.test_days)
         return drawn(_numbers(rows, "row"), self.test_fraction, f"test {self.seed}")
@@ -73,13 +73,13 @@ class Survey:
     Parameters
     ----------
     rows : dict of Part to tuple of int
-        Rows of each piece, by part.
+        Number of rows of each piece, by part.
     digest : str
-        Of the IDs of all rows in their order.
+        Digest of the IDs of all rows in their order.
     last_day : int
         Number of the last day; 0 where rows have no day.
     periods : Periods, optional
-        The days of the rows, where the last ones are the test and all lie in time order.
+        The days of the rows, where the last ones are the test and all rows are in time order.
     """
 
     rows: dict[Part, tuple[int, ...]]
@@ -88,22 +88,22 @@ class Survey:
     periods: Periods | None
 
     def total(self, part: Part) -> int:
-        """Return the rows of a part."""
+        """Return the number of rows of a part."""
         return sum(self.rows[part])
 
     def start(self, part: Part, piece: int) -> int:
-        """Return where the rows of a piece begin in a part."""
+        """Return the position in a part of the first row of a piece."""
         return sum(self.rows[part][:piece])
 
 
 @dataclass(frozen=True)
 class Source:
-    """The text that was read.
+    """Facts about the text that was read.
 
     Parameters
     ----------
     pieces, lines, bad : int
-        Blocks, lines without the header, and bad ones among them.
+        Number of blocks, of lines without the header, and of bad ones among them.
     digest : str
         SHA-256 of the text, unpacked.
     """
@@ -115,7 +115,7 @@ class Source:
 
 
 def read_source(path: Path, made: Format, split: Split, work: Work, bad_lines: float, progress: Progress) -> Source:
-    """Read the text into pieces; those that exist are not made again.
+    """Read the text into pieces, except those that exist, and return the facts about it.
 
     Raises
     ------
@@ -208,7 +208,7 @@ def _survey(path: Path, source: Source, split: Split, work: Work, folder: Path, 
 
 
 def id_keys(ids: pa.Array) -> NDArray[np.uint64]:
-    """Return a number for each ID, its value modulo 2^64: two that are equal have the same.
+    """Return a number for each ID, its value modulo 2^64: equal IDs have equal numbers.
 
     Examples
     --------
@@ -248,7 +248,7 @@ def _last_day(source: Source, split: Split, work: Work) -> int:
 
 
 def _days(path: Path, source: Source, split: Split, work: Work, last_day: int) -> dict[Part, list[tuple[int, int]]]:
-    """Return the days of each part with their rows; nothing where rows are not in time order."""
+    """Return the days of each part with their numbers of rows; empty where rows are not in time order."""
     days: dict[Part, list[tuple[int, int]]] = {part: [] for part in PARTS}
     latest = 0
     for number in range(source.pieces):

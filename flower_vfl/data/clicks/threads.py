@@ -1,4 +1,4 @@
-"""Work that several threads share, results in order."""
+"""Parallel work in threads, with results in order."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 WORKERS = min(4, cores())
-"""Arrow's parser and numpy's sorting let go of Python's lock, so that threads use as many cores; each holds a piece."""
+"""Number of threads: Arrow's parser and numpy's sorting release Python's lock; each thread holds a piece in memory."""
 
 
 def in_order(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """Yield `work(item)` for each item in order; no more items are taken than are worked at, and one.
+    """Yield `work(item)` for each item in order; at most `WORKERS` + 1 items are taken ahead.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Blocks that were read, kept as files of columns until they are encoded, and notes of what has been found."""
+"""Storage of parsed blocks, as files of columns until they are encoded, and of notes with results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KEY = b"block"
 
 
 class Work:
-    """A folder of pieces; each file is whole or absent.
+    """Folder of pieces, vocabularies and notes; each file is complete or absent.
 
     Parameters
     ----------
@@ -32,18 +32,18 @@ class Work:
         self._folder = folder
 
     def has_piece(self, number: int) -> bool:
-        """Return whether a block was read and is not encoded yet."""
+        """Return True if a block was read and is not encoded yet."""
         return self._piece(number).is_file()
 
     def keep_piece(self, number: int, rows: pa.Table, parsed: Parsed) -> None:
-        """Write the rows of a block that are kept."""
+        """Write the selected rows of a block, and the facts about its lines."""
         facts = json.dumps([parsed.lines, parsed.bad, parsed.examples])
         table = rows.replace_schema_metadata({_KEY: facts})
         with replacing(self._piece(number)) as temporary, pa.ipc.new_file(temporary, table.schema) as writer:
             writer.write_table(table)
 
     def piece_facts(self, number: int) -> tuple[int, int, list[str]]:
-        """Return how many lines a block has, how many of them are bad, and what is wrong with the first."""
+        """Return the number of lines of a block, the number of bad ones, and the errors of the first."""
         with pa.OSFile(str(self._piece(number))) as file:
             lines, bad, examples = json.loads(pa.ipc.open_file(file).schema.metadata[_KEY])
         return int(lines), int(bad), [str(example) for example in examples]
@@ -54,7 +54,7 @@ class Work:
             return list(pa.ipc.open_file(file).schema.names)
 
     def read_piece(self, number: int, columns: Collection[str] = ()) -> pa.Table:
-        """Return the rows of a block; all columns, or those that are named."""
+        """Return the rows of a block, with all columns or the named ones."""
         with pa.OSFile(str(self._piece(number))) as file:
             schema = pa.ipc.open_file(file).schema
             wanted = [schema.get_field_index(name) for name in columns] or None
@@ -65,7 +65,7 @@ class Work:
         self._piece(number).unlink(missing_ok=True)
 
     def has_note(self, name: str) -> bool:
-        """Return whether a note of this name exists."""
+        """Return True if a note of this name exists."""
         return (self._folder / f"{name}.json").is_file()
 
     def keep_note(self, name: str, content: dict[str, Any]) -> None:

@@ -1,1 +1,1 @@
-"""Columns, labels, texts and IDs become numbers."""
+"""Encoding of columns, labels, texts and IDs as numbers."""

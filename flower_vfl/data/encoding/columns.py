@@ -29,7 +29,7 @@ class Column:
         Share of the training rows in which it is missing; None where that is not known: a missing category that is too
         rare for an id is one of those in `rare`.
     values : int or None
-        Different values in the training rows that have an id of their own, a missing one included; of texts, words.
+        Number of values in the training rows with an id of their own, a missing one included; for texts, of words.
     rare : float or None
         Of a category: share of the training rows whose value is too rare for an id.
     why : str
@@ -54,19 +54,19 @@ def columns_of(dataset: Dataset) -> list[Column]:
     Raises
     ------
     DataError
-        When a file is not what it says it is.
+        When a file does not match its description.
     """
     held = [party for party in dataset.parties if (dataset.folder / party).is_dir()]
     return [column for party in held for column in _explained(dataset, party)]
 
 
 def class_counts(dataset: Dataset) -> dict[str, int]:
-    """Return how many training rows each class has, by its name; empty where this host holds no labels.
+    """Return the number of training rows of each class, by its name; empty where this host holds no labels.
 
     Raises
     ------
     DataError
-        When a file is not what it says it is.
+        When a file does not match its description.
     """
     if not dataset.has_labels:
         return {}
@@ -87,7 +87,7 @@ def _explained(dataset: Dataset, party: str) -> Iterator[Column]:
 
 
 def _change(reading: Reading) -> str:
-    """Return the option that takes a column for what it may be too."""
+    """Return the option that sets another kind for a column."""
     return f"dtype.{reading.name}={'ignore' if reading.kind == 'category' else 'category'}"
 
 
@@ -127,7 +127,7 @@ def _columns_of(dataset: Dataset, party: str) -> Iterator[Column]:
 
 
 def _numbers(dataset: Dataset, party: str, columns: tuple[NumericEncoding, ...], width: int) -> Iterator[Column]:
-    """Yield numeric columns; how many of their values are missing is the mean of the indicator beside them."""
+    """Yield numeric columns; the share of missing values is the mean of the indicator beside them."""
     path = dataset.folder / party / "train" / "numeric.npy"
     sums = np.zeros(width)
     for _, piece in layout.chunks(layout.open_array(path, (dataset.rows("train"), width), "float32")):

@@ -1,4 +1,4 @@
-"""Dates and times of day as files have them, and the parts that a network can learn from."""
+"""Dates and times of day in the formats of files, and their parts as features."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class DateFormat:
     Parameters
     ----------
     text : str
-        Directives of `strftime`: %Y %y %m %b %d %H %M %S; "%H:%M" takes seconds too; "" for columns whose type says it.
+        Directives of `strftime`: %Y %y %m %b %d %H %M %S; "%H:%M" takes seconds too; "" for columns of a temporal type.
     """
 
     text: str
@@ -76,9 +76,9 @@ class DateFormat:
         return not self.text or "%Y" in self.text or "%y" in self.text
 
     def parse(self, values: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Return texts as seconds, NaN for null, and a mask of what is neither such a date nor null.
+        """Return texts as seconds, NaN for null, and a mask of texts that are neither such a date nor null.
 
-        Seconds are those since 1970 of the clock that the text shows, or since midnight without a date.
+        Seconds count from 1970 in the local time of the text, without its offset, or from midnight without a date.
 
         Examples
         --------
@@ -131,7 +131,7 @@ def _months(names: pa.Array) -> NDArray[np.float64]:
 
 
 def _days(year: NDArray[np.float64], month: NDArray[np.float64], day: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return days since 1970, NaN for those that no calendar has."""
+    """Return days since 1970, NaN for invalid dates."""
     possible = (month >= 1) & (month <= 12) & (year >= 1) & (day >= 1)
     months = np.where(possible, (year - 1970) * 12 + month - 1, 0).astype(np.int64)
     first = months.astype("datetime64[M]")
@@ -150,12 +150,12 @@ def from_type(column: pa.Array) -> NDArray[np.float64]:
 
 
 def parts(seconds: NDArray[np.float64], latest: float, *, dated: bool) -> dict[str, pa.Array]:
-    """Return the features that a network learns from: numbers as floats, categories as texts.
+    """Return the features of dates or times: numbers as floats, categories as texts.
 
     Parameters
     ----------
     seconds : ndarray, (N,)
-        NaN for missing.
+        Seconds as `DateFormat.parse` returns them; NaN for missing.
     latest : float
         Seconds from which ages count.
     dated : bool

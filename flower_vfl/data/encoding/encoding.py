@@ -1,8 +1,8 @@
 """Encoding of columns as numbers: fitted on training rows only, kept beside the data, applied again to new rows.
 
 Numeric columns are compressed when they are skewed, ``sign(x) log(1 + |x|)``, then standardised. Categorical columns
-become ids: 0 stands for every value that training never saw (or saw too rarely), a missing value is one like others.
-Texts become rows of word ids: `text.py`. The values of categorical columns may be millions: they lie in a Parquet file.
+become ids: 0 stands for every value that is absent or too rare in training, a missing value is a value like others.
+Texts become rows of word ids: `text.py`. Categorical columns may have millions of values, stored in a Parquet file.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class NumericEncoding:
     Parameters
     ----------
     name : str
-        Column.
+        Name of the column.
     transform : {"identity", "log1p"}
         "log1p" is ``sign(x) log(1 + |x|)``, for skewed columns.
     mean, scale : float
-        Of the transformed training rows; a constant column has scale 1.
+        Subtrahend and divisor, fitted on the transformed training rows; a constant column has scale 1.
     missing : {"error", "mean", "zero"}
         Treatment of a missing number: an error; 0 (the mean) and a 1 in an indicator column of its own; or the
         encoding of the number zero.
@@ -66,7 +66,7 @@ class NumericEncoding:
             return cls(name, "identity", 0.0, 1.0, missing)
         transform: Literal["identity", "log1p"] = "log1p" if abs(plain.skewness) > _SKEWED else "identity"
         moments = compressed if transform == "log1p" else plain
-        # Standardising a column whose spread is rounding error would blow that error up to size one.
+        # Standardising a column whose spread is rounding error would scale that error up to one.
         constant = not moments.spread > 1e-9 * max(1.0, abs(moments.mean))
         return cls(name, transform, moments.mean, 1.0 if constant else moments.spread, missing)
 
@@ -77,7 +77,7 @@ class NumericEncoding:
 
     @property
     def width(self) -> int:
-        """Columns that this one becomes."""
+        """Number of encoded columns."""
         return 2 if self.missing == "mean" else 1
 
     def apply(self, values: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -101,7 +101,7 @@ class CategoricalEncoding:
     Parameters
     ----------
     name : str
-        Column.
+        Name of the column.
     values : pyarrow.Array of texts
         Values of the training rows, each once; "" stands for missing.
     """
@@ -111,7 +111,7 @@ class CategoricalEncoding:
 
     @classmethod
     def fit(cls, name: str, values: pa.Array, min_count: int = 1) -> CategoricalEncoding:
-        """Collect the values of training rows; those rarer than `min_count` share bucket 0 with the unseen."""
+        """Collect the values of training rows; those rarer than `min_count` share bucket 0 with unseen values."""
         found, counts = pc.value_counts(values).flatten()
         whole = _without_zeros(found)
         named = pa.table({"value": pc.if_else(pc.is_in(whole, value_set=found), whole, found), "count": counts})
@@ -145,7 +145,7 @@ class PartyEncoding:
     categorical : tuple of CategoricalEncoding
         Columns of `categorical.npy`.
     text : TextEncoding, optional
-        The column of texts of a party that has nothing else.
+        Text column of a party that has no other columns.
     reader : TableReader, optional
         Reader that turns the columns of a file into those that are encoded; without it they are the same.
     """
@@ -175,7 +175,7 @@ class PartyEncoding:
         return tuple(column.cardinality for column in self.categorical)
 
     def encode(self, table: pa.Table, file: str = "the table") -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-        """Encode rows as the training rows were: raw columns in, arrays (N, F) and (N, K) out.
+        """Encode rows as the training rows were, and return numbers (N, F) and ids (N, K).
 
         Parameters
         ----------
@@ -206,7 +206,7 @@ class PartyEncoding:
         return numeric, categorical
 
     def write(self, path: Path) -> None:
-        """Write as JSON, the values of categorical columns beside it as Parquet."""
+        """Write the encoding as JSON, the values of categorical columns beside it as Parquet."""
         named = [
             {"name": column.name, "values": len(column.values), "sha256": _digest(column.values)}
             for column in self.categorical
@@ -222,7 +222,7 @@ class PartyEncoding:
 
     @classmethod
     def read(cls, path: Path) -> PartyEncoding:
-        """Read what `write` wrote.
+        """Return the encoding that `write` wrote.
 
         Raises
         ------
@@ -319,10 +319,10 @@ def fit_party(
 
 
 def _without_zeros(values: pa.Array) -> pa.Array:
-    """Return texts; where one is a whole number with a fraction of zeros, without that."""
+    """Return texts, whole numbers among them without a fraction of zeros."""
     return pc.replace_substring_regex(values, r"^(-?[0-9]+)\.0*$", r"\1")
 
 
 def transformed(values: NDArray[np.float64], transform: str) -> NDArray[np.float64]:
-    """Return numbers as this transform of `NumericEncoding` makes them."""
+    """Return numbers after this transform of `NumericEncoding`."""
     return np.sign(values) * np.log1p(np.abs(values)) if transform == "log1p" else values

@@ -1,4 +1,4 @@
-"""IDs: one order and one test set that every party derives alone, from the IDs and from nothing else."""
+"""IDs: one order and one test set that each party derives on its own, from the IDs alone."""
 
 from __future__ import annotations
 
@@ -104,14 +104,14 @@ def join_ids(ids: Mapping[str, pa.Array], how: Join) -> list[str]:
     Parameters
     ----------
     ids : Mapping
-        File to its IDs.
+        IDs of each file.
     how : {"strict", "inner"}
         "strict": all files must have the same IDs; "inner": keep those that all have.
 
     Raises
     ------
     DataError
-        When nothing is shared or, with "strict", an ID is not in all files; the message says how many.
+        When no ID is shared or, with "strict", some are not in all files; the message has their number.
     """
     shared = set.intersection(*(set(values.to_pylist()) for values in ids.values()))
     if how == "strict":
@@ -133,7 +133,7 @@ def join_ids(ids: Mapping[str, pa.Array], how: Join) -> list[str]:
 
 
 def _form(ids: pa.Array) -> str:
-    """Return the most frequent form of some IDs, without telling one: its digits as 9, its letters as a."""
+    """Return the most frequent form of some IDs without revealing one: digits as 9, letters as a."""
     forms = Counter("".join(map(_kind, text)) for text in ids.slice(0, _SAMPLE).to_pylist())
     return forms.most_common(1)[0][0][:_LONGEST_FORM] if forms else ""
 
@@ -148,7 +148,7 @@ def select_ids(ids: Mapping[str, pa.Array], aligned: Sequence[str]) -> list[str]
     Raises
     ------
     DataError
-        Naming a file that has not, and how many it lacks.
+        When a file lacks some; the message names it, and their number.
     """
     wanted = pa.array(aligned, pa.string())
     for file, values in ids.items():
@@ -162,18 +162,18 @@ def select_ids(ids: Mapping[str, pa.Array], aligned: Sequence[str]) -> list[str]
 
 
 def in_test_set(ids: Sequence[str], fraction: float, seed: int) -> NDArray[np.bool_]:
-    """Say which IDs belong to the test set: those whose hash is small.
+    """Return a mask of the IDs in the test set: those whose hash is small.
 
-    Each party finds the same answer alone, an ID keeps its place when others come or go, and labels play no part.
+    Each party computes the same mask on its own. Neither other IDs nor labels change the part of an ID.
 
     Parameters
     ----------
     ids : sequence of str
-        IDs.
+        IDs of the rows.
     fraction : float
         Expected part of the test set.
     seed : int
-        Another seed, another test set.
+        Seed of the test set.
     """
     prefix = f"flower-vfl split {seed}\x1f".encode()
     limit = int(fraction * 2**64)
@@ -182,9 +182,9 @@ def in_test_set(ids: Sequence[str], fraction: float, seed: int) -> NDArray[np.bo
 
 
 def drawn(numbers: NDArray[np.int64], fraction: float, key: str) -> NDArray[np.bool_]:
-    """Say which numbered rows are drawn: those whose hash is small, millions a second.
+    """Return a mask of the numbered rows that are drawn, millions a second: those whose hash is small.
 
-    A row keeps its fate when others come or go.
+    Other rows do not change whether a row is drawn.
 
     Parameters
     ----------
@@ -193,7 +193,7 @@ def drawn(numbers: NDArray[np.int64], fraction: float, key: str) -> NDArray[np.b
     fraction : float
         Expected part that is drawn.
     key : str
-        Another key, other rows.
+        Key of the draw.
     """
     digest = hashlib.blake2b(f"flower-vfl rows {key}".encode(), digest_size=8).digest()
     mixed = scattered(numbers.astype(np.uint64), start=int.from_bytes(digest, "big"))
@@ -201,7 +201,7 @@ def drawn(numbers: NDArray[np.int64], fraction: float, key: str) -> NDArray[np.b
 
 
 def _rows(mask: pa.Array) -> str:
-    """Name the first rows, from 1, at which a mask is true."""
+    """Return the numbers of the first rows, from 1, at which a mask is true."""
     rows = pc.add(pc.indices_nonzero(mask), 1).to_pylist()
     return ", ".join(map(str, rows[:4])) + (", ..." if len(rows) > 4 else "")
 
@@ -219,12 +219,12 @@ def id_numbers(ids: Iterable[str], count: int, key: bytes) -> NDArray[np.uint64]
     count : int
         Number of rows N.
     key : bytes
-        Up to 64 bytes. Without the key nobody can find two IDs with one number.
+        Key of up to 64 bytes; two IDs with one number cannot be found without it.
 
     Returns
     -------
     ndarray of uint64, (N,)
-        Different for any two rows.
+        Numbers of the rows, all different.
 
     Raises
     ------

@@ -27,13 +27,13 @@ from flower_vfl.data.encoding.values import Place
 from flower_vfl.errors import DataError
 
 _MOSTLY = 0.95
-"""A column that reads as numbers or dates in so many of its rows is refused with a row that does not."""
+"""Share of rows that read as numbers or dates, from which a column is refused if others do not."""
 _ENOUGH = 20
-"""Rows below which nothing is called almost unique."""
+"""Number of rows below which no column counts as free text or almost unique."""
 _ALONE = 0.9
 """Share of rows with a value that no other row has, from which a column is uninformative for new rows."""
 _WORDS = 4.0
-"""Words of a value, on average, from which texts are free."""
+"""Mean number of words of a value from which texts are free text."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Rules:
     Parameters
     ----------
     dtype : Mapping
-        Column to "number", "category", "boolean", "date", "date:FORMAT" or "ignore".
+        Kind by column: "number", "category", "boolean", "date", "date:FORMAT" or "ignore".
     decimal : {"auto", ".", ","}
         Decimal mark.
     missing_values : tuple of str
@@ -56,7 +56,7 @@ class Rules:
 
 
 def infer(table: pa.Table, rules: Rules, file: str, rows: NDArray[np.int64]) -> TableReader:
-    """Decide how each column of a table is read.
+    """Return the reader of a table, with the inferred format of each column.
 
     Parameters
     ----------
@@ -72,8 +72,8 @@ def infer(table: pa.Table, rules: Rules, file: str, rows: NDArray[np.int64]) -> 
     Raises
     ------
     DataError
-        Naming a column that is almost numbers or dates, the first value that is not and its row, dates whose order of
-        day and month no row tells, and a type that cannot be used.
+        When a column is almost numbers or dates (the message has the first other value and its row), when no row
+        distinguishes the day of its dates from the month, or when its type cannot be used.
     """
     columns = {
         name: present(table.column(name), rules.missing_values, Place(file, name)) for name in table.column_names
@@ -87,7 +87,7 @@ def infer(table: pa.Table, rules: Rules, file: str, rows: NDArray[np.int64]) -> 
 
 
 def _decimal(columns: Mapping[str, pa.Array], rules: Rules) -> str:
-    """Return what stands before fractions in a file, where the columns that tell say the same; else ""."""
+    """Return the decimal mark of a file if all columns that determine it agree; else ""."""
     marks = set()
     for name, values in columns.items():
         if is_text(values) and rules.dtype.get(name, "number") == "number":
@@ -107,7 +107,7 @@ class _Column:
         self.different = pc.unique(self.known) if not pa.types.is_nested(values.type) else self.known
 
     def reading(self, dtype: str, decimal: str) -> Reading:
-        """Return how the column is read, as the user says or as its values look."""
+        """Return the format of the column, from the user's kind or inferred from its values."""
         kind, _, format_ = dtype.partition(":")
         if not kind:
             return self._constant() or self._typed() or self._of_texts(decimal)
@@ -135,7 +135,7 @@ class _Column:
         return None
 
     def _typed(self) -> Reading | None:
-        """Return how a column is read whose type says it; None for texts."""
+        """Return the format of a column from its type; None for texts."""
         kind = self.values.type
         if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
             return self._compact() or Reading(self.name, "number", f"of type {kind}")
@@ -160,7 +160,7 @@ class _Column:
         return found or self._category()
 
     def _codes(self) -> Reading | None:
-        """Take digits of one length of which some begin with a zero for codes."""
+        """Return a category if all values are digits of one length, some with a leading zero; else None."""
         lengths = pc.unique(pc.utf8_length(self.different))
         digits = pc.all(pc.match_substring_regex(self.different, "^[0-9]+$")).as_py()
         led = pc.any(pc.starts_with(self.different, "0")).as_py()
@@ -169,7 +169,7 @@ class _Column:
         return None
 
     def _compact(self) -> Reading | None:
-        """Take numbers of eight digits for dates where each is one."""
+        """Return the format of dates if all values are eight digits that are dates; else None."""
         if len(self.different) < 2 or not (is_text(self.values) or pa.types.is_integer(self.values.type)):
             return None
         if read_dates(self.different, "%Y%m%d")[1].any():
@@ -213,7 +213,7 @@ class _Column:
         return self._dates(text, "; ".join(filter(None, [why, f"dates, {text}" if "%Y" in text else text])))
 
     def _order(self, fitting: list[str]) -> str:
-        """Return the format in which the day varies and the month does not, or the only one whose days are all one."""
+        """Return the only format in which all dates have the same day of the month; refuse several formats or none."""
         firsts = [text for text in fitting if len(np.unique(self._days_of(text))) == 1]
         if len(firsts) == 1:
             return firsts[0]

@@ -1,4 +1,4 @@
-"""Labels of any kind become classes 0 to C - 1; what cannot be classes is refused."""
+"""Encoding of labels as classes 0 to C - 1; labels that cannot be classes are refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flower_vfl.errors import DataError
 from flower_vfl.registry import suggestion
 
 _SHARED = frozenset({"uint8", "int8", "int16", "int32", "int64"})
-"""Whole numbers that a tensor can share with an array."""
+"""Integer types that a tensor can share with an array."""
 
 MAX_CLASSES = 1000
 _FEW = 20
@@ -32,7 +32,7 @@ class EncodedLabels:
     Parameters
     ----------
     train, test : ndarray of int64, (N,)
-        Classes.
+        Class of each row.
     names : tuple of str
         Name of each class in the source.
     """
@@ -43,7 +43,7 @@ class EncodedLabels:
 
 
 def encode_labels(train: pa.ChunkedArray, test: pa.ChunkedArray, place: Place, positive: str = "") -> EncodedLabels:
-    """Map labels to classes, known from the training rows.
+    """Return labels as classes, which are those of the training rows.
 
     Two values become 0 and 1: 1 is `positive`, else the value that is not 0, -1, false, no or negative, else the
     later one in sorting. More values become classes in sorted order, or, with `positive`, that value against the rest.
@@ -84,7 +84,7 @@ def encode_labels(train: pa.ChunkedArray, test: pa.ChunkedArray, place: Place, p
 def known_labels(
     column: pa.ChunkedArray, names: Sequence[str], place: Place, positive: str = "", missing: Sequence[str] = ()
 ) -> tuple[pa.Array, NDArray[np.int64]]:
-    """Return which rows (N,) have a label that training knows, and the classes of these.
+    """Return a mask (N,) of the rows whose label occurs in training, and the classes of these rows.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def known_labels(
 
 
 def labelled(column: pa.ChunkedArray, place: Place, missing: Sequence[str] = ()) -> pa.Array:
-    """Return which rows (N,) have a label; `missing` is what stands for none, besides the usual.
+    """Return a mask (N,) of the rows with a label; `missing` are texts that mark no label, besides the usual ones.
 
     Raises
     ------
@@ -141,7 +141,7 @@ def require_labels(
     Parameters
     ----------
     column : pyarrow.ChunkedArray
-        Labels in the order of the file, so that a message names the row that its reader sees.
+        Labels in the order of the file, so that a message names the row of the file.
     place : Place
         Origin of the labels, for messages.
     needed : pyarrow.Array of bool, optional
@@ -154,7 +154,7 @@ def require_labels(
     Raises
     ------
     DataError
-        Saying how many are missing, and where the first one is; or that they are neither numbers nor texts.
+        When labels are missing (the message has their number and the first row), or are neither numbers nor texts.
     """
     absent = pc.invert(labelled(column, place, missing))
     if needed is not None:
@@ -230,12 +230,12 @@ def _sorted(names: set[str] | list[str]) -> list[str]:
 
 
 def whole_labels(labels: object) -> NDArray[np.int64]:
-    """Return labels (N,) as tensors can share them: whole numbers of this machine's order of bytes, side by side.
+    """Return labels (N,) as an array that tensors can share: integers in native byte order, contiguous.
 
     Raises
     ------
     DataError
-        When they are no whole numbers or booleans, or not one a row.
+        When they are no whole numbers or booleans, or not a vector.
     """
     values = np.asanyarray(labels)
     if values.dtype.kind == "f":

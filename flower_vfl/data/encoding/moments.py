@@ -1,4 +1,4 @@
-"""The moments of a column, summed up piece by piece."""
+"""Moments of a column, accumulated piece by piece."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Moments:
     count : int
         Number of values.
     mean : float
-        Their mean; 0 for none.
+        Mean of the values; 0 without values.
     spread : float
-        Their standard deviation, divided by N.
+        Standard deviation of the values, with divisor N.
     skewness : float
-        Mean of ((x - mean) / spread)^3; 0 where all numbers are equal.
+        Mean of ((x - mean) / spread)^3; 0 where all values are equal.
 
     References
     ----------

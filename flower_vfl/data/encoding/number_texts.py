@@ -1,4 +1,4 @@
-"""Numbers as people write them: decimal commas, thousands in groups, currencies, percent, accountants' negatives."""
+"""Numbers as texts: decimal commas, thousands in groups, currencies, percent, negatives as in accounting."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class NumberStyle:
     Parameters
     ----------
     decimal : {".", ","}
-        Before the fraction.
+        Mark before the fraction.
     thousands : {"", ",", ".", " ", "'"}
-        Between groups of three digits; "" where there are no groups.
+        Mark between groups of three digits; "" where there are no groups.
     sign : str
-        One of `SIGNS`, before or behind each number but zeros; "" for none.
+        One of `SIGNS`, before or behind each number except zeros; "" for none.
     """
 
     decimal: str = "."
@@ -43,7 +43,7 @@ class NumberStyle:
 
     @property
     def plain(self) -> bool:
-        """True if programs read such numbers as they are."""
+        """True for a decimal point without groups and signs, which needs no conversion."""
         return self == NumberStyle()
 
     @property
@@ -54,7 +54,7 @@ class NumberStyle:
         return ", ".join([*parts, *([f"with {self.sign}"] if self.sign else [])])
 
     def parse(self, values: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Return trimmed texts as numbers, NaN for null, and a mask of what is neither a finite number nor null.
+        """Return trimmed texts as numbers, NaN for null, and a mask of texts that are neither finite numbers nor null.
 
         Examples
         --------
@@ -102,7 +102,7 @@ def normal(values: pa.Array) -> pa.Array:
 
 
 def signs(values: pa.Array) -> set[str]:
-    """Return the signs that stand beside the numbers among some texts (N,), a sample of many."""
+    """Return the signs beside the numbers in texts (N,); only the first `_SAMPLE` texts are read."""
     found: set[str] = set()
     for value in normal(values.slice(0, _SAMPLE)).to_pylist():
         match = _AFFIXED.match(value or "")
@@ -112,9 +112,9 @@ def signs(values: pa.Array) -> set[str]:
 
 
 def styles(values: pa.Array, decimal: str = "") -> list[tuple[NumberStyle, int]]:
-    """Return styles with the number of texts that each does not read, the best first.
+    """Return styles with the number of texts that each cannot read, the best first.
 
-    Of two that read all, a decimal point comes before a decimal comma: 1,234 is a thousand where nothing else tells.
+    Of two that read all, a decimal point comes before a decimal comma: 1,234 is 1234 unless other values decide.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def styles(values: pa.Array, decimal: str = "") -> list[tuple[NumberStyle, int]]
 
 
 def decimal_of(values: pa.Array) -> str:
-    """Return "," or "." where only one of them, as what stands before fractions, reads all these texts; else "".
+    """Return the decimal mark, "," or ".", if only one of them reads all texts; else "".
 
     Examples
     --------

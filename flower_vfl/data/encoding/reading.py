@@ -1,4 +1,4 @@
-"""Formats of the columns of a party's own file: found on training rows, kept beside the data, used on new rows."""
+"""Formats of the columns of a party's own file: inferred from training rows, stored with the data, used on new rows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Reading:
     style : NumberStyle
         Notation of its numbers.
     date : str
-        Format of its dates; "" where its type says it.
+        Format of its dates; "" for a column of a temporal type.
     latest : float
         Seconds of the latest training date, from which ages count.
     parts : tuple of str
@@ -58,25 +58,25 @@ class Reading:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of what it becomes."""
+        """Names of the columns that it is converted to."""
         if self.kind == "ignore":
             return ()
         return tuple(part_name(self.name, part) for part in self.parts) if self.kind == "date" else (self.name,)
 
     def read(self, values: pa.Array, place: Place) -> dict[str, pa.Array]:
-        """Return what rows (N,) become: numbers as floats, null where missing; categories as texts, "" where missing.
+        """Return the converted columns of rows (N,): numbers as floats or null, categories as texts, "" where missing.
 
         Parameters
         ----------
         values : pyarrow.Array
-            As `present` returns them.
+            Values as `present` returns them.
         place : Place
             Origin of the values, for messages.
 
         Raises
         ------
         DataError
-            Naming the first row that is no number or no date.
+            When a value is no number or no date; the message has the first such row.
         """
         if self.kind == "number":
             read, bad = self.style.parse(values) if is_text(values) else parse_numbers(values)
@@ -106,22 +106,22 @@ class Reading:
 
 
 def part_name(column: str, part: str) -> str:
-    """Return what a part of a column of dates is called."""
+    """Return the name of a part of a column of dates."""
     return f"{column}: {part}"
 
 
 def is_text(values: pa.Array) -> bool:
-    """Return whether a column holds texts."""
+    """Return True if a column holds texts."""
     return bool(pa.types.is_string(values.type) or pa.types.is_large_string(values.type))
 
 
 def is_dated(values: pa.Array, text: str) -> bool:
-    """Return whether a column has dates, not times of day alone."""
+    """Return True if a column has dates, not times of day alone."""
     return not pa.types.is_time(values.type) and DateFormat(text).dated
 
 
 def read_dates(values: pa.Array, text: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return seconds, NaN where missing, and a mask of what is no date."""
+    """Return seconds, NaN where missing, and a mask of values that are no dates."""
     if pa.types.is_temporal(values.type):
         seconds = from_type(values)
         return seconds, np.zeros(len(seconds), bool)
@@ -129,12 +129,12 @@ def read_dates(values: pa.Array, text: str) -> tuple[NDArray[np.float64], NDArra
 
 
 def present(column: pa.ChunkedArray | pa.Array, missing: Sequence[str], place: Place) -> pa.Array:
-    """Return a column, texts trimmed, with null for what stands for a missing value.
+    """Return a column with trimmed texts, and with null for texts or numbers that mark a missing value.
 
     Parameters
     ----------
     column : pyarrow array
-        As the file has it.
+        Column as in the file.
     missing : sequence of str
         Texts that mark a missing value, besides `ABSENT`.
     place : Place
@@ -172,21 +172,21 @@ class TableReader:
 
     @property
     def numeric(self) -> list[str]:
-        """Names of the numbers among what columns become."""
+        """Names of the numeric columns that it returns."""
         return [name for reading in self.columns for name in reading.columns if _is_number(reading, name)]
 
     @property
     def categorical(self) -> list[str]:
-        """Names of the categories among what columns become."""
+        """Names of the categorical columns that it returns."""
         return [name for reading in self.columns for name in reading.columns if not _is_number(reading, name)]
 
     def read(self, table: pa.Table, file: str, needed: pa.Array | None = None) -> pa.Table:
-        """Return the columns that the encoding works on.
+        """Return the converted columns, which the encoding takes.
 
         Parameters
         ----------
         table : pyarrow.Table
-            Columns as the file has them; more than needed are allowed.
+            Columns as in the file; more than needed are allowed.
         file : str
             Origin of the table, for messages.
         needed : pyarrow.Array of bool, optional
@@ -195,7 +195,7 @@ class TableReader:
         Raises
         ------
         DataError
-            When a column is not there, or a value is not what its column is taken for.
+            When a column is missing, or a value is not of its column's kind.
         """
         used = [reading for reading in self.columns if reading.kind != "ignore"]
         require_columns(table, [reading.name for reading in used], file)
@@ -209,12 +209,12 @@ class TableReader:
         return pa.table(found)
 
     def check(self, table: pa.Table, file: str, needed: pa.Array, missing: Literal["error", "mean"]) -> None:
-        """Check the needed rows of a file, so that messages name rows in its order.
+        """Check the needed rows of a file, so that messages have the row numbers of the file.
 
         Raises
         ------
         DataError
-            As `read`, and when a number is missing that may not be.
+            As `read`, and when a number is missing and `missing` is "error".
         """
         found = self.read(table, file, needed)
         names = {name: reading.name for reading in self.columns for name in reading.columns}
@@ -222,17 +222,17 @@ class TableReader:
             numbers(found.column(name), Place(file, names[name]), missing, needed)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `from_json` reads."""
+        """Return the reader as JSON values, for `from_json`."""
         return {"missing_values": list(self.missing_values), "columns": [asdict(reading) for reading in self.columns]}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> TableReader:
-        """Read what `to_json` returned.
+        """Return the reader from the values that `to_json` returned.
 
         Raises
         ------
         KeyError, TypeError, ValueError
-            When it is something else.
+            When the content is something else.
         """
         return cls(tuple(_readings(content["columns"])), tuple(map(str, content["missing_values"])))
 

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from flower_vfl.errors import DataError
 
 UNSEEN, RESERVED = 1, 2
-"""Id of words outside the vocabulary, and of its first word; 0 fills short texts up."""
+"""Id of words outside the vocabulary, and of its first word; 0 pads short texts."""
 
 MOST_WORDS = 5_000_000
-"""More different words than this are no texts; counting them would fill the memory."""
+"""Largest number of different words; counting more would fill the memory."""
 
 _WORD = re.compile(r"[^\W_]+")
 
@@ -39,7 +39,7 @@ def count_words(counts: Counter[str], text: str, where: str) -> None:
     Raises
     ------
     DataError
-        When there are more different words than any language has.
+        When there are more than `MOST_WORDS` different words.
     """
     counts.update(split_words(text))
     if len(counts) > MOST_WORDS:
@@ -48,16 +48,16 @@ def count_words(counts: Counter[str], text: str, where: str) -> None:
 
 @dataclass(frozen=True)
 class TextEncoding:
-    """A column of texts: word `words[i]` becomes i + 2, any other word 1, and 0 fills short texts up.
+    """A column of texts: word `words[i]` becomes i + 2, any other word 1, and 0 pads short texts.
 
     Parameters
     ----------
     name : str
-        Column.
+        Name of the column.
     words : tuple of str
         The vocabulary, from training rows, most frequent first.
     length : int
-        Words of a text; longer texts are cut.
+        Number of words of a text; longer texts are cut.
     """
 
     name: str
@@ -66,13 +66,13 @@ class TextEncoding:
 
     @classmethod
     def fit(cls, name: str, counts: Counter[str], *, length: int, words: int, min_count: int) -> TextEncoding:
-        """Take the `words` most frequent of the counted words that occur `min_count` times or more."""
+        """Return the encoding with the `words` most frequent of the words that occur `min_count` times or more."""
         known = sorted((-count, word) for word, count in counts.items() if count >= min_count)
         return cls(name, tuple(word for _, word in known[:words]), length)
 
     @property
     def vocabulary(self) -> int:
-        """Number of ids, filling and unseen words included."""
+        """Number of ids, padding and unseen words included."""
         return len(self.words) + RESERVED
 
     @cached_property

@@ -20,7 +20,7 @@ MISSING_TEXTS = (MISSING, "NA", "N/A", "NaN", "nan", "null", "NULL")
 """Texts that stand for a missing number or label."""
 
 _LARGEST = 1e150
-"""The variance of larger numbers is none that a float can hold."""
+"""Largest number that is encoded: the variance of larger ones overflows a float."""
 
 Missing = Literal["error", "mean"]
 Absent = Literal["error", "mean", "zero"]
@@ -33,9 +33,9 @@ class Place:
     Parameters
     ----------
     file : str
-        File, or what else the rows were read from.
+        File or other source of the rows.
     column : str
-        Column.
+        Name of the column.
     """
 
     file: str
@@ -48,7 +48,7 @@ def require_columns(table: pa.Table, names: Sequence[str], file: str) -> None:
     Raises
     ------
     DataError
-        Naming the column and the nearest that there is.
+        When a column is missing (the message suggests the nearest one) or occurs more than once.
     """
     counted = Counter(table.column_names)
     for name in names:
@@ -64,7 +64,7 @@ def texts(column: pa.ChunkedArray | pa.Array, place: Place) -> pa.Array:
     Raises
     ------
     DataError
-        Naming file, column and type where values are neither numbers nor texts.
+        When values are neither numbers nor texts; the message has file, column and type.
     """
     try:
         return _trimmed(whole_array(column))
@@ -87,14 +87,15 @@ def numbers(
     place : Place
         Origin of the column, for messages.
     missing : {"error", "mean", "zero"}
-        With "error" no number may be missing.
+        "error" allows no missing number.
     needed : pyarrow.Array of bool, optional
         The rows that are checked; all by default. The others become 0.
 
     Raises
     ------
     DataError
-        Naming file, column and row (from 1) of the first value that is no finite number, or beyond 1e150.
+        When a value is no finite number, is beyond 1e150, or is missing and may not be; the message has file, column
+        and row (from 1) of the first.
     """
     values, unreadable = parse_numbers(column)
     if needed is not None:
@@ -125,7 +126,7 @@ def numbers(
 
 
 def parse_numbers(column: pa.ChunkedArray | pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return numbers, NaN where missing, and a mask of what is neither a finite number nor missing."""
+    """Return numbers, NaN where missing, and a mask of values that are neither finite numbers nor missing."""
     array = whole_array(column)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
@@ -155,7 +156,7 @@ def _trimmed(array: pa.Array) -> pa.Array:
 
 
 def _number(value: str | None) -> float:
-    """Read a number as files have it: "1_000" is one in Python alone, elsewhere 18_25 is a band of ages."""
+    """Return a text as a number, NaN if it is none; underscores, which Python allows, are not: 18_25 may be ages."""
     try:
         return np.nan if value is None or "_" in value else float(value)
     except ValueError:

@@ -1,1 +1,1 @@
-"""Files that people have: CSV, Parquet, arrays, images, archives."""
+"""File formats: CSV, Parquet, arrays, images, archives."""

@@ -1,6 +1,6 @@
-"""Tar archives, read where they lie: nothing is unpacked on the disk, and no name in one becomes a path of the system.
+"""Tar archives, read in place: nothing is unpacked to the disk, and no name in an archive becomes a path of the system.
 
-A file in an archive is named by a path that goes on inside, such as `dbpedia_csv.tar.gz/dbpedia_csv/train.csv`.
+The path of a file in an archive is that of the archive and its name inside: `dbpedia_csv.tar.gz/dbpedia_csv/train.csv`.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _COMPRESSED: Mapping[bytes, Callable[[Path], object]] = {
     b"\xfd7zXZ\0": lzma.open,
 }
 _HEADERS = 2**20
-"""Bytes of headers that one file may have: a header can ask for any amount of memory."""
+"""Largest size of the headers of one file, in bytes: a header can ask for any amount of memory."""
 
 _LONGEST_NAME, _MOST_FILES = 1024, 100_000
 _MARK = slice(257, 262)
 
 
 def holds_mark(beginning: bytes) -> bool:
-    """Say whether a file with this beginning, unpacked, is a tar archive."""
+    """Return True if a file with this beginning, unpacked, is a tar archive."""
     return beginning[_MARK] == b"ustar"
 
 
 def is_archive(path: Path) -> bool:
-    """Say whether a path is a tar archive, possibly compressed; its content tells."""
+    """Return True if the content of a path is a tar archive, possibly compressed."""
     if not path.is_file():
         return False
     try:
@@ -52,30 +52,30 @@ def is_archive(path: Path) -> bool:
 
 
 def on_disk(path: Path) -> Path:
-    """Return the archive of a path that goes on inside one, or the path itself."""
+    """Return the archive that holds the file of a path, or the path itself if none does."""
     return next((above for above in path.parents if above.is_file()), path)
 
 
 def size_of(path: Path) -> int:
-    """Return how many bytes a file has, or one inside an archive."""
+    """Return the size in bytes of a file, or of one inside an archive."""
     archive = on_disk(path)
     return path.stat().st_size if path == archive else _listed(archive)[path.relative_to(archive).as_posix()]
 
 
 def plain_files(path: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
-    """Go once through an archive and read only its plain files, no link, device or file with holes.
+    """Yield the plain files of an archive in their order, without links, devices and sparse files.
 
     Raises
     ------
     DataError
-        When it cannot be read, is cut off, or has headers that are larger than any file's.
+        When the archive cannot be read, is cut off, or has too large headers.
     """
     try:
         with _unpacked(path) as file:
             stream = _Stream(file, path)
             with tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r|") as archive:
                 while (member := archive.next()) is not None:
-                    archive.members.clear()  # type: ignore[attr-defined]  # it keeps them all
+                    archive.members.clear()  # type: ignore[attr-defined]  # tarfile keeps all members
                     stream.allow(archive.offset)
                     if member.isfile() and not member.issparse():
                         yield archive, member
@@ -83,18 +83,18 @@ def plain_files(path: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]
             stream.drain()
     except (*BROKEN, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
-    # tarfile takes a header that is cut off or damaged for the end.
+    # tarfile treats a header that is cut off or damaged as the end.
     if not stream.content <= end < stream.length:
         raise DataError(f"{path} cannot be read: it is cut off, or damaged behind {end} bytes")
 
 
 def find_members(path: Path, names: Sequence[str]) -> dict[str, Path]:
-    """Return where files of these names lie in an archive, in whatever folder of it.
+    """Return the paths of the files with these names, in any folder of an archive.
 
     Raises
     ------
     DataError
-        When the archive cannot be read, or when one of the names is there twice.
+        When the archive cannot be read, or one of the names occurs twice.
     """
     found: dict[str, Path] = {}
     for inside in _listed(path):
@@ -129,7 +129,7 @@ def _listed(path: Path) -> dict[str, int]:
 
 @lru_cache(maxsize=4)
 def _listing(path: Path, size: int, changed: int) -> dict[str, int]:
-    """Return names and sizes of the files in an archive; names that no system's file could have are passed over."""
+    """Return the sizes of the files in an archive by name, without files whose name is not valid."""
     sizes: dict[str, int] = {}
     for _, member in plain_files(path):
         name = _clean(member.name)
@@ -143,14 +143,14 @@ def _listing(path: Path, size: int, changed: int) -> dict[str, int]:
 
 
 def _clean(name: str) -> str:
-    """Return the name of a file in an archive; empty for one that leads out of it or is none."""
+    """Return the name of a file in an archive; empty if it leads out of the archive or is not valid."""
     name = name.removeprefix("./")
     odd = len(name) > _LONGEST_NAME or not name.isprintable() or {"", ".", ".."} & set(name.split("/"))
     return "" if odd else name
 
 
 class _Forward(io.RawIOBase):
-    """Reads a file of an archive that is gone through once: it has no way back, and says so."""
+    """Forward-only reader of a file in an archive; not seekable."""
 
     def __init__(self, file: IO[bytes] | None) -> None:
         self._file, self._done = file, 0
@@ -169,7 +169,7 @@ class _Forward(io.RawIOBase):
 
 
 class _Stream:
-    """Reads a file and notes how long it is and where its last byte that is not zero ends."""
+    """Reader of a file that records its length and the end of its last byte that is not zero."""
 
     def __init__(self, file: IO[bytes], path: Path) -> None:
         self._file, self._path = file, path
@@ -177,11 +177,11 @@ class _Stream:
         self._most = _HEADERS
 
     def allow(self, end: int) -> None:
-        """Let a file be read to its end, and the headers of the one behind it."""
+        """Set the limit of reading to the end of a file and the headers of the next one."""
         self._most = end + _HEADERS
 
     def read(self, size: int) -> bytes:
-        """Read a piece, if headers do not go on and on."""
+        """Read a piece; refuse headers beyond the limit."""
         if self.length > self._most:
             raise DataError(f"{self._path} cannot be read: the headers of a file have more than {_HEADERS} bytes")
         piece = self._file.read(size)
@@ -191,14 +191,14 @@ class _Stream:
         return piece
 
     def drain(self) -> None:
-        """Read what is left; behind the end of an archive there may be any number of zeros."""
+        """Read the rest; any number of zeros may follow the end of an archive."""
         self._most = sys.maxsize
         while self.read(2**20):
             pass
 
 
 def _unpacked(path: Path) -> IO[bytes]:
-    """Open an archive, unpacking it where its content says that it is compressed."""
+    """Open an archive, unpacked if its first bytes are those of a compressed file."""
     with path.open("rb") as raw:
         start = raw.read(6)
     for magic, compressed in _COMPRESSED.items():

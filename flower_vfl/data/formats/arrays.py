@@ -1,4 +1,4 @@
-"""Rows of a user's own that are no table: arrays in an .npz file, and images in a folder."""
+"""A user's own rows that are not tables: arrays in an .npz file, and images in a folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from flower_vfl.data.store.layout import UNREADABLE
 from flower_vfl.errors import DataError
 
 ROW = "row of the arrays"
-"""Column that says which row of the arrays belongs to an ID."""
+"""Column with the row of the arrays that belongs to an ID."""
 
 _PIECE = 256
 
@@ -37,7 +37,7 @@ class StoredArrays:
     columns : pyarrow.Table
         The ID and possibly the label of each row, and its number under `ROW`.
     shape : tuple of int
-        Of one row.
+        Shape of one row.
     pixels : bool
         True if the values are bytes, 0 to 255.
     read : Callable
@@ -62,12 +62,12 @@ class StoredArrays:
 
 
 def holds_arrays(path: Path) -> bool:
-    """Say whether a path is a folder of images or a file of arrays."""
+    """Return True if a path is a folder of images or a file of arrays."""
     return path.is_dir() or path.suffix.lower() == ".npz"
 
 
 def open_arrays(path: Path, *, id_name: str, label: str, size: Sequence[int]) -> StoredArrays:
-    """Find the rows of a file of arrays or of a folder of images.
+    """Return the rows of a file of arrays or of a folder of images.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ def open_arrays(path: Path, *, id_name: str, label: str, size: Sequence[int]) ->
     Raises
     ------
     DataError
-        When it is something else, or damaged.
+        When the path is something else, or damaged.
     """
     return _open_images(path, id_name, label, tuple(size)) if path.is_dir() else _open_npz(path, id_name)
 

@@ -15,7 +15,7 @@ from flower_vfl.data.formats.raw import opened
 from flower_vfl.errors import DataError
 
 MAX_ITEMS = 1_000_000
-"""More than this a header may not promise; it is read from a file that anybody may have made."""
+"""Largest number of items that a header may declare, as the file is not trusted."""
 
 _BYTES = 0x08
 _PIECE_BYTES = 2**23
@@ -32,7 +32,7 @@ class IdxFile:
     items : int
         Number of items according to the header.
     shape : tuple of int
-        Of one item.
+        Shape of one item.
     """
 
     path: Path
@@ -45,7 +45,7 @@ class IdxFile:
         Raises
         ------
         DataError
-            When the file cannot be read, or holds fewer or more bytes than its header says.
+            When the file cannot be read, or holds fewer or more bytes than its header declares.
         """
         size = prod(self.shape)
         most, left = max(1, _PIECE_BYTES // size), self.items
@@ -59,7 +59,7 @@ class IdxFile:
                     raise DataError(f"{self._promise()}, but holds only {held}")
                 left -= count
                 yield np.frombuffer(content, np.uint8).reshape(count, *self.shape)
-            # One byte more than promised, to see that none follows; a gzip bomb is not unpacked further.
+            # One byte more than declared, to check that none follows; a gzip bomb is not unpacked further.
             if file.read(1):
                 raise DataError(f"{self._promise()}, but holds more")
 
@@ -76,7 +76,7 @@ def open_idx(path: Path, shape: tuple[int, ...]) -> IdxFile:
     Parameters
     ----------
     path : Path
-        The file, plain or gzipped; its content tells.
+        The file, plain or gzipped.
     shape : tuple of int
         Shape of one item: () for labels (magic 0x801), (height, width) for images (magic 0x803).
 

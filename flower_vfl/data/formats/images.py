@@ -1,4 +1,4 @@
-"""Common parts of data sets of images in classes: select rows and classes, and write them."""
+"""Base recipe of data sets of images in classes: selection of rows and classes, and writing."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from flower_vfl.errors import DataError
 from flower_vfl.registry import suggestion
 
 DRAW_SEED = 2022
-"""Seed that alone decides which rows are drawn: a thinned or limited set is the same everywhere."""
+"""Seed of all draws of rows: a thinned or limited set is the same everywhere."""
 
 TEST_FIFTH = 5
-"""A thinned set has one of so many examples in its test part, as the paper's 80/20."""
+"""Number of examples of a thinned set per example of its test part, as in the paper's 80/20 split."""
 
 Rows = NDArray[np.int64]
 
@@ -95,7 +95,7 @@ class ImageFiles:
 
 
 def in_order(pieces: Iterable[NDArray[np.uint8]], rows: Rows) -> Iterator[tuple[Rows, NDArray[np.uint8]]]:
-    """Choose rows, ascending, from images that come piece by piece in their order; every piece is read."""
+    """Yield places among ascending rows and their images, from all images in ordered pieces; every piece is read."""
     first = 0
     for piece in pieces:
         low, high = np.searchsorted(rows, [first, first + len(piece)])
@@ -109,7 +109,7 @@ def check_labels(labels: NDArray[np.uint8], classes: int, where: Path) -> NDArra
     Raises
     ------
     DataError
-        For one that is no class.
+        When a label is no class.
     """
     wrong = np.flatnonzero(labels >= classes)
     if wrong.size:
@@ -118,11 +118,11 @@ def check_labels(labels: NDArray[np.uint8], classes: int, where: Path) -> NDArra
 
 
 class ImageRecipe(Recipe):
-    """Images at one party, labels at the other; pixels stay bytes on disk.
+    """Base recipe of images at one party and labels at the other; pixels stay bytes on disk.
 
     With `thin`, four fifths of each class come from the training images and one fifth from the test images, so that no
-    test image was ever a training image. What is drawn is drawn without replacement by
-    `numpy.random.default_rng(DRAW_SEED)` and stays in the order of the files.
+    test image was ever a training image. Rows are drawn without replacement by `numpy.random.default_rng(DRAW_SEED)`
+    and stay in the order of the files.
     """
 
     shape: ClassVar[tuple[int, int, int]]
@@ -131,7 +131,7 @@ class ImageRecipe(Recipe):
 
     @abstractmethod
     def files(self, source: Path | None, options: Any) -> Mapping[Part, ImageFiles]:
-        """Find the raw images and read their labels.
+        """Return the raw images of each part, with their labels.
 
         Raises
         ------
@@ -140,11 +140,11 @@ class ImageRecipe(Recipe):
         """
 
     def origin(self, source: Path | None, options: ImageOptions) -> str:
-        """Return what the manifest says of the files that were read."""
+        """Return the description of the source files for the manifest."""
         return f"{self.format} of {source or self.inputs(source, options)[0].parent}"
 
     def write(self, builder: Builder, source: Path | None, options: ImageOptions, progress: Progress) -> None:
-        """Choose rows by their labels, then read and write the images of these."""
+        """Choose rows by their labels, then read and write the images of these rows."""
         files = self.files(source, options)
         progress(0.3)
         names, labels = _classes({part: files[part].labels for part in PARTS}, options)
@@ -173,7 +173,7 @@ class ImageRecipe(Recipe):
 def _classes(
     labels: Mapping[Part, NDArray[np.int64]], options: ImageOptions
 ) -> tuple[tuple[str, ...], dict[Part, NDArray[np.int64]]]:
-    """Return the classes' names and each row's class (N,), -1 for rows that are in none."""
+    """Return the classes' names and each row's class (N,), -1 for rows that are not used."""
     names = tuple(options.classes) or options.names
     taken = [options.names.index(name) for name in names]
     class_of = np.full(len(options.names), -1)
@@ -185,7 +185,7 @@ def _classes(
 
 
 def _rows(labels: Mapping[Part, NDArray[np.int64]], names: tuple[str, ...], options: ImageOptions) -> dict[Part, Rows]:
-    """Return the rows of each part that are taken, (N,) ascending."""
+    """Return the chosen rows of each part, (N,) ascending."""
     rng = np.random.default_rng(DRAW_SEED)
     if options.thin:
         return {part: _thinned(labels[part], part, options.thin, rng) for part in PARTS}

@@ -1,4 +1,4 @@
-"""Data that an installed Python package carries: found without importing the package, which may be old or broken."""
+"""Data files of installed Python packages, found without importing a package, which may be old or broken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Raw files of data sets: found under one of the names that are in use, read whether they are gzipped or not."""
+"""Raw files of data sets: found under any of their usual names, read plain or gzipped."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bar
 
 
 def require_folder(path: Path, content: str) -> None:
-    """Refuse a path that is neither a folder nor a tar archive; `content` says what either would hold.
+    """Refuse a path that is neither a folder nor a tar archive; `content` names the expected files.
 
     Raises
     ------
     DataError
-        When it is a file.
+        When the path is another file.
     """
     if not path.is_dir() and not is_archive(path):
         raise DataError(
@@ -51,7 +51,7 @@ def require_folder(path: Path, content: str) -> None:
 
 
 def find_file(folder: Path, names: Sequence[str], kind: str = "") -> Path:
-    """Return the first file of a folder or tar archive that has one of these names; `kind` says what it would be.
+    """Return the first file of a folder or tar archive that has one of these names; `kind` describes it in messages.
 
     Raises
     ------
@@ -67,12 +67,12 @@ def find_file(folder: Path, names: Sequence[str], kind: str = "") -> Path:
 
 
 def find_files(folder: Path, names: Sequence[str]) -> dict[str, Path]:
-    """Return which of these files a folder has, or a tar archive in any folder of it, and where.
+    """Return the paths, by name, of these files in a folder, or in any folder of a tar archive; others are left out.
 
     Raises
     ------
     DataError
-        When the archive is damaged, or has a name twice.
+        When the archive is damaged, or a name occurs twice.
     """
     if folder.is_file():
         return find_members(folder, names)
@@ -80,12 +80,12 @@ def find_files(folder: Path, names: Sequence[str]) -> dict[str, Path]:
 
 
 def listed(folder: Path) -> list[os.DirEntry[str]]:
-    """Return what lies in a folder, but for what is hidden: notes of file managers, `._p1.png` beside `p1.png`.
+    """Return the entries of a folder except hidden ones: notes of file managers, `._p1.png` beside `p1.png`.
 
     Raises
     ------
     DataError
-        When it may not be read: a glob finds nothing there, without a word.
+        When the folder cannot be read, in which case a glob would silently find nothing.
     """
     try:
         with os.scandir(folder) as entries:
@@ -96,12 +96,12 @@ def listed(folder: Path) -> list[os.DirEntry[str]]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a file, or one inside a tar archive, unpacking it where it is gzipped: its content tells.
+    """Open a file, or one inside a tar archive, unpacked if its content is gzipped.
 
     Raises
     ------
     DataError
-        When it cannot be opened; or read, inside the `with` block.
+        When the file cannot be opened, or read inside the `with` block.
     """
     try:
         with opened_raw(path) as raw:
@@ -112,12 +112,12 @@ def opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def check_text(path: Path, beginning: bytes) -> None:
-    """Refuse a file that begins, unpacked, with what no text in UTF-8 begins with.
+    """Refuse a file whose first unpacked bytes cannot begin a text in UTF-8.
 
     Raises
     ------
     DataError
-        Saying what it is, if that is known.
+        When they cannot; the message names the format of the file, if known.
     """
     for mark, what in _NO_TEXT.items():
         if beginning.startswith(mark):
@@ -129,12 +129,12 @@ def check_text(path: Path, beginning: bytes) -> None:
 
 
 def check_encoding(path: Path, file: BinaryIO) -> None:
-    """Go through a text that could not be read, from its beginning, and refuse it if that is for its encoding.
+    """Read a text that could not be parsed from its beginning, and refuse it if its encoding is the reason.
 
     Raises
     ------
     DataError
-        Naming the first line that is not in UTF-8.
+        When a line is not in UTF-8; the message names the first.
     """
     beginning = file.read(_BEGINNING)
     check_text(path, beginning)
@@ -155,7 +155,7 @@ def read_csv(
     path : Path
         Origin of the content, for messages.
     content : bytes
-        Unpacked; a value has no line breaks in it.
+        Unpacked content, without line breaks inside values.
     kind : str
         Kind of file that is expected, for messages.
     convert : pyarrow.csv.ConvertOptions
@@ -166,10 +166,10 @@ def read_csv(
     Raises
     ------
     DataError
-        When it is something else, naming the first line that is.
+        When the content is something else; the message names the first wrong line.
     """
     try:
-        # One thread: only then is it known in which row an error is.
+        # One thread: several do not report the row of an error.
         reading = pa_csv.ReadOptions(use_threads=False, column_names=list(names) or None)
         table = pa_csv.read_csv(pa.BufferReader(content), read_options=reading, convert_options=convert)
     except pa.ArrowInvalid as error:
@@ -182,7 +182,7 @@ def read_csv(
 
 
 def _reason(words: str, content: bytes) -> str:
-    """Return Arrow's words with the number of the line, and without the rest of the line, which may be anybody's."""
+    """Return Arrow's message with the number of the line, and without the rest of the line, which may be private."""
     row = re.search("Row #([0-9]+): ", words)
     if row is None:
         return words

@@ -1,4 +1,4 @@
-"""Files of a user's own as tables: CSV, every column as text, and Parquet."""
+"""A user's own files as tables: CSV, with every column as text, and Parquet."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Dialect:
     delimiter : str
         One character, or "tab"; "" for tabs in files called .tsv and commas in others.
     encoding : str
-        As Python names it; "" for UTF-8.
+        Python's name of the encoding; "" for UTF-8.
     """
 
     delimiter: str = ""
@@ -61,17 +61,17 @@ class Dialect:
             ) from None
 
     def between(self, path: Path) -> str:
-        """Return what separates the fields of a file."""
+        """Return the separator of the fields of a file."""
         usual = "\t" if _kind(path) == ".tsv" else ","
         return "\t" if self.delimiter in _TABS else self.delimiter or usual
 
 
 PLAIN = Dialect()
-"""UTF-8, fields separated as the file's name says."""
+"""Dialect of texts in UTF-8 whose separator follows from the file's name."""
 
 
 def dialect_of(options: Mapping[str, Any], key: str) -> Dialect:
-    """Return how a party's file is written, from the options `delimiter` and `encoding`: texts, or texts by party."""
+    """Return the dialect of a party's file, from the options `delimiter` and `encoding`: texts, or texts by party."""
     given = (options.get(name, "") for name in ("delimiter", "encoding"))
     return Dialect(*(str(one.get(key, "")) if isinstance(one, Mapping) else str(one) for one in given))
 
@@ -84,14 +84,14 @@ def read_table(path: Path, only: str = "", dialect: Dialect = PLAIN) -> pa.Table
     path : Path
         The file.
     only : str
-        Read this column and no other.
+        The only column to read; "" for all.
     dialect : Dialect
         Syntax of a CSV.
 
     Raises
     ------
     DataError
-        When the file is neither, is empty, lacks the column, a name of a column occurs twice, or a quote is left open.
+        When the file is neither, is empty, lacks the column, has a column name twice, or leaves a quote open.
     """
     header = read_header(path, dialect)
     require_columns(header, [only] if only else [], str(path))
@@ -101,7 +101,7 @@ def read_table(path: Path, only: str = "", dialect: Dialect = PLAIN) -> pa.Table
         table.validate(full=True)  # texts that are no UTF-8, for instance
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
         _check_encoding(path, dialect)
-        # Arrow's words end with the row that it stumbled over: data, which messages do not repeat.
+        # Arrow's message ends with the content of the wrong row: data, which messages do not repeat.
         words = re.sub("(?<=got )([0-9]+):.*", r"\1", str(error), flags=re.DOTALL)
         place = re.search("Row #([0-9]+)", words)
         number = f" (row {int(place[1]) - 1} below the header)" if place else ""
@@ -189,13 +189,13 @@ def _opened(path: Path) -> gzip.GzipFile | io.BufferedReader:
 
 @contextmanager
 def _records(path: Path, dialect: Dialect) -> Iterator[Reader]:
-    """Give what reads a CSV record by record, the header first; an empty line is an empty record."""
+    """Open a reader of the records of a CSV, the header first; an empty line is an empty record."""
     with _opened(path) as file, io.TextIOWrapper(file, encoding=dialect.encoding or "utf-8-sig", newline="") as text:
         yield csv.reader(text, delimiter=dialect.between(path), strict=True)
 
 
 def _refuse_stray_quotes(path: Path, dialect: Dialect) -> None:
-    """Refuse a quote that nothing closes where it should: Arrow takes all rows up to the next one for one value."""
+    """Refuse a quote that is not closed in its value: Arrow reads all rows up to the next quote as one value."""
     with _opened(path) as file:
         if not any(b'"' in block for block in iter(partial(file.read, _BLOCK), b"")):
             return
@@ -219,14 +219,14 @@ def _stray_quote(path: Path, row: int, error: csv.Error) -> DataError:
 def _has_rows(records: Reader) -> bool:
     try:
         return any(records)
-    except csv.Error:  # a value of the first row that is long for Python's reader, not for Arrow's
+    except csv.Error:  # a value of the first row that is too long for Python's reader, not for Arrow's
         return True
 
 
 def _read_parquet(path: Path, wanted: list[str]) -> pa.Table:
     table = pq.read_table(path, columns=wanted)
     for place, field in enumerate(table.schema):
-        if field.type in _VIEWS:  # of which Arrow takes no rows
+        if field.type in _VIEWS:  # Arrow cannot take rows of these types
             table = table.set_column(place, field.name, table.column(place).cast(_VIEWS[field.type]))
     return table
 
@@ -255,11 +255,11 @@ def _read_csv(path: Path, wanted: list[str], dialect: Dialect) -> pa.Table:
     try:
         return read(threads=True)
     except pa.ArrowInvalid:
-        return read(threads=False)  # for the number of the row, which several threads do not know
+        return read(threads=False)  # for the number of the row, which several threads do not report
 
 
 def _refuse_delimiter(name: str, path: Path, own: str) -> None:
-    """Refuse a file whose only column is the whole header, because something else separates its fields."""
+    """Refuse a file whose only column is the whole header, because another character separates its fields."""
     found = next((other for other in SEPARATORS if other != own and other in name), None)
     if found:
         needed = "commas, or tabs in a file that is called .tsv," if own == "," else SEPARATORS.get(own, repr(own))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"(?:\./)?(train|test)/([^/]+)/[^/]+")
 _FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
 IMAGE_ENDINGS = tuple(_FORMATS)
-"""Endings of the names of images that can be read."""
+"""File name endings of images that can be read."""
 
 _LARGEST, _LARGEST_PHOTO = 2**20, 64 * 2**20
 _PIECE = 512
@@ -44,7 +44,7 @@ class ImageTree(ABC):
     size : tuple of int
         Height and width that every image must have.
     endings : tuple of str
-        Of the names of images: ".jpg", ".jpeg", ".png".
+        File name endings of images: ".jpg", ".jpeg", ".png".
     """
 
     def __init__(self, path: Path, classes: Sequence[str], size: tuple[int, ...], endings: tuple[str, ...]) -> None:
@@ -54,7 +54,7 @@ class ImageTree(ABC):
         for name in self.names():
             match = _NAME.fullmatch(name)
             if not name.endswith(endings) or "/." in name:
-                continue  # somebody's notes, a thumbnail list of a file manager
+                continue  # a user's notes, or a file manager's list of thumbnails
             if match is None or match[2] not in classes:
                 raise DataError(
                     f"{path} holds {name!r}; allowed is {{train,test}}/class/name{endings[0]} of the classes "
@@ -139,12 +139,12 @@ def image_files(path: Path, endings: tuple[str, ...]) -> list[Path]:
 
 
 def open_tree(path: Path, classes: Sequence[str], size: tuple[int, ...], endings: tuple[str, ...]) -> ImageTree:
-    """Find all images of a folder or of an archive, possibly compressed.
+    """Return the images of a folder or of an archive, possibly compressed.
 
     Raises
     ------
     DataError
-        When it holds something else, an image twice, or no images of a part.
+        When the path holds something else, an image twice, or no images of a part.
     """
     return (_Folder if path.is_dir() else _Archive)(path, classes, size, endings)
 
@@ -157,7 +157,7 @@ def decoded(
     Parameters
     ----------
     content : bytes
-        Of the file.
+        Content of the file.
     path : Path
         Path of the file. The ending of its name determines the format; no other format is tried.
     size : tuple of int
@@ -192,7 +192,7 @@ def decoded(
 
 
 def _eight_bits(image: Image) -> Image:
-    """Return an image, greys of 16 bits as 8; Pillow's own conversion makes all that is above 255 white."""
+    """Return an image with greys of 16 bits scaled to 8; Pillow's own conversion makes all values above 255 white."""
     if not image.mode.startswith("I"):
         return image
     from PIL.Image import fromarray
@@ -219,7 +219,7 @@ def read_images(
 
 
 def _content(path: Path, most: int) -> bytes:
-    """Read a file, or its beginning where it is larger than that."""
+    """Return the content of a file, at most its first `most` bytes."""
     try:
         with path.open("rb") as file:
             return file.read(most)

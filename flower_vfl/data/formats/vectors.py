@@ -1,4 +1,4 @@
-"""Word vectors that somebody trained before, GloVe for instance: only those of a vocabulary are kept."""
+"""Pretrained word vectors, GloVe for instance: only those of a vocabulary are kept."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def vector_files(named: str) -> list[Path]:
     Raises
     ------
     DataError
-        When they are not there.
+        When the files are missing.
     """
     if named == NO_VECTORS:
         return []
@@ -56,19 +56,19 @@ def vector_files(named: str) -> list[Path]:
 
 
 def packaged_glove() -> Path | None:
-    """Return the folder inside the installed package, without importing it."""
+    """Return the folder of GloVe inside the installed package, without importing it; None without the package."""
     return packaged_folder(_PACKAGE, "data", _NUMBERS, _WORDS)
 
 
 def read_vectors(named: str, words: Sequence[str], first: int) -> NDArray[np.float32] | None:
-    """Return where the vector of each word id starts.
+    """Return the initial vector of each word id.
 
-    Words without a vector, and the ids before the first word, start at zero.
+    The vector is zero for words without one and for the ids before the first word.
 
     Parameters
     ----------
     named : str
-        As for `vector_files`.
+        Source of the vectors, as for `vector_files`.
     words : sequence of str
         The vocabulary.
     first : int
@@ -82,7 +82,7 @@ def read_vectors(named: str, words: Sequence[str], first: int) -> NDArray[np.flo
     Raises
     ------
     DataError
-        When the files are not there or hold something else.
+        When the files are missing or hold something else.
     """
     files = vector_files(named)
     if not files:

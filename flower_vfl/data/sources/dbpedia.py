@@ -22,13 +22,13 @@ CLASSES = (
     *("Company", "EducationalInstitution", "Artist", "Athlete", "OfficeHolder", "MeanOfTransportation", "Building"),
     *("NaturalPlace", "Village", "Animal", "Plant", "Album", "Film", "WrittenWork"),
 )
-"""Class 1, 2, ... of the published files."""
+"""Names of classes 1, 2, ... of the published files."""
 
 PERMUTED = (
     *("Artist", "Company", "OfficeHolder", "Building", "Village", "Plant", "EducationalInstitution", "Animal"),
     *("Album", "WrittenWork", "NaturalPlace", "MeanOfTransportation", "Athlete", "Film"),
 )
-"""Class 1, 2, ... of the file of 5,000 rows."""
+"""Names of classes 1, 2, ... of the file of 5,000 rows."""
 
 _LICENCE = "CC BY-SA 3.0 (DBpedia, Wikipedia)"
 
@@ -54,7 +54,7 @@ class Dbpedia(TextRecipe):
     class_names: ClassVar[tuple[str, ...]] = CLASSES
 
     def files_advice(self) -> str:
-        """Return what to name, since no package ships it."""
+        """Return the step to name the files, which no package has."""
         return "name dbpedia_csv.tar.gz (Zhang et al., 2015), or unpack it and name its folder as data.path"
 
     def files(self, source: Path | None, options: DbpediaOptions) -> list[Path]:
@@ -68,7 +68,7 @@ class Dbpedia(TextRecipe):
         return [find_file(source, (f"{part}.csv", f"{part}.csv.gz")) for part in PARTS]
 
     def read(self, part: Part, source: Path | None, options: DbpediaOptions) -> Iterator[TextRow]:
-        """Read a file."""
+        """Read the file of a part and yield its rows."""
         path = self.files(source, options)[0 if part == "train" else 1]
         for line, (label, title, content) in _records(path, ("class", "title", "content")):
             text = f"{title} {content}" if options.titles else content
@@ -89,7 +89,7 @@ class Dbpedia5000(TextRecipe):
     class_names: ClassVar[tuple[str, ...]] = CLASSES
 
     def files_advice(self) -> str:
-        """Return what to name, since no package ships it."""
+        """Return the step to name the files, which no package has."""
         return "name dbpedia_5000rows.csv.gz as data.path"
 
     def files(self, source: Path | None, options: SampleOptions) -> list[Path]:

@@ -18,7 +18,7 @@ from flower_vfl.data.sources.recipe import Options
 from flower_vfl.data.store.dataset import Part
 
 LABELS = "labels"
-"""Stands for the labels' file among those of the parties."""
+"""Key of the labels' file among the files of the parties."""
 
 
 class FilesOptions(Options):
@@ -93,20 +93,20 @@ class FilesOptions(Options):
 
     @property
     def has_test_files(self) -> bool:
-        """True if the test set comes in files of its own."""
+        """True if the test set is in files of its own."""
         return bool(self.test_files or self.test_labels_file)
 
     @property
     def whole_ids(self) -> bool:
-        """True if 1.0 is the ID 1."""
+        """True if 1.0 is read as the ID 1."""
         return self.dtype.get(self.id) == "integer"
 
     def dialect(self, key: str) -> Dialect:
-        """Return how the text of a party's file is written, or that of the labels under "labels"."""
+        """Return the dialect of a party's file, or of the labels' file under "labels"."""
         return dialect_of({"delimiter": self.delimiter, "encoding": self.encoding}, key)
 
     def rules(self, columns: Sequence[str]) -> Rules:
-        """Return what the user says of these columns."""
+        """Return the user's rules for these columns."""
         named = {"number": self.numeric, "category": self.categorical, "ignore": self.ignore}
         dtype = {name: kind for kind, names in named.items() for name in names} | self.dtype
         return Rules({name: dtype[name] for name in columns if name in dtype}, self.decimal, self.missing_values)

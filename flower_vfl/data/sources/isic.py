@@ -1,4 +1,4 @@
-"""ISIC 2020: photographs of skin lesions, few of them malignant, in the two forms in which people have it."""
+"""ISIC 2020: photographs of skin lesions, few of them malignant, in either of two layouts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Isic(ImageRecipe):
     options: ClassVar[type[ImageOptions]] = IsicOptions
 
     def advice(self) -> str:
-        """Return where the files can be had."""
+        """Return the steps to get the files."""
         return f"download the training data of ISIC 2020 from challenge2020.isic-archive.com; data.path holds {_FORMS}"
 
     def inputs(self, source: Path | None, options: ImageOptions) -> list[Path]:
@@ -71,14 +71,14 @@ class Isic(ImageRecipe):
         return [table] if table else image_files(root, _ENDINGS)
 
     def files(self, source: Path | None, options: IsicOptions) -> Mapping[Part, ImageFiles]:
-        """Find the images, and leave out benign ones until as many are left as wanted."""
+        """Return the images of each part, with the requested number of benign ones."""
         root = self._named(source)
         table = _table(root)
         found = _by_table(table, options) if table else _by_tree(root)
         return _with_fewer(found, options.benign)
 
     def _named(self, source: Path | None) -> Path:
-        """Return where the user says that the raw data is."""
+        """Return the folder or archive of the raw data, which the user must give."""
         if source is None:
             raise DataError(f"isic is not here: {self.advice()}")
         if source.is_dir() and not _table(source) and not all((source / part).is_dir() for part in PARTS):
@@ -87,7 +87,7 @@ class Isic(ImageRecipe):
 
 
 def _table(root: Path) -> Path | None:
-    """Return the published table of a folder, if it has one."""
+    """Return the published table of a folder; None without one."""
     return next((root / name for name in (_TABLE, _PACKED) if (root / name).is_file()), None)
 
 
@@ -97,7 +97,7 @@ def _by_tree(source: Path) -> dict[Part, ImageFiles]:
 
 
 def _by_table(path: Path, options: IsicOptions) -> dict[Part, ImageFiles]:
-    """Read the table and split it by patients."""
+    """Return the images of the table, split by patients."""
     names, patients, labels = _read_table(path)
     held_out = in_test_set(patients, options.test_fraction, options.split_seed)
     chosen: dict[Part, Rows] = {"train": np.flatnonzero(~held_out), "test": np.flatnonzero(held_out)}
@@ -116,7 +116,7 @@ def _by_table(path: Path, options: IsicOptions) -> dict[Part, ImageFiles]:
 
 
 def _read_table(path: Path) -> tuple[list[str], list[str], NDArray[np.int64]]:
-    """Return names of images, patients, and labels (N,)."""
+    """Return the images' names, their patients, and their labels (N,)."""
     with opened(path) as file:
         content = file.read()
     convert = pa_csv.ConvertOptions(column_types=dict.fromkeys(_COLUMNS, pa.string()))
@@ -140,7 +140,7 @@ def _read_table(path: Path) -> tuple[list[str], list[str], NDArray[np.int64]]:
 
 
 def _with_fewer(found: Mapping[Part, ImageFiles], benign: int) -> dict[Part, ImageFiles]:
-    """Leave out benign images, drawn from both parts together, so that each part keeps its share of patients."""
+    """Return the images with `benign` benign ones (0: all), drawn from both parts together to keep their shares."""
     there = [(part, row) for part in PARTS for row in np.flatnonzero(found[part].labels == 0)]
     if not benign or benign >= len(there):
         if benign > len(there):

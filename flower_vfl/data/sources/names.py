@@ -1,4 +1,4 @@
-"""Names of the data sets and the class of each; reading them imports nothing heavy."""
+"""Names of the data sets and the class of each; importing this module loads no large one."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ RECIPE_CLASSES = {
     "toy-gap": "toy:ToyGap",
     "toy-hemispheres": "toy:ToyHemispheres",
 }
-"""Of each data set its module in this package and its class."""
+"""Module in this package and class of each data set, by its name."""
 
 
 def check_name(name: str) -> None:
-    """Refuse a data set that nobody knows.
+    """Refuse the name of an unknown data set.
 
     Raises
     ------
     ConfigError
-        Naming the nearest ones.
+        When the name is unknown; the message has the nearest ones.
     """
     lookup("data set", name, RECIPE_CLASSES)

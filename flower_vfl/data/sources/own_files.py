@@ -1,4 +1,4 @@
-"""Your own data: any CSV or Parquet, arrays or a folder of images, one a party, joined by an ID.
+"""A user's own data: CSV, Parquet, arrays or a folder of images, one file for each party, joined by an ID.
 
 Each party can prepare its own file on its own host: the order of rows and the test set follow from the IDs alone.
 """
@@ -43,9 +43,9 @@ class _Raw(NamedTuple):
     path : Path
         The file or folder.
     table : pyarrow.Table
-        Its columns; of arrays and images, the ID, possibly the label, and the number of each row.
+        Its columns; for arrays and images, the ID, possibly the label, and the number of each row.
     arrays : StoredArrays or None
-        The rows themselves, where they are no table.
+        The rows of arrays or images; None for a table.
     """
 
     path: Path
@@ -54,7 +54,7 @@ class _Raw(NamedTuple):
 
 
 class Files(Recipe):
-    """Tables, arrays and images of your own."""
+    """Recipe of a user's own tables, arrays and images."""
 
     name: ClassVar[str] = "files"
     description: ClassVar[str] = "your own CSV, Parquet, .npz or folder of images, one a party, joined by an ID"
@@ -69,7 +69,7 @@ class Files(Recipe):
         return [file for path in paths for file in (image_paths(path) if path.is_dir() else [path])]
 
     def write(self, builder: Builder, source: Path | None, options: FilesOptions, progress: Progress) -> None:
-        """Read, join, split, encode."""
+        """Read, join, split and encode the files."""
         for party in options.files:
             check_party_name(party)
         raw = _read_all(source, options)
@@ -109,7 +109,7 @@ class Files(Recipe):
         options: FilesOptions,
         labels: EncodedLabels | None,
     ) -> NDArray[np.int64] | None:
-        """Write a party's rows; return the classes of its unaligned ones, where it has the `labels`."""
+        """Write a party's rows; return the classes of its unaligned rows, if it has the `labels`."""
         path, stored = str(raw["train"][party].path), raw["train"][party].arrays
         if stored is not None:
             return self._add_arrays(builder, party, {part: raw[part][party] for part in PARTS}, tables, options, labels)
@@ -166,7 +166,7 @@ class Files(Recipe):
         options: FilesOptions,
         labels: EncodedLabels | None,
     ) -> NDArray[np.int64] | None:
-        """Write a party's rows of arrays or images; return the classes of its unaligned ones, where it has `labels`."""
+        """Write a party's arrays or images; return the classes of its unaligned rows, if it has the `labels`."""
         stored = {part: raw[part].arrays for part in PARTS}
         train, test = stored["train"], stored["test"]
         if train is None or test is None or train.spec != test.spec:
@@ -197,11 +197,11 @@ class IdSource:
     Parameters
     ----------
     files : tuple of Path
-        Its files; with several, the IDs that all have.
+        Files of the party; of several, the IDs in all are read.
     column : str
         Column of the ID.
     dialects : tuple of Dialect
-        Syntax of each file; if empty, as its name says.
+        Syntax of each file; if empty, the default for its name.
     whole : bool
         True to read 1.0 as the ID 1.
     """
@@ -230,12 +230,12 @@ class IdSource:
 
 
 def id_sources(source: Path | None, given: Mapping[str, Any]) -> tuple[str, dict[str, IdSource]]:
-    """Return the label party and where each party's IDs are, from the options of `files`: all on this host.
+    """Return the label party and the source of each party's IDs, from the options of `files`: all on this host.
 
     Raises
     ------
     ConfigError, DataError
-        When an option is wrong, or nobody has labels.
+        When an option is wrong, or no file has labels.
     """
     options = build_options(Files(), given)
     if not isinstance(options, FilesOptions):
@@ -260,7 +260,7 @@ def id_sources(source: Path | None, given: Mapping[str, Any]) -> tuple[str, dict
 
 
 def _read_all(source: Path | None, options: FilesOptions) -> dict[Part, dict[str, _Raw]]:
-    """Read every file once; without test files both parts come from the same ones."""
+    """Return the content of the files of each part; without test files both parts have the same."""
     train = {key: _read(_resolve(source, name), options, key) for key, name in options.paths("train").items()}
     if not options.has_test_files:
         return {"train": train, "test": train}
@@ -269,7 +269,7 @@ def _read_all(source: Path | None, options: FilesOptions) -> dict[Part, dict[str
 
 
 def _require_named(raw: Mapping[Part, Mapping[str, _Raw]], options: FilesOptions) -> None:
-    """Refuse a column that an option names and no file has: a mistyped one would be used as if it were not named."""
+    """Refuse an option with a column that no table has: a mistyped name would have no effect."""
     tables = [file.table for files in raw.values() for file in files.values() if file.arrays is None]
     known = {name for table in tables for name in table.column_names}
     for option, names in {key: getattr(options, key) for key in ("categorical", "numeric", "ignore", "dtype")}.items():
@@ -281,7 +281,7 @@ def _require_named(raw: Mapping[Part, Mapping[str, _Raw]], options: FilesOptions
 
 
 def _read(path: Path, options: FilesOptions, key: str) -> _Raw:
-    """Read a table whole, of arrays and images what each row belongs to."""
+    """Return the content of a table, or of arrays or images, whose values are not read yet."""
     if not holds_arrays(path):
         table = read_table(path, dialect=options.dialect(key))
         return _Raw(path, whole_ids(table, options.id, str(path)) if options.whole_ids else table)
@@ -290,7 +290,7 @@ def _read(path: Path, options: FilesOptions, key: str) -> _Raw:
 
 
 def _labelled(file: _Raw, options: FilesOptions) -> _Raw:
-    """Return the rows of a file that have a label."""
+    """Return a file with only the rows that have a label."""
     require_columns(file.table, [options.label], str(file.path))
     place = Place(str(file.path), options.label)
     kept = labelled(file.table.column(options.label), place, options.missing_values)
@@ -305,7 +305,7 @@ def _header(path: Path, options: FilesOptions, key: str) -> pa.Table:
 
 
 def _columns(path: Path, column: str, dialect: Dialect) -> pa.Table:
-    """Return a table that has at least one column of a file."""
+    """Return a table with one column of a file, and possibly others."""
     if not holds_arrays(path):
         return read_table(path, column, dialect)
     return open_arrays(path, id_name=column, label="", size=()).columns
@@ -317,7 +317,7 @@ def _align(
     aligned: Mapping[Part, AlignmentFile],
     options: FilesOptions,
 ) -> dict[str, dict[Part, pa.Table]]:
-    """Join by ID or take the aligned ones, split, and return each file's rows in the shared order."""
+    """Join the files by ID or by the alignment, split, and return each file's rows in the shared order."""
     own = {
         part: {key: read_ids(file.table, options.id, str(file.path)) for key, file in raw[part].items()}
         for part in PARTS
@@ -346,7 +346,7 @@ def _align(
 
 
 def _label_holder(files: Mapping[str, _Raw], options: FilesOptions) -> str:
-    """Return whose file has the labels, "labels" for a file of their own, "" when this host has none."""
+    """Return the party whose file has the labels, "labels" for a file of their own, "" when this host has none."""
     if options.labels_file:
         require_columns(files[LABELS].table, [options.label], str(files[LABELS].path))
         return LABELS
@@ -374,14 +374,14 @@ def _label_holder(files: Mapping[str, _Raw], options: FilesOptions) -> str:
 def _used_rows(
     raw: Mapping[Part, _Raw], tables: Mapping[Part, pa.Table], options: FilesOptions
 ) -> Iterator[tuple[str, pa.Table, pa.Array]]:
-    """Yield the name of each file, its rows in their order there, which messages name, and which are used."""
+    """Yield each file's name, its rows in the order of the file, as named in messages, and a mask of the used rows."""
     used = pa.concat_arrays([read_ids(tables[part], options.id, str(raw[part].path)) for part in PARTS])
     for file, table in {str(one.path): one.table for one in raw.values()}.items():
         yield file, table, pc.is_in(read_ids(table, options.id, file), value_set=used)
 
 
 def _labels(raw: Mapping[Part, _Raw], tables: Mapping[Part, pa.Table], options: FilesOptions) -> EncodedLabels:
-    """Return the labels of the rows that are used, after checking that each has one."""
+    """Return the labels of the used rows, after checking that each row has one."""
     for file, table, used in _used_rows(raw, tables, options):
         require_columns(table, [options.label], file)
         cure = "; the option unlabelled=drop leaves such rows out"
@@ -397,10 +397,10 @@ def _unaligned(
     options: FilesOptions,
     usable: Callable[[pa.Table], NDArray[np.bool_]],
 ) -> tuple[pa.Table | None, NDArray[np.int64] | None]:
-    """Return the rows of people whom not all parties have, as far as they can be used, and their classes.
+    """Return the usable rows of people whom not all parties have, and their classes.
 
-    Where the party has labels, a row without a known one is left out. ``usable`` says which of the others are complete
-    (N,). A value that cannot be read costs all of them, with a warning: training does without them.
+    If the party has labels, rows without a known one are left out. ``usable`` returns a mask (N,) of the complete rows
+    among the others. If a value cannot be read, no row is returned, with a warning: training does not need them.
     """
     path, rows = str(raw.path), _unshared(raw, tables, options)
     classes: NDArray[np.int64] | None = None
@@ -428,7 +428,7 @@ def _unshared(raw: _Raw, tables: Mapping[Part, pa.Table], options: FilesOptions)
 
 
 def _label_party(holder: str, aligned: Mapping[Part, AlignmentFile], options: FilesOptions) -> str:
-    """Return the label party's name, which alignments know too."""
+    """Return the label party's name, after checking it against the alignments."""
     own = options.label_party or (holder if holder in options.files else "")
     for file in aligned.values():
         if own and own != file.label_party:
@@ -451,7 +451,7 @@ def _called(own: str, name: str, options: FilesOptions) -> str:
 
 
 def _all_parties(aligned: Mapping[Part, AlignmentFile], options: FilesOptions) -> list[str]:
-    """Return who has features, on this host or on another."""
+    """Return the parties that have features, on this host or on another."""
     if not aligned:
         return list(options.files)
     file = aligned["train"]

@@ -15,13 +15,13 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.registry import suggestion
 
 Progress = Callable[[float], None]
-"""Called with the part of the work that is done, 0 to 1."""
+"""Callback that receives the part of the work that is done, 0 to 1."""
 
 
 class Options(BaseModel):
     """Options of a data set; a subclass adds them as fields with defaults.
 
-    A list may be given as people type it, `84,84` or `[a, b]`, or as its only entry.
+    A list may be given as a text, `84,84` or `[a, b]`, or as its only entry.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, coerce_numbers_to_str=True)
@@ -39,16 +39,16 @@ class Options(BaseModel):
 
 
 def _word(kind: Any, value: Any) -> Any:
-    """Return true and false as they were typed where texts are wanted; numbers are made texts by pydantic."""
+    """Return a boolean as the text "true" or "false" if a text is needed; pydantic converts numbers itself."""
     return str(value).lower() if kind is str and isinstance(value, bool) else value
 
 
 class Recipe(ABC):
     """Preparation of one data set from its raw form.
 
-    A subclass declares the facts below and writes `write`; the catalog does the rest: options, cache, atomic folders.
-    `pathless` says where data comes from that is read from no path. `published` are options with which its authors' own
-    preprocessing is repeated. A `resumable` recipe notes in `builder.notes` what it has done, and goes on from there.
+    A subclass declares the class attributes below and implements `write`; the catalog handles options, cache and atomic
+    folders. `pathless` is the origin of data that is not read from a path. `published` are options that repeat the
+    preprocessing of its authors. A `resumable` recipe records finished steps in `builder.notes`, and skips them later.
     """
 
     name: ClassVar[str]
@@ -61,7 +61,7 @@ class Recipe(ABC):
     resumable: ClassVar[bool] = False
 
     def advice(self) -> str:
-        """Return what to do before the data set can be used here without a path; empty when nothing is missing."""
+        """Return the steps that make the data set usable here without a path; empty when nothing is missing."""
         return ""
 
     def inputs(self, source: Path | None, options: Any) -> list[Path]:
@@ -70,7 +70,7 @@ class Recipe(ABC):
         Raises
         ------
         DataError
-            When a file is not there.
+            When a file is missing.
         """
         return []
 
@@ -80,12 +80,12 @@ class Recipe(ABC):
 
 
 def build_options(recipe: Recipe, given: Mapping[str, Any]) -> Options:
-    """Check options; a dotted key such as "files.a" means an entry of a dictionary.
+    """Return checked options; a dotted key such as "files.a" is an entry of a dictionary.
 
     Raises
     ------
     ConfigError
-        Naming each option that is unknown or wrong, what was given and what is allowed.
+        When options are unknown or wrong; the message has each of them, the given and the allowed values.
     """
     nested: dict[str, Any] = {}
     for key, value in given.items():

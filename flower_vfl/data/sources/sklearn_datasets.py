@@ -68,7 +68,7 @@ class BreastCancer(Recipe):
 
 
 class Digits(Recipe):
-    """1,797 handwritten digits of 8 x 8; one party sees the left half, another the right, a third holds the labels."""
+    """1,797 handwritten digits of 8 x 8; one party holds the left half, another the right, a third the labels."""
 
     name: ClassVar[str] = "digits"
     description: ClassVar[str] = "1,797 images of digits, cut into a left and a right half; for smoke tests"

@@ -1,4 +1,4 @@
-"""Generated tables of any length and vocabulary, written piece by piece: for benchmarks of scale and for trying things.
+"""Generated tables of any length and vocabulary, written piece by piece: for benchmarks of scale and for experiments.
 
 Values of a categorical column follow Zipf's law, as in click logs, or are uniform. The label depends on all columns.
 """
@@ -47,13 +47,13 @@ class SyntheticOptions(Options):
 
     @property
     def levels(self) -> tuple[int, ...]:
-        """Values of each categorical column of a party."""
+        """Number of values of each categorical column of a party."""
         share, more = divmod(self.vocabulary, self.categorical) if self.categorical else (0, 0)
         return tuple(share + (column < more) for column in range(self.categorical))
 
 
 class Synthetic(Recipe):
-    """Generated data."""
+    """Recipe of generated tables."""
 
     name: ClassVar[str] = "synthetic"
     description: ClassVar[str] = "generated tables of any length and vocabulary; for benchmarks"
@@ -63,7 +63,7 @@ class Synthetic(Recipe):
     options: ClassVar[type[Options]] = SyntheticOptions
 
     def write(self, builder: Builder, source: Path | None, options: SyntheticOptions, progress: Progress) -> None:
-        """Generate pieces of bounded size straight into the files."""
+        """Generate the rows in pieces of bounded size, directly into the files."""
         counts: dict[Part, int] = {"train": options.rows, "test": options.test_rows}
         facts = f"synthetic {options.rows} {options.test_rows}"
         builder.align_numbered(counts, hashlib.sha256(facts.encode()).hexdigest())
@@ -100,7 +100,7 @@ def _fill(
     options: SyntheticOptions,
     rng: np.random.Generator,
 ) -> None:
-    """Draw one piece, write it, and add what its columns say about the label."""
+    """Draw and write one piece of rows, and add the effects of its columns to the scores."""
     count = rows.stop - rows.start
     if options.numeric:
         numeric = rng.standard_normal((count, options.numeric), np.float32)
@@ -118,7 +118,7 @@ def _fill(
 
 
 def _labels(scores: NDArray[np.float32], options: SyntheticOptions, part: int) -> NDArray[np.int64]:
-    """Draw labels whose log-odds follow the score, about as many positives as asked for."""
+    """Return labels whose log-odds follow the score, with about the requested part of positives."""
     rng = np.random.default_rng([options.seed, 1_000_003, part])
     spread = math.sqrt(options.parties * (options.numeric + options.categorical) / 2.0)
     threshold = float(np.quantile(scores[:_PIECE], 1.0 - options.positives))

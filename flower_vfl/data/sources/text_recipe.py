@@ -29,7 +29,7 @@ from flower_vfl.errors import DataError
 _log = logging.getLogger(__name__)
 
 LONGEST_LINE = 1_048_576
-"""Characters of a line; a longer one is no text, and reading it whole could fill the memory."""
+"""Largest number of characters of a line; a longer one is no text, and reading it whole could fill the memory."""
 
 _DIGEST = 24
 
@@ -61,14 +61,14 @@ class TextRow(NamedTuple):
 
 
 class TextRecipe(Recipe):
-    """Texts at party "text", labels at party "label"; a subclass says how its rows are read.
+    """Base recipe of texts at party "text" and labels at party "label"; a subclass implements the reading of rows.
 
     Rows are read twice, first to count words and then to encode, so that memory holds the vocabulary, the labels and a
     digest of each text, but never the texts.
 
-    Rows are sorted by the digest of their text: the place of a row in a file that is sorted by class would tell its
-    class to whoever has the features. They are numbered and have no IDs, which the label party would see: from digests
-    it could check guesses of a text.
+    Rows are sorted by the digest of their text: if a file is sorted by class, the position of a row would reveal its
+    class to the party with the texts. They are numbered and have no IDs, which the label party would receive: with
+    digests as IDs it could check guesses of a text.
     """
 
     options: ClassVar[type[Options]] = TextOptions
@@ -84,10 +84,10 @@ class TextRecipe(Recipe):
 
     @abstractmethod
     def files_advice(self) -> str:
-        """Return what to do to get the raw files; empty when they are here."""
+        """Return the steps to get the raw files; empty when they are here."""
 
     def advice(self) -> str:
-        """Return how to get the texts and the word vectors."""
+        """Return the steps to get the texts and the word vectors."""
         return "; ".join(filter(None, [self.files_advice(), "" if packaged_glove() else INSTALL]))
 
     def inputs(self, source: Path | None, options: TextOptions) -> list[Path]:
@@ -95,7 +95,7 @@ class TextRecipe(Recipe):
         return [*self.files(source, options), *vector_files(options.vectors)]
 
     def write(self, builder: Builder, source: Path | None, options: TextOptions, progress: Progress) -> None:
-        """Count words, then encode."""
+        """Count the words, then encode the texts."""
         paths = self.inputs(source, options)
         rows, labels = dict[Part, NDArray[np.int64]](), list[NDArray[np.int64]]()
         counts, alignment = Counter[str](), hashlib.sha256()
@@ -146,12 +146,12 @@ class TextRecipe(Recipe):
 
 @contextmanager
 def reading(path: Path) -> Iterator[IO[str]]:
-    """Open a text file in UTF-8, gzipped or not; its content tells.
+    """Open a text file in UTF-8, unpacked if its content is gzipped.
 
     Raises
     ------
     DataError
-        When it cannot be read, is no valid gzip file, or holds bytes that are no UTF-8.
+        When the file cannot be read, is no valid gzip file, or holds bytes that are no UTF-8.
     """
     try:
         with opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:

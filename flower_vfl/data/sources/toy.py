@@ -1,4 +1,4 @@
-"""Two generated data sets whose leaks have closed forms, for tests and for pages that explain: see docs/methods/toy.md.
+"""Two generated data sets whose leaks have closed forms, for tests and for documentation: see docs/methods/toy.md.
 
 One party has the features, the label party has only labels; rows are drawn independently of each other.
 """
@@ -22,7 +22,7 @@ from flower_vfl.data.store.dataset import PARTS, FeatureSpec, Part
 
 
 class ToyOptions(Options):
-    """Options of both."""
+    """Options of both toy data sets."""
 
     rows: int = Field(4_000, ge=20, le=1_000_000, description="training rows")
     test_rows: int = Field(2_000, ge=20, le=1_000_000, description="test rows")
@@ -42,7 +42,7 @@ class HemispheresOptions(ToyOptions):
 
 
 class _Toy(Recipe):
-    """A generated table of numbers at party a, labels at the label party."""
+    """Base recipe of a generated table of numbers at party a and labels at the label party."""
 
     licence: ClassVar[str] = "none needed"
     rows: ClassVar[int | None] = 4_000
@@ -54,7 +54,7 @@ class _Toy(Recipe):
         """Return features (N, F) and labels (N,)."""
 
     def write(self, builder: Builder, source: Path | None, options: ToyOptions, progress: Progress) -> None:
-        """Draw both parts."""
+        """Draw and write the rows of both parts."""
         counts: dict[Part, int] = {"train": options.rows, "test": options.test_rows}
         facts = f"{self.name} {options.rows} {options.test_rows}"
         builder.align_numbered(counts, hashlib.sha256(facts.encode()).hexdigest())
@@ -80,7 +80,7 @@ class ToyGap(_Toy):
     """Balanced classes whose gradients still differ in length, as in Appendix A.2 of Li et al.
 
     All positives lie on the right, x in [0.5, 1.5]. So does a part q of the negatives (`overlap`); the others lie on
-    the left, x in [-1.5, -0.5]. The best classifier says p1 = 1 / (1 + q) on the right and 0 on the left: the gap
+    the left, x in [-1.5, -0.5]. The best classifier has p1 = 1 / (1 + q) on the right and 0 on the left: the gap
     abs(p1 - y) is q / (1 + q) for every positive and 0 for all but the part q of the negatives. With q = 1/10: 10/11,
     1/11 and 0.
     """
@@ -93,7 +93,7 @@ class ToyGap(_Toy):
     def draw(
         self, count: int, options: GapOptions, rng: np.random.Generator
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Draw a side and a place on it."""
+        """Draw a class, a side and a position on it."""
         labels = rng.integers(0, 2, count)
         right = (labels == 1) | (rng.random(count) < options.overlap)
         x = np.where(right, 1.0, -1.0) + rng.uniform(-0.5, 0.5, count)

@@ -15,14 +15,14 @@ from flower_vfl.data.store.dataset import Part
 from flower_vfl.errors import DataError
 
 PACKAGED = Path("/usr/share/wordnet")
-"""Folder into which the Debian package wordnet-base puts it."""
+"""Folder of WordNet in the Debian package wordnet-base."""
 
 CLASSES = (
     *("Tops", "act", "animal", "artifact", "attribute", "body", "cognition", "communication", "event", "feeling"),
     *("food", "group", "location", "motive", "object", "person", "phenomenon", "plant", "possession", "process"),
     *("quantity", "relation", "shape", "state", "substance", "time"),
 )
-"""The lexicographer files 3, 4, ... of nouns."""
+"""Names of the lexicographer files 3, 4, ... of nouns."""
 
 _FIRST = 3
 _FILE = "data.noun"
@@ -34,7 +34,7 @@ class WordnetOptions(TextOptions, SplitOptions):
 
 
 class WordnetGlosses(TextRecipe):
-    """Definition and examples of a noun at one party, its kind at the other; the noun itself is not used."""
+    """Recipe of definition and examples of a noun at one party, its kind at the other; the noun itself is not used."""
 
     name: ClassVar[str] = "wordnet-glosses"
     description: ClassVar[str] = "82,115 definitions of nouns, 26 kinds of nouns; texts at one party"
@@ -44,7 +44,7 @@ class WordnetGlosses(TextRecipe):
     class_names: ClassVar[tuple[str, ...]] = CLASSES
 
     def files_advice(self) -> str:
-        """Return how to get the file where the Debian package is not installed."""
+        """Return the install command when the Debian package is absent."""
         return "" if (PACKAGED / _FILE).is_file() else "apt-get install wordnet-base"
 
     def files(self, source: Path | None, options: WordnetOptions) -> list[Path]:

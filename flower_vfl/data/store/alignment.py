@@ -1,7 +1,7 @@
-"""The alignment file: the IDs that all parties have, as `flower-vfl align` leaves them at each party.
+"""The alignment file: the IDs that all parties have, as `flower-vfl align` writes them at each party.
 
-One Parquet file: the common IDs in their canonical order, sorted by character code, and beside them who took part and a
-digest. `data prepare files` reads it; the prepared data then has the same digest at every party, which training checks.
+This Parquet file has the common IDs in their canonical order, sorted by character code, the parties and a digest.
+`data prepare files` reads it; the prepared data then has the same digest at every party, which training checks.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ class AlignmentFile:
 
     @property
     def checksum(self) -> str:
-        """SHA-256 of all that the file says, who took part included; equal at all parties."""
+        """SHA-256 of the content of the file, the parties included; equal at all parties."""
         return hashlib.sha256(json.dumps([self.digest, self.parties, self.label_party]).encode()).hexdigest()
 
     def write(self, path: Path) -> None:
-        """Write the file, whole or not at all, readable by its owner only: which IDs are common is nobody else's.
+        """Write the file, complete or not at all, readable by its owner only: the common IDs are private.
 
         Raises
         ------
         StorageError, DataError
-            When it cannot be written.
+            When the file cannot be written.
         """
         facts = {
             "schema": _SCHEMA,
@@ -84,7 +84,7 @@ class AlignmentFile:
 
     @classmethod
     def read(cls, path: Path) -> AlignmentFile:
-        """Read what `write` wrote.
+        """Return the alignment that `write` wrote.
 
         Raises
         ------

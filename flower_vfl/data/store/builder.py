@@ -1,4 +1,4 @@
-"""Fills a prepared folder: one method for each thing that a party holds, and a check of everything at the end."""
+"""Builder of a prepared folder: a method for each kind of data of a party, with a check of all arrays at the end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from flower_vfl.data.store.periods import Periods
 from flower_vfl.errors import DataError
 
 _TEXTS = 256
-"""Texts that are encoded at once."""
+"""Number of texts that are encoded at once."""
 
 
 def ids_digest(ids: Mapping[Part, Sequence[str]]) -> str:
@@ -32,14 +32,14 @@ def ids_digest(ids: Mapping[Part, Sequence[str]]) -> str:
 
 
 class Builder:
-    """Writes a data set into an empty folder.
+    """Writer of a data set into an empty folder.
 
     Parameters
     ----------
     folder : Path
         Folder of the data set; the caller moves it into place when it is complete.
     notes : Path, optional
-        Of a resumable recipe: a folder for what a resumed preparation needs, which is not part of the data.
+        Folder of the state that a resumed preparation needs; not part of the data.
     """
 
     def __init__(self, folder: Path, notes: Path | None = None) -> None:
@@ -50,7 +50,7 @@ class Builder:
         self._alignment = ""
 
     def align(self, ids: Mapping[Part, Sequence[str]]) -> None:
-        """Write the shared IDs in their order; this says how many rows there are.
+        """Write the shared IDs in their order, and set the number of rows.
 
         Raises
         ------
@@ -62,9 +62,9 @@ class Builder:
             layout.write_ids(self.folder / "ids" / f"{part}.parquet", ids[part])
 
     def align_numbered(self, rows: Mapping[Part, int], digest: str) -> None:
-        """Say how many rows there are, by a digest of another kind: where rows have numbers and no IDs.
+        """Set the number of rows and the digest of the alignment, where rows have numbers and no IDs.
 
-        Files of IDs that are there already are noted with digests of their own.
+        Digests of files of IDs that exist already are written beside them.
         """
         for part in PARTS:
             if rows[part] < 1:
@@ -88,7 +88,7 @@ class Builder:
         file: str,
         unaligned: pa.Table | None = None,
     ) -> None:
-        """Encode and write a party's table, its rows already in the shared order, and those that others lack."""
+        """Encode and write a party's table, whose rows are in the shared order, and its unaligned rows."""
         spec = FeatureSpec(encoding.numeric_width, encoding.cardinalities)
         written: dict[str, pa.Table] = {part: tables[part] for part in PARTS}
         if unaligned is not None and unaligned.num_rows:
@@ -102,7 +102,7 @@ class Builder:
         self.finish_party(party, spec, encoding.columns, encoding)
 
     def add_images(self, party: str, images: Mapping[Part, NDArray[Any]], columns: Sequence[str] = ()) -> None:
-        """Write plain arrays (N, ...) of a party: floats as float32, uint8 as the bytes that they are."""
+        """Write plain arrays (N, ...) of a party: floats as float32, uint8 unchanged."""
         shape = tuple(int(size) for size in images["train"].shape[1:])
         spec = FeatureSpec(0, (), shape, pixels=images["train"].dtype == np.uint8)
         for part in PARTS:
@@ -125,7 +125,7 @@ class Builder:
         party : str
             The party.
         encoding : TextEncoding
-            Fitted on training rows.
+            Encoding that is fitted on training rows.
         texts : Mapping
             Texts of each part in any order; they are read once.
         rows : Mapping
@@ -152,16 +152,16 @@ class Builder:
         self.finish_party(party, spec, (encoding.name,), PartyEncoding((), (), encoding))
 
     def create_arrays(self, party: str, spec: FeatureSpec, part: Part) -> dict[str, NDArray[Any]]:
-        """Create the files of a party's part, to be filled piece by piece; `finish_party` comes after."""
+        """Create the files of a party's part, to be filled piece by piece before `finish_party`."""
         return self._create(party, spec, part, self._rows[part])
 
     def create_unaligned(self, party: str, spec: FeatureSpec, rows: int) -> dict[str, NDArray[Any]]:
-        """Create the files of a party's rows of people whom others lack, to be filled before `finish_party`."""
+        """Create the files of a party's unaligned rows, to be filled before `finish_party`."""
         self._unaligned[party] = rows
         return self._create(party, spec, UNALIGNED, rows)
 
     def remove_unaligned(self, party: str) -> None:
-        """Remove what `create_unaligned` made, if anything, where it could not be filled."""
+        """Remove the files of `create_unaligned`, if any, that could not be filled."""
         if self._unaligned.pop(party, 0):
             shutil.rmtree(self.folder / party / UNALIGNED)
 
@@ -172,18 +172,18 @@ class Builder:
         }
 
     def open_arrays(self, party: str, spec: FeatureSpec, part: Part) -> dict[str, layout.ArrayFile]:
-        """Open the files of a party's part, new or half written, to be filled by pieces of rows."""
+        """Open the files of a party's part, new or partly written, to be filled by pieces of rows."""
         return {
             name: layout.ArrayFile(self.folder / party / part / name, (self._rows[part], *shape), dtype)
             for name, (shape, dtype) in spec.arrays().items()
         }
 
     def open_labels(self, part: Part) -> layout.ArrayFile:
-        """Open the file of a part's labels, new or half written; `finish_labels` comes after."""
+        """Open the file of a part's labels, new or partly written, to be filled before `finish_labels`."""
         return layout.ArrayFile(self.folder / "labels" / f"{part}.npy", (self._rows[part],), "int64")
 
     def finish_party(self, party: str, spec: FeatureSpec, columns: Sequence[str], encoding: PartyEncoding) -> None:
-        """Check the arrays that were written for a party and note what they are.
+        """Check the arrays of a party and write their description.
 
         Raises
         ------
@@ -215,7 +215,7 @@ class Builder:
         self._parties.append(party)
 
     def add_labels(self, labels: EncodedLabels, unaligned: NDArray[np.int64] | None = None) -> None:
-        """Write the labels, rows in the shared order, and (U,) those of the label party's unaligned rows in theirs."""
+        """Write the labels of the rows in the shared order, and the labels (U,) of the label party's unaligned rows."""
         written: dict[str, NDArray[np.int64]] = {"train": labels.train, "test": labels.test}
         if unaligned is not None and len(unaligned):
             written[UNALIGNED] = unaligned
@@ -224,7 +224,7 @@ class Builder:
         self.finish_labels(labels.names, 0 if unaligned is None else len(unaligned))
 
     def finish_labels(self, names: Sequence[str], unaligned: int = 0) -> None:
-        """Check the labels that were written and note what each class, from 0, is called."""
+        """Check the labels and write their description, with the names of the classes from 0."""
         files = {}
         more = {UNALIGNED: unaligned} if unaligned else {}
         for part, rows in [*self._rows.items(), *more.items()]:
@@ -255,8 +255,8 @@ class Builder:
     ) -> None:
         """Write the manifest, the last file, which all parties may see.
 
-        `parties` names those with features where other hosts hold some; `facts` is what else is known of the source;
-        `periods` are the days of rows that lie in time order, those of the test behind those of the training.
+        `parties` are those with features, where other hosts hold some; `facts` are further facts about the source;
+        `periods` are the days of rows in time order, those of the test part after those of the training part.
         """
         aligned = Alignment(self._rows["train"], self._rows["test"], self._alignment, periods)
         alignment: dict[str, Any] = {"rows": aligned.rows, "test_rows": aligned.test_rows, "digest": aligned.digest}

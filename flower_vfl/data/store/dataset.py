@@ -1,19 +1,19 @@
-"""A vertical data set on disk: what each party holds, opened without reading what it does not need.
+"""A vertical data set on disk, of which each party opens its own files only.
 
-A prepared folder looks like this, and a party's host needs only the manifest and the party's own folder::
+Files of a prepared folder, of which a party's host needs only the manifest and the party's own folder::
 
     manifest.json                     name, parties, counts, digest of the alignment, licence: nothing private
     ids/{train,test}.parquet          the shared IDs in their canonical order (absent where rows are numbered)
     ids/ids.json                      digests of these files, where the alignment's is of another kind
     <party>/party.json                the party's columns, shapes, digests of its files
-    <party>/encoding.json             how each of its columns was encoded, so that new rows can be
+    <party>/encoding.json             the encoding of each of its columns, also for new rows
     <party>/vocabulary.parquet        the values of its categorical columns, one column behind the other
     <party>/{train,test}/*.npy        numeric (N, F) float32, categorical (N, K) int32, or features (N, ...) float32
                                       (images: uint8; texts: int32 word ids)
-    <party>/vectors.npy               of texts: where the vector of each word starts (V, W) float32; may be absent
+    <party>/vectors.npy               of texts: the initial vector of each word (V, W) float32; may be absent
     labels/labels.json, {train,test}.npy
     <party>/unaligned/*.npy           rows of people whom others lack, counted in party.json alone; may be absent
-    labels/unaligned.npy              the labels of the label party's
+    labels/unaligned.npy              the labels of the label party's unaligned rows
 """
 
 from __future__ import annotations
@@ -42,32 +42,32 @@ if TYPE_CHECKING:
 Part = Literal["train", "test"]
 PARTS: tuple[Part, Part] = ("train", "test")
 UNALIGNED = "unaligned"
-"""The folder of a party's rows that are nobody else's, beside those of its parts."""
+"""Name of the folder of a party's unaligned rows, whose people not all parties have."""
 
 
 @dataclass(frozen=True)
 class FeatureSpec:
-    """The shape of a party's features, all that a bottom model needs to know.
+    """The shape of a party's features, from which a bottom model is built.
 
-    A text is a row of word ids, (length,): 0 fills short texts up, 1 stands for every word outside the vocabulary.
+    A text is a row of word ids, (length,): 0 pads short texts, 1 stands for every word outside the vocabulary.
 
     Parameters
     ----------
     numeric : int
-        Numeric columns.
+        Number of numeric columns.
     cardinalities : tuple of int
-        Levels of each categorical column, the bucket of unseen values (0) included.
+        Number of levels of each categorical column, the bucket of unseen values (0) included.
     shape : tuple of int
         Shape of one row of plain arrays, (channels, height, width) for images, (length,) for texts; empty for tables.
     pixels : bool
         True if plain arrays are stored as bytes, 0 to 255, and gathered as 0.0 to 1.0.
     vocabulary : int
-        Word ids V, those of filling and of unseen words included; 0 where rows are no texts.
+        Number of word ids V, those of padding and of unseen words included; 0 where rows are no texts.
     vectors : ndarray of float32, (V, W), or None
-        Of texts: initial vector of each word, for instance GloVe. Only the party that has the texts has them.
+        For texts: initial vector of each word, for instance GloVe. Only the party with the texts has them.
     quantiles : callable, optional
-        Of tables: returns, for probabilities (Q,), the quantiles of each numeric column in the training rows and, below
-        them, those of its distinct values, (2 Q, F). Only the party that has the columns has it: `PartyTable` adds it.
+        For tables: function that returns, for probabilities (Q,), the quantiles of each numeric column in the training
+        rows and, below them, those of its distinct values, (2 Q, F). `PartyTable` adds it, at the columns' party only.
     """
 
     numeric: int
@@ -101,7 +101,7 @@ class FeatureSpec:
         return (self.vocabulary,) * self.shape[0] if self.vocabulary else self.cardinalities
 
     def arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Return the arrays of these features: file name to shape of one row and dtype."""
+        """Return the shape of one row and the dtype of each array of these features, by file name."""
         if self.shape:
             dtype = "int32" if self.vocabulary else "uint8" if self.pixels else "float32"
             return {"features.npy": (self.shape, dtype)}
@@ -120,7 +120,7 @@ class PartyTable:
     Parameters
     ----------
     name : str
-        The party.
+        Name of the party.
     spec : FeatureSpec
         Shape of the features.
     train, test : FeatureSource
@@ -128,7 +128,7 @@ class PartyTable:
     columns : tuple of str
         Names of the columns, numeric first.
     unaligned : FeatureSource, optional
-        Rows of people whom not all parties have. Pre-training reads them, on the party's own host; nothing else does.
+        Rows of people whom not all parties have. Only pre-training reads them, on the party's own host.
     """
 
     name: str
@@ -156,12 +156,12 @@ class Labels:
     classes : int
         Number of classes.
     unaligned : ndarray, (U,), optional
-        Of the label party's unaligned rows, in their order.
+        Labels of the label party's unaligned rows, in their order.
 
     Raises
     ------
     DataError
-        When they are something else, and when a label is none of these classes.
+        When they are something else, or a label is none of these classes.
     """
 
     train: NDArray[np.int64]
@@ -182,16 +182,16 @@ class Labels:
 
 @dataclass(frozen=True)
 class Alignment:
-    """Facts that must be equal at all parties before their rows mean the same persons.
+    """Facts that must be equal at all parties for their rows to be of the same persons.
 
     Parameters
     ----------
     rows, test_rows : int
-        Rows of the training and of the test table.
+        Number of rows of the training and of the test table.
     digest : str
         SHA-256 of the ordered IDs of both.
     periods : Periods, optional
-        The days of the rows, where they lie in time order; parties compare them with the order of batches.
+        The days of the rows, where these are in time order; parties compare them with the order of batches.
 
     Raises
     ------
@@ -222,7 +222,7 @@ class Dataset:
     Raises
     ------
     DataError
-        When the manifest is not one of ours.
+        When the manifest is not that of a prepared folder.
     """
 
     def __init__(self, folder: Path, manifest: Mapping[str, Any]) -> None:
@@ -248,7 +248,7 @@ class Dataset:
 
     @property
     def held(self) -> tuple[str, ...]:
-        """Parties whose features lie on this host."""
+        """Parties whose features are on this host."""
         return tuple(name for name in self.parties if (self.folder / name).is_dir())
 
     def rows(self, part: Part) -> int:
@@ -265,7 +265,7 @@ class Dataset:
         Raises
         ------
         DataError
-            When there is no such party here, or when its files are not what they say they are.
+            When there is no such party here, or when its files do not match their description.
         """
         folder = self._party_folder(name)
         spec, notes = read_spec(folder), folder / layout.PARTY
@@ -283,17 +283,17 @@ class Dataset:
         return PartyTable(name, spec, sources["train"], sources["test"], columns, sources.get(UNALIGNED))
 
     def _rows_in(self, notes: Path) -> dict[str, int]:
-        """Return the number of rows of each part of a folder; of unaligned ones its notes say it."""
+        """Return the number of rows of each part of a folder; its description `notes` has that of unaligned rows."""
         found: dict[str, int] = {part: self.rows(part) for part in PARTS}
         facts = layout.read_json(notes)
         return found | ({UNALIGNED: layout.count(notes, facts, UNALIGNED)} if UNALIGNED in facts else {})
 
     def encoding(self, name: str) -> PartyEncoding:
-        """Return how a party's columns were encoded, to encode new rows for predictions."""
+        """Return the encoding of a party's columns, to encode new rows for predictions."""
         return PartyEncoding.read(self._party_folder(name) / layout.ENCODING)
 
     def encoding_digest(self, name: str) -> str:
-        """Return the SHA-256 of how a party's columns were encoded."""
+        """Return the SHA-256 of the encoding of a party's columns."""
         return layout.digest(self._party_folder(name) / layout.ENCODING)
 
     def content_digest(self, party: str, *, labels: bool) -> str:
@@ -364,7 +364,7 @@ class Dataset:
     def train_ids(self) -> Iterator[str] | None:
         """Return the IDs of the training rows one by one, never all in memory; None where rows have numbers only.
 
-        All IDs are checked before the first one is given; DataError when they are not those of the rows.
+        All IDs are checked before the first one is yielded; DataError when they are not those of the rows.
         """
         return self._each_train_id() if self.has_ids else None
 
@@ -373,7 +373,7 @@ class Dataset:
         yield from layout.each_id(self._ids_path("train"))
 
     def all_ids(self) -> pa.ChunkedArray:
-        """Return the IDs of the training rows and behind them of the test rows, in the shared order.
+        """Return the IDs of the training rows, then those of the test rows, in the shared order.
 
         Raises
         ------
@@ -387,7 +387,7 @@ class Dataset:
         return pa.chunked_array([chunk for column in columns for chunk in column.chunks], pa.string())
 
     def _check_ids(self) -> None:
-        """Compare the IDs with the digest by which all parties compare the order of their rows, or with their own."""
+        """Check the IDs by the digest of the alignment, which all parties compare, or by the digests of their files."""
         if (self.folder / "ids" / layout.IDS).is_file():
             for part in PARTS:
                 layout.verify_file(self.folder / "ids", f"{part}.parquet")
@@ -406,15 +406,15 @@ class Dataset:
     def verify(self) -> None:
         """Read every file that this host holds, a piece at a time, and check that it is as it was prepared.
 
-        That is: the IDs and their order, by the digest of the alignment or of their files, where rows have IDs; of each
-        party, and of the labels, the digests of the arrays, their numbers and their category ids; the digests of how
-        columns were encoded and of what classes are called. What the manifest, `party.json` and `labels.json` say
-        beside these is not covered by a digest of its own, nor is the order of rows that have numbers only.
+        It checks the IDs and their order, by the digest of the alignment or of their files, where rows have IDs; for
+        each party, and for the labels, the digests of the arrays, their numbers and their category ids; the digests of
+        the encodings and of the class names. Other content of the manifest, `party.json` and `labels.json` is not
+        covered by a digest, nor is the order of rows that have numbers only.
 
         Raises
         ------
         DataError
-            Naming the first file that is not as it was prepared.
+            When a file is not as it was prepared; the message names the first.
         """
         if self.has_ids:
             self._check_ids()
@@ -460,7 +460,7 @@ class Dataset:
 
 
 def read_spec(folder: Path) -> FeatureSpec:
-    """Read the shape of the features in a party's folder; vectors of words are memory-mapped."""
+    """Return the shape of the features in a party's folder; vectors of words are memory-mapped."""
     facts = layout.read_json(folder / layout.PARTY)
     where = folder / layout.PARTY
     spec = layout.entry(where, facts, "spec", dict)
@@ -487,7 +487,7 @@ def open_dataset(path: Path | str) -> Dataset:
     where = folder / layout.MANIFEST
     try:
         there = where.is_file()
-    except OSError as error:  # of a folder that is another user's alone
+    except OSError as error:  # a folder that only another user can read
         raise DataError(f"{folder} cannot be read: {error.strerror}; prepare the data as this user") from None
     if not there:
         raise DataError(f"{folder} is no prepared data set: it has no {layout.MANIFEST}; see `flower-vfl data prepare`")

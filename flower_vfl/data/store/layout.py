@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 SCHEMA = 3
 MANIFEST, PARTY, LABELS, ENCODING = "manifest.json", "party.json", "labels.json", "encoding.json"
 IDS = "ids.json"
-"""Digests of files of IDs, where the digest of the alignment is of another kind."""
+"""File of the digests of files of IDs, where the digest of the alignment is of another kind."""
 VECTORS, VOCABULARY = "vectors.npy", "vocabulary.parquet"
 ENCODINGS = (ENCODING, VOCABULARY)
 """Files of a party's encoding; there is no vocabulary where no column has categories."""
 
 UNREADABLE = (OSError, ValueError, EOFError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError, TokenError)
-"""Exceptions that numpy may raise at the file of an array whose header was changed."""
+"""Exceptions that numpy may raise for the file of an array with a damaged header."""
 
 _CHUNK_BYTES = 32 * 2**20
 _IDS = 2**16
-"""IDs that are read at once."""
+"""Number of IDs that are read at once."""
 
 _TRIES = 10
-"""numpy parses headers as Python. While another thread parses too, to print a traceback perhaps, CPython 3.11 may end
-either with a SystemError (gh-106905), now and then."""
+"""Number of attempts to load an array. numpy parses headers as Python; while another thread parses too, for instance to
+print a traceback, CPython 3.11 may raise a SystemError (gh-106905) in either."""
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def entry(where: Path, content: Mapping[str, Any], key: str, kind: type[T]) -> T:
-    """Return `content[key]`, which must be there and of that type."""
+    """Return `content[key]` after checking that it exists and is of that type."""
     value = content.get(key)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise DataError(f"{where}: {key!r} must be {kind.__name__}, given {value!r}")
@@ -93,7 +93,7 @@ def count(where: Path, content: Mapping[str, Any], key: str) -> int:
 
 
 def open_array(path: Path, shape: tuple[int, ...], dtype: str, mode: Literal["r", "c"] = "r") -> NDArray[Any]:
-    """Memory-map an array and check that it has the shape and the dtype that it should have; nothing is read yet.
+    """Memory-map an array and check its shape and dtype; its content is not read yet.
 
     Raises
     ------
@@ -152,7 +152,7 @@ def check_finite(path: Path, array: NDArray[Any]) -> None:
 
 
 def names_digest(names: Sequence[str]) -> str:
-    """Return the SHA-256 of what the classes are called, in their order."""
+    """Return the SHA-256 of the names of the classes, in their order."""
     return hashlib.sha256(json.dumps(list(names)).encode()).hexdigest()
 
 
@@ -163,12 +163,12 @@ def digest(path: Path) -> str:
 
 
 def verify_file(folder: Path, file: str) -> None:
-    """Check a file against the digest that was noted when it was written.
+    """Check a file against the digest that was stored when it was written.
 
     Raises
     ------
     DataError
-        When it is another one, or when file or digest is missing.
+        When the digests differ, or when file or digest is missing.
     """
     notes = folder / {"labels": LABELS, "ids": IDS}.get(folder.name, PARTY)
     noted = entry(notes, read_json(notes), "files", dict)
@@ -191,7 +191,7 @@ def check_array(path: Path, shape: tuple[int, ...], dtype: str, cardinalities: S
 
 
 def verify_array(folder: Path, file: str, shape: tuple[int, ...], dtype: str, cardinalities: Sequence[int]) -> None:
-    """Check an array against the digest that was noted when it was written, then its contents."""
+    """Check an array against the digest that was stored when it was written, then its contents."""
     verify_file(folder, file)
     check_array(folder / file, shape, dtype, cardinalities)
 
@@ -199,8 +199,8 @@ def verify_array(folder: Path, file: str, shape: tuple[int, ...], dtype: str, ca
 def create_array(path: Path, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
     """Create an array on disk that is written piece by piece through its memory map.
 
-    All of it is taken on the disk at once, where the system can reserve it: a map that a full disk cannot take would
-    end the process later.
+    Its full size is reserved on the disk where the system can do so: writing to the map on a full disk would kill the
+    process later.
 
     Raises
     ------
@@ -219,14 +219,14 @@ def create_array(path: Path, shape: tuple[int, ...], dtype: str) -> NDArray[Any]
 
 
 class ArrayFile:
-    """An array on disk that is written by pieces of rows, in any order, from any thread, and goes on after a kill.
+    """An array on disk that is written by pieces of rows, in any order, from any thread, and resumable after a kill.
 
     Parameters
     ----------
     path : Path
-        Its file; what is there already stays as it is.
+        File of the array; existing content is kept.
     shape : tuple of int
-        Rows first.
+        Shape of the array, rows first.
     dtype : str
         Type of the elements.
     """
@@ -247,7 +247,7 @@ class ArrayFile:
             self._file = path.open("r+b", buffering=0)
 
     def write(self, row: int, values: NDArray[Any]) -> None:
-        """Write rows, the first of them at `row`; after a failure of power they are there if `sync` came before.
+        """Write rows, the first of them at position `row`; they survive a power failure only after `sync`.
 
         Raises
         ------
@@ -264,17 +264,17 @@ class ArrayFile:
                 data, place = data[done:], place + done
 
     def sync(self) -> None:
-        """Wait until what was written is on the disk."""
+        """Wait until all written rows are on the disk."""
         with writing_to(self._path):
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
 
 def save_array(path: Path, array: NDArray[Any], dtype: str) -> None:
-    """Write an array (N, ...) by rows, as `ArrayFile` does: a full disk is reported as such."""
+    """Write an array (N, ...) by rows through `ArrayFile`, which reports a full disk as such."""
     file = ArrayFile(path, array.shape, dtype)
     try:
         file.write(0, array)
@@ -293,7 +293,7 @@ def write_ids(path: Path, ids: Sequence[str]) -> None:
 
 
 def read_id_column(path: Path, rows: int) -> pa.ChunkedArray:
-    """Read IDs in their order and check how many there are."""
+    """Return IDs in their order after checking their number."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -314,7 +314,7 @@ def ids_digest(ids: Mapping[str, tuple[int, Iterable[str]]]) -> str:
     Parameters
     ----------
     ids : Mapping
-        Of each part, in their order: how many IDs it has, and these.
+        Number of IDs of each part, and the IDs in their order.
     """
     found = hashlib.sha256()
     for part, (rows, values) in ids.items():
@@ -343,18 +343,18 @@ def each_id(path: Path) -> Iterator[str]:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Give a temporary folder that becomes `out` when all went well, and vanishes otherwise.
+    """Yield a temporary folder that is renamed to `out` on success, and removed otherwise.
 
-    It lies in `.<name of out>.partial` beside `out`. What a kill leaves there is removed by the next one to work there.
+    It is in `.<name of out>.partial` beside `out`. The next process to work there removes the remains of a killed one.
 
     Raises
     ------
     DataError
-        When nothing can be put in the place of `out`; checked before any work.
+        When no folder can replace `out`; checked before any work.
     OutputExistsError
-        When `out` exists, before or after, or when another process is at the same work.
+        When `out` exists, before or after, or when another process does the same work.
     StorageError
-        When the folder that is complete could not become `out`.
+        When the complete folder cannot be renamed to `out`.
     """
     with _workplace(out) as (place, target):
         try:
@@ -370,26 +370,26 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 @contextmanager
 def lasting_folder(out: Path, plan: str) -> Iterator[tuple[Path, Path]]:
-    """Give a folder that becomes `out` when all went well, and one for notes on the way; both outlast a kill.
+    """Yield a folder that is renamed to `out` on success, and one for notes; both survive a kill.
 
-    They lie in `.<name of out>.partial` beside `out`. They vanish when the input is wrong, and when they are found but
-    belong to another plan; what is complete but cannot become `out` stays, too.
+    They are in `.<name of out>.partial` beside `out`. They are removed when the input is wrong or when they belong to
+    another plan; a complete folder that cannot be renamed to `out` is kept, too.
 
     Parameters
     ----------
     out : Path
-        Must not exist, or be empty; a link is followed.
+        Target folder, which must not exist, or be empty; a link is followed.
     plan : str
-        Tells whether work that is found is the beginning of this one: a digest of all that it depends on.
+        Digest of all that the work depends on; existing folders are resumed if they have the same.
 
     Raises
     ------
     DataError
-        When nothing can be put in the place of `out`; checked before any work.
+        When no folder can replace `out`; checked before any work.
     OutputExistsError
-        When `out` exists, before or after, or when another process is at the same work.
+        When `out` exists, before or after, or when another process does the same work.
     StorageError
-        When the folder that is complete could not become `out`.
+        When the complete folder cannot be renamed to `out`.
     """
     with _workplace(out) as (place, target):
         data, notes, planned = place / "data", place / "notes", place / "plan"
@@ -397,7 +397,7 @@ def lasting_folder(out: Path, plan: str) -> Iterator[tuple[Path, Path]]:
             found = planned.read_text(encoding="utf8") if planned.is_file() else ""
             if found == plan:
                 _log.info("going on with the work in %s", place)
-                for half in place.rglob(".*.tmp"):  # What was being written when the work was killed.
+                for half in place.rglob(".*.tmp"):  # Incomplete files of a killed process.
                     half.unlink()
             else:
                 for folder in (data, notes):
@@ -418,7 +418,7 @@ def lasting_folder(out: Path, plan: str) -> Iterator[tuple[Path, Path]]:
 
 @contextmanager
 def _workplace(out: Path) -> Iterator[tuple[Path, Path]]:
-    """Give `.<name of out>.partial`, where this process alone works from now on, and the place of `out`."""
+    """Yield the folder `.<name of out>.partial`, locked for this process, and the path of `out`."""
     target = _free_place(out)
     place = target.with_name(f".{target.name}.partial")
     lock = None
@@ -433,7 +433,7 @@ def _workplace(out: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def _locked(place: Path) -> FolderLock | None:
-    """Lock a folder; return None where whoever worked in it has just removed it."""
+    """Return the lock of a folder; None if the process that worked in it has just removed it."""
     try:
         lock = FolderLock(place)
     except DataError:
@@ -447,7 +447,7 @@ def _locked(place: Path) -> FolderLock | None:
 
 
 def _free_place(out: Path) -> Path:
-    """Return where `out` is, links followed: nothing is there, or an empty folder that another one can replace."""
+    """Return the path of `out`, links followed, after checking that it is free or an empty folder to be replaced."""
     place = Path(os.path.realpath(out))
     if place.exists() and not (place.is_dir() and not any(place.iterdir())):
         raise OutputExistsError(f"{out} exists; choose another folder or remove it")

@@ -1,4 +1,4 @@
-"""Arrays that lie in files and are mapped into memory: their pages, and reading them without any."""
+"""Memory-mapped arrays: release of their pages, and reading of their files without a map."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from flower_vfl.errors import DataError
 
 PIECE = 4 * 2**20
-"""Bytes of a file that are read at once."""
+"""Number of bytes of a file that are read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class ArrayInFile:
     offset
         Position in the file at which the array begins, in bytes.
     shape, dtype
-        Of the array, whose rows lie one behind the other.
+        Shape and dtype of the array, which is stored row by row.
     """
 
     path: Path
@@ -41,7 +41,7 @@ class ArrayInFile:
         Parameters
         ----------
         rows : ndarray of integers, (n,)
-            Their positions, ascending.
+            Positions of the rows, ascending.
         places : ndarray of integers, (n,)
             Position of each of them in the result.
 
@@ -70,7 +70,7 @@ class ArrayInFile:
 
 
 def file_of(array: NDArray[Any]) -> ArrayInFile | None:
-    """Return where the whole of a memory-mapped array lies; None for one that is in memory, or is a part of a map."""
+    """Return the file and position of a whole memory-mapped array; None for one in memory, or a part of a map."""
     mapped: Any = array
     while mapped is not None and not isinstance(mapped, np.memmap):
         mapped = getattr(mapped, "base", None)
@@ -84,7 +84,7 @@ def file_of(array: NDArray[Any]) -> ArrayInFile | None:
 
 
 def let_go(array: NDArray[Any]) -> None:
-    """Take the pages of a memory map out of this process, so that reading a large one holds none of it."""
+    """Release the pages of a memory map from this process, so that reading a large array keeps none of it in memory."""
     mapped: Any = array
     while mapped is not None and not isinstance(mapped, mmap.mmap):
         mapped = getattr(mapped, "base", None)

@@ -1,4 +1,4 @@
-"""Data that is in memory already: what a user's own loader returns."""
+"""Data in memory, as a user's own loader returns it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class VerticalData(Protocol):
 
 @runtime_checkable
 class IdentifiedData(Protocol):
-    """Data that can also name the ID of each training row. Persistent noise follows the ID."""
+    """Data that can also give the ID of each training row, by which persistent noise is drawn."""
 
     def train_ids(self) -> Iterable[str] | None:
         """Return the IDs of the training rows in their order, all different; None where rows have numbers only."""
@@ -64,13 +64,13 @@ class DigestedData(Protocol):
     def content_digest(self, party: str, *, labels: bool) -> str:
         """Return a digest of a party's columns (`party` is empty for none) and, with `labels`, of the labels.
 
-        It stays on the host: who can guess all labels could check the guess by it.
+        The digest must stay on the host: it would allow a party to check a guess of all labels.
         """
         ...
 
 
 def content_digest(data: VerticalData, party: str, *, labels: bool) -> str:
-    """Return the digest of what one party holds; empty where the data does not say."""
+    """Return the digest of one party's data; empty where the data has none."""
     return data.content_digest(party, labels=labels) if isinstance(data, DigestedData) else ""
 
 
@@ -89,9 +89,9 @@ class MemoryData:
     target : Labels
         The labels.
     digest : str
-        Of the ordered IDs; leave it empty where rows are aligned by construction.
+        Digest of the ordered IDs; empty where rows are aligned by construction.
     periods : Periods, optional
-        Number of rows of each day, where rows lie in time order, for `training.order = "time"`.
+        Number of rows of each day, where rows are in time order, for `training.order = "time"`.
     ids : Sequence[str], optional
         The IDs of the training rows in their order, all different: persistent noise is then drawn by ID, so that a
         person's noise stays the same from one table to the next. Without them it is drawn by the number of the row.
@@ -100,7 +100,7 @@ class MemoryData:
     Raises
     ------
     DataError
-        When tables, labels, periods and IDs differ in their number of rows, and for names that no party can have.
+        When tables, labels, periods and IDs differ in their number of rows, or a party's name is not allowed.
     """
 
     name: str
@@ -146,17 +146,17 @@ class MemoryData:
         return self.target
 
     def train_ids(self) -> Sequence[str] | None:
-        """Return the IDs of the training rows, where they have some."""
+        """Return the IDs of the training rows; None without IDs."""
         return self.ids
 
 
 def array_table(name: str, train: NDArray[Any], test: NDArray[Any]) -> PartyTable:
-    """Return a party's features from arrays (N, ...) and (M, ...): a matrix is a numeric table, more are images.
+    """Return a party's features from arrays (N, ...) and (M, ...): matrices are numeric tables, others are images.
 
     Raises
     ------
     DataError
-        When their shapes do not fit, and for a value that is no finite number in float32.
+        When their shapes do not match, or a value is no finite number in float32.
     """
     train, test = _numbers(name, "training", train), _numbers(name, "test", test)
     if train.ndim < 2 or train.shape[1:] != test.shape[1:]:
@@ -167,7 +167,7 @@ def array_table(name: str, train: NDArray[Any], test: NDArray[Any]) -> PartyTabl
 
 
 def _numbers(party: str, part: str, features: object) -> NDArray[np.float32]:
-    """Return features as float32; missing or too large values raise now, not as a training that diverges."""
+    """Return features as float32; missing or too large values raise an error, before they make training diverge."""
     given = np.asarray(features)
     if given.dtype.kind not in "biuf":
         raise DataError(f"party {party!r}: {part} features are {given.dtype}; real numbers are needed")

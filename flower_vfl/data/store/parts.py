@@ -12,7 +12,7 @@ from flower_vfl.files import writing_to
 
 
 def write_part(source: Path, party: str, out: Path) -> Dataset:
-    """Copy what belongs to one party into a folder of its own and check every file of it.
+    """Copy one party's part into a folder of its own, and check every file of it.
 
     Parameters
     ----------
@@ -21,7 +21,7 @@ def write_part(source: Path, party: str, out: Path) -> Dataset:
     party : str
         A party with features, or the label party, whose part has the labels in it.
     out : Path
-        Must not exist, or be empty.
+        Target folder, which must not exist, or be empty.
 
     Returns
     -------
@@ -33,7 +33,7 @@ def write_part(source: Path, party: str, out: Path) -> Dataset:
     DataError
         When there is no such party, or when a file is missing or not as it was prepared.
     OutputExistsError
-        When `out` holds something.
+        When `out` is not empty.
     StorageError
         When the disk is full or fails.
     """
@@ -61,7 +61,7 @@ def _copy(file: Path, target: Path) -> None:
 
 
 def _belongings(dataset: Dataset, party: str) -> dict[str, bool]:
-    """Return the folders of a data set and whether a party's part has them."""
+    """Return the folders of a data set, with True for those of a party's part."""
     return {
         "ids": (dataset.folder / "ids").is_dir(),
         party: party in dataset.parties,

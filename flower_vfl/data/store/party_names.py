@@ -9,12 +9,12 @@ from flower_vfl.errors import DataError
 
 
 def check_party_name(name: object) -> str:
-    """Return `name` if it can be a party's (and its folder's) name.
+    """Return `name` if it is allowed as the name of a party and its folder.
 
     Raises
     ------
     DataError
-        When it cannot.
+        When the name is not allowed.
     """
     try:
         return party_name(name)
@@ -23,12 +23,12 @@ def check_party_name(name: object) -> str:
 
 
 def check_parties(names: Iterable[object], label_party: object) -> tuple[str, ...]:
-    """Return `names` if parties with features can be called so, where the label party is called `label_party`.
+    """Return `names` if they are allowed for parties with features, given the name of the label party.
 
     Raises
     ------
     DataError
-        When one cannot.
+        When a name is not allowed.
     """
     check_party_name(label_party)
     try:

@@ -1,6 +1,6 @@
-"""Stretches of time, such as days, in which the rows of a table lie one behind the other.
+"""Periods of time, such as days, of the rows of a table in time order.
 
-They are public: every party's manifest has them, and none of them says more than how many rows a day has.
+They are public: every party's manifest has them. They reveal only the number of rows of each period.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LONGEST_NAME = 64
 
 @dataclass(frozen=True)
 class Period:
-    """One stretch of time.
+    """One period of time.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class Period:
     Raises
     ------
     DataError
-        When it has no name, a very long one, or no row.
+        When the period has no name, a very long one, or no row.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Periods:
     Parameters
     ----------
     train, test : tuple of Period
-        In time order; the first period has the first rows.
+        Periods in time order; the first period has the first rows.
     """
 
     train: tuple[Period, ...]
@@ -60,11 +60,11 @@ class Periods:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Rows of each period of the training table."""
+        """Number of rows of each period of the training table."""
         return tuple(period.rows for period in self.train)
 
     def name(self, epoch: int) -> str:
-        """Return what the period is called that is trained in an epoch (from 1); behind the last one is the test.
+        """Return the name of the period that is trained in an epoch (from 1); after the last epoch, that of the test.
 
         Examples
         --------
@@ -77,12 +77,12 @@ class Periods:
         return first if first == last else f"{first} to {last}"
 
     def check(self, rows: int, test_rows: int) -> None:
-        """Check that they have as many rows as the tables.
+        """Check that the periods have as many rows as the tables.
 
         Raises
         ------
         DataError
-            When they do not.
+            When they have more or fewer.
         """
         for table, periods, needed in (("training", self.train, rows), ("test", self.test, test_rows)):
             found = sum(period.rows for period in periods)
@@ -98,12 +98,12 @@ class Periods:
 
 
 def periods_from_json(where: Path, content: Mapping[str, Any]) -> Periods:
-    """Read what `Periods.to_json` returned.
+    """Return the periods from the values that `Periods.to_json` returned.
 
     Raises
     ------
     DataError
-        When it is something else.
+        When the content is something else.
     """
     found = {}
     for part in ("train", "test"):
@@ -126,7 +126,7 @@ def days_of(counts: Sequence[tuple[int, int]]) -> tuple[Period, ...]:
 
 
 def runs_of(days: NDArray[np.int64]) -> list[tuple[int, int]] | None:
-    """Return (day, rows) of the days (N,) of rows in their order; None where a later row has an earlier day.
+    """Return each day with its number of rows, from the day of each row (N,); None where days are not in order.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Rows that a finished training can be asked about: those of its own data, or new ones, encoded as those were."""
+"""Rows that can be scored after training: those of its own data, or new ones, encoded as those were."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     import torch
 
 TABLES = (".csv", ".tsv", ".parquet", ".pq", ".csv.gz", ".tsv.gz")
-"""Endings of the names of files with a header."""
+"""File name endings of tables with a header."""
 
 _ROWS = (*TABLES, ".txt", ".txt.gz")
-"""Endings of the names of files with rows; a .txt holds one requested ID a line."""
+"""File name endings of a party's rows, .txt tables included; in a list of requested IDs, a .txt has one ID a line."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class Features:
     Parameters
     ----------
     spec : FeatureSpec
-        Their shape.
+        Shape of the columns.
     source : FeatureSource
         The rows, in the order that all parties share.
     encoding : str
-        Digest of how they were encoded; empty where they were not.
+        Digest of their encoding; empty without one.
     """
 
     spec: FeatureSpec
@@ -60,13 +60,13 @@ class ScoreRows:
     count : int
         Number of rows.
     digest : str
-        Of their ordered IDs; equal at two parties exactly when rows and order are.
+        Digest of their ordered IDs; equal at two parties exactly when rows and order are.
     chosen : range
         Rows that are scored when none are requested.
     features : Callable[[str], Features]
-        Opens one party's columns.
+        Function that opens one party's columns.
     ids : Callable[[], pa.ChunkedArray], optional
-        Reads their IDs; without it they are the test rows of data without IDs, and have numbers from 0.
+        Function that reads their IDs; without it they are the test rows of data without IDs, numbered from 0.
     left_out : int
         Number of IDs that some of the files lack.
     """
@@ -97,12 +97,12 @@ class ScoreRows:
     def find(self, asked: pa.Array) -> NDArray[np.int64]:
         """Return the positions (N,) of rows by their IDs.
 
-        Memory holds a table of the IDs that are asked for, not of all that there are.
+        Memory holds a table of the requested IDs, not of all IDs.
 
         Raises
         ------
         DataError
-            Saying how many IDs there are no rows for, and the first of them.
+            When IDs have no rows; the message has their number and the first of them.
         """
         found = np.full(len(asked), -1, np.int64)
         if self._ids is None:
@@ -129,7 +129,7 @@ class ScoreRows:
 
 
 class Joined:
-    """Two sources as one, the rows of the second behind those of the first."""
+    """Two sources as one, the rows of the second after those of the first."""
 
     def __init__(self, first: FeatureSource, second: FeatureSource) -> None:
         self._first, self._second = first, second
@@ -138,7 +138,7 @@ class Joined:
         return len(self._first) + len(self._second)
 
     def gather(self, rows: NDArray[np.integer]) -> tuple[torch.Tensor, ...]:
-        """Return copies of the features at `rows`, as `FeatureSource` says."""
+        """Return copies of the features at `rows`, as a `FeatureSource` does."""
         import torch
 
         behind = rows >= len(self._first)
@@ -168,27 +168,27 @@ def rows_of(dataset: VerticalData) -> ScoreRows:
 
 
 def encoding_digest(dataset: VerticalData, party: str) -> str:
-    """Return the digest of how a party's columns were encoded; empty where the data does not say."""
+    """Return the digest of the encoding of a party's columns; empty where the data has none."""
     return dataset.encoding_digest(party) if isinstance(dataset, Dataset) else ""
 
 
 def new_rows(path: Path, trained: VerticalData) -> ScoreRows:
-    """Return rows that training never saw.
+    """Return rows that were not in the training data.
 
     Parameters
     ----------
     path : Path
-        A prepared folder, of which all rows can be asked for, or the test rows where it has no IDs; or a CSV or
+        A prepared folder, of which all rows can be requested, or the test rows where it has no IDs; or a CSV or
         Parquet file with a header, an ID column and the columns of every party of this host; or a folder with one such
-        file a party, `<party>.csv` for instance. Rows of files are in the order of their IDs; where training kept the
-        IDs that all files share (`join = "inner"`), so is done here.
+        file a party, `<party>.csv` for instance. Rows of files are in the order of their IDs; if training kept only the
+        IDs that all files share (`join = "inner"`), they are kept here, too.
     trained : VerticalData
-        The data that the network was trained on: it says how columns are encoded.
+        The data that the network was trained on, with the encoding of the columns.
 
     Raises
     ------
     DataError
-        When there is nothing that can be read at `path`, or when columns or IDs do not fit.
+        When `path` cannot be read, or when columns or IDs do not match the training data.
     """
     if not isinstance(trained, Dataset):
         raise DataError(
@@ -237,7 +237,7 @@ def _files(path: Path, trained: Dataset) -> Mapping[str, Path]:
 
 
 def _encode(trained: Dataset, party: str, table: pa.Table, file: str, order: NDArray[np.int32]) -> Features:
-    """Encode one party's columns as its training rows were; errors name rows of the file, `order` (N,) comes after."""
+    """Return one party's columns, encoded as its training rows, in `order` (N,); errors name rows of the file."""
     encoding, spec = trained.encoding(party), trained.spec(party)
     if not encoding.columns:
         raise DataError(
@@ -257,12 +257,12 @@ def _encode(trained: Dataset, party: str, table: pa.Table, file: str, order: NDA
 
 
 def id_column(dataset: VerticalData) -> str:
-    """Return what the column of the ID is called in a data set's files."""
+    """Return the name of the column of the ID in a data set's files."""
     return str(dataset.options.get("id", "id")) if isinstance(dataset, Dataset) else "id"
 
 
 def read_asked(path: Path, column: str) -> pa.Array:
-    """Read a list of IDs: a CSV or Parquet file with a column of that name, or a text file with one ID a line.
+    """Return the IDs of a list: a CSV or Parquet file with a column of that name, or a text file with one ID a line.
 
     Raises
     ------

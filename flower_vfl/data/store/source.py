@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 _SAMPLE = 2**16
-"""Rows that quantiles are taken of, at most."""
+"""Largest number of rows from which quantiles are computed."""
 
 
 @runtime_checkable
 class FeatureSource(Protocol):
     """Rows of features that can be gathered by position.
 
-    Anything with these two methods can feed a party: memory maps, images on disk, a data base.
+    Any object with these two methods can be a party's source: memory maps, images on disk, a data base.
     """
 
     def __len__(self) -> int:
@@ -37,7 +37,7 @@ class FeatureSource(Protocol):
 
 
 class SomeRows:
-    """Some rows of a source.
+    """Selected rows of a source.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class SomeRows:
 
 
 class JoinedRows:
-    """The rows of one source, and behind them those of another with the same features.
+    """The rows of one source, then those of another with the same features.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ class LabelledRows:
 
 
 def quantiles(source: FeatureSource, probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return quantiles of the numeric columns of some rows, evenly spread, and of their distinct values, (2 Q, F)."""
+    """Return quantiles of the numeric columns in evenly spread rows, and those of their distinct values, (2 Q, F)."""
     rows = np.linspace(0, len(source), min(len(source), _SAMPLE), endpoint=False).astype(np.int64)
     columns = source.gather(rows)[0].double().numpy().T
     found = [
@@ -137,7 +137,7 @@ def quantiles(source: FeatureSource, probabilities: NDArray[np.float64]) -> NDAr
 
 
 class ArraySource:
-    """Features that lie in arrays of equal length, memory-mapped or not.
+    """Features in arrays of equal length, memory-mapped or not.
 
     A gather reads the rows of the batch and nothing else: its cost and its memory do not depend on the length of the
     table.
@@ -145,7 +145,7 @@ class ArraySource:
     Parameters
     ----------
     *arrays : ndarray, each (N, ...)
-        Floats become float32, integers and booleans int64, one tensor an array.
+        Arrays of the rows: floats become float32, integers and booleans int64, one tensor an array.
 
     Raises
     ------
@@ -184,12 +184,12 @@ class ArraySource:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row as it is stored."""
+        """Size in bytes of a stored row."""
         return sum(array.nbytes for array in self._arrays) // max(1, self._length)
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of its arrays where they all lie in files, else 0."""
+        """Size in bytes of its arrays if all of them are in files, else 0."""
         return sum(array.nbytes for array in self._arrays) if None not in self._files else 0
 
     def gather(self, rows: NDArray[np.integer]) -> tuple[torch.Tensor, ...]:
@@ -216,13 +216,13 @@ class ArraySource:
     def read(self, rows: NDArray[np.integer]) -> list[NDArray[Any]]:
         """Return copies of very many rows as they are stored; files are read from front to end, in large pieces.
 
-        That takes as long as reading the whole files, however the rows lie in them, and holds one piece of them. A
-        `gather` of rows that are nowhere in memory waits for the disk once a row.
+        It takes as long as reading the whole files, wherever the rows are in them, and holds one piece of them. A
+        `gather` of rows that are not in memory waits for the disk once a row.
 
         Raises
         ------
         DataError
-            As `gather`, and when a file became shorter.
+            As `gather`, and when a file has become shorter.
         """
         self._check(rows)
         order = np.argsort(rows, kind="stable")
@@ -232,14 +232,14 @@ class ArraySource:
         ]
 
     def converted(self, stored: Sequence[NDArray[Any]]) -> tuple[torch.Tensor, ...]:
-        """Return rows as they are stored, one array (B, ...) each, as `gather` returns them."""
+        """Return the tensors of `gather` from stored rows, one array (B, ...) for each array of the source."""
         import torch
 
         pairs = zip(stored, self._wanted, strict=True)
         return tuple(torch.from_numpy(array.astype(wanted, copy=False)) for array, wanted in pairs)
 
     def let_go(self) -> None:
-        """Take the pages of its files out of this process; the system may keep them in its cache."""
+        """Release the pages of its files from this process; the system may keep them in its cache."""
         for array in self._arrays:
             let_go(array)
 
@@ -251,17 +251,17 @@ class ArraySource:
 
 
 class PixelSource(ArraySource):
-    """Images that lie in one array of bytes, a quarter of the room that floats take; gathered, 255 becomes 1.0.
+    """Images in one array of bytes, a quarter of the size of floats; `gather` returns 255 as 1.0.
 
     Parameters
     ----------
     images : ndarray of uint8, (N, ...)
-        Memory-mapped or not.
+        Pixels, memory-mapped or not.
 
     Raises
     ------
     DataError
-        When it holds no bytes.
+        When the array holds no bytes.
 
     Examples
     --------
