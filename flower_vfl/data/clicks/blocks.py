@@ -64,7 +64,7 @@ class BlockReader:
 
     def __init__(self, path: Path, size: int) -> None:
         self.path, self._size = path, size
-        self._lines = self._ends = 0
+        self._lines = self._line_ends = 0
         self.digest = hashlib.sha256()
 
     def blocks(self) -> Iterator[Block]:
@@ -81,19 +81,19 @@ class BlockReader:
                 packed = raw.peek(len(GZIP)).startswith(GZIP)
                 file: IO[bytes] = gzip.GzipFile(fileobj=raw) if packed else raw  # type: ignore[assignment]
                 rest, number = b"", 0
-                while found := self._next(file, rest):
+                while found := self._next_lines(file, rest):
                     data, rest = found
                     count = data.count(b"\n")
                     yield Block(number, self._lines + 1, count, data, min(1.0, raw.tell() / length))
                     self._lines, number = self._lines + count, number + 1
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise DataError(
-                f"{self.path} is no whole gzip file: {error}; it broke after line {self._ends:,}. Fetch it again"
+                f"{self.path} is no whole gzip file: {error}; it broke after line {self._line_ends:,}. Fetch it again"
             ) from None
         except BROKEN as error:
             raise DataError(f"{self.path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
-    def _next(self, file: IO[bytes], rest: bytes) -> tuple[bytes, bytes] | None:
+    def _next_lines(self, file: IO[bytes], rest: bytes) -> tuple[bytes, bytes] | None:
         """Return whole lines and the rest behind them; None at the end."""
         data = rest + self._read(file, self._size - len(rest))
         whole = len(data) == self._size
@@ -115,7 +115,7 @@ class BlockReader:
         while size and (piece := file.read(min(size, _PIECE_BYTES))):
             pieces.append(piece)
             self.digest.update(piece)
-            self._ends += piece.count(b"\n")
+            self._line_ends += piece.count(b"\n")
             size -= len(piece)
         return b"".join(pieces)
 

@@ -135,7 +135,7 @@ class Hour(Field):
 
     def read(self, values: pa.Array) -> Read:
         """Return hour of day, weekday and day, which counts from 1970-01-01."""
-        numbers, wrong = _known(values, 70_01_01_00)
+        numbers, wrong = _filled(values, 70_01_01_00)
         date, hour = np.divmod(numbers, 100)
         year, month, day = date // 10_000 % 100, date // 100 % 100, date % 100
         wrong |= (numbers < 0) | (numbers > 99_12_31_23) | (hour > 23) | (month < 1) | (month > 12) | (day < 1)
@@ -143,10 +143,10 @@ class Hour(Field):
         months = (np.where(wrong, 0, year) + 30) * 12 + np.where(wrong, 0, month - 1)
         first = months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64)
         days = first + np.where(wrong, 0, day - 1)
-        nothing = np.zeros(len(values), bool)
+        absent = np.zeros(len(values), bool)
         columns = {
-            "hour_of_day": _code_keys(hour, nothing),
-            "weekday": _code_keys((days + 3) % 7, nothing),
+            "hour_of_day": _code_keys(hour, absent),
+            "weekday": _code_keys((days + 3) % 7, absent),
             "day": pa.array(days.astype(np.int32)),
         }
         return Read(columns, wrong)
@@ -161,7 +161,7 @@ class Click(Field):
 
     def read(self, values: pa.Array) -> Read:
         """Return the labels; values other than 0 and 1 are wrong."""
-        labels, wrong = _known(values, 0)
+        labels, wrong = _filled(values, 0)
         wrong |= (labels < 0) | (labels > 1)
         return Read({"label": pa.array(np.where(wrong, 0, labels).astype(np.int8))}, wrong)
 
@@ -175,7 +175,7 @@ class NumberedRow(Field):
 
     def read(self, values: pa.Array) -> Read:
         """Return the IDs; missing ones are wrong."""
-        numbers, wrong = _known(values, 0)
+        numbers, wrong = _filled(values, 0)
         return Read({"id": pa.array(numbers)}, wrong)
 
 
@@ -209,14 +209,14 @@ def key_texts(kind: Kind, keys: NDArray[np.uint32]) -> pa.Array:
     return pa.StringArray.from_buffers(len(keys), pa.py_buffer(offsets), pa.py_buffer(digits))
 
 
-def _known(values: pa.Array, filler: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _filled(values: pa.Array, filler: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return numbers and a mask of missing ones."""
     return values.fill_null(filler).to_numpy(zero_copy_only=False), np.asarray(values.is_null()).copy()
 
 
 def _whole_numbers(values: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
     """Return numbers, a mask of missing ones, and a mask of those with more than 32 bits."""
-    numbers, absent = _known(values, 0)
+    numbers, absent = _filled(values, 0)
     wrong = (numbers < _LOW) | (numbers > _HIGH)
     return np.where(wrong, 0, numbers), absent, wrong
 

@@ -79,10 +79,10 @@ class Vocabulary:
         wanted = keys.fill_null(0).to_numpy(zero_copy_only=False).astype(np.uint64)
         # Sorted queries read the vocabulary in its order: seven times as fast for millions of keys.
         order = np.sort(wanted << np.uint64(32) | np.arange(len(wanted), dtype=np.uint64))
-        asked, rows = (order >> np.uint64(32)).astype(np.uint32), (order & np.uint64(0xFFFFFFFF)).astype(np.int64)
-        place = np.searchsorted(self.keys, asked)
+        queries, rows = (order >> np.uint64(32)).astype(np.uint32), (order & np.uint64(0xFFFFFFFF)).astype(np.int64)
+        place = np.searchsorted(self.keys, queries)
         known = place < len(self.keys)
-        known[known] = self.keys[place[known]] == asked[known]
+        known[known] = self.keys[place[known]] == queries[known]
         found = np.empty(len(wanted), np.int32)
         found[rows] = np.where(known, place + 1 + self.missing, 0)
         found[absent] = int(self.missing)

@@ -104,7 +104,7 @@ def parse(block: Block, made: Format) -> Parsed:
         wrong: dict[str, NDArray[np.bool_]] = {}
     except pa.ArrowInvalid:
         table, short = _read(data, made, {field.name: pa.binary() for field in made.fields})
-        table, wrong = _carefully(table, made)
+        table, wrong = _convert_valid(table, made)
     numbers = np.delete(np.arange(first, first + lines), [row - 1 for row in short])
     columns = {"row": pa.array(numbers - made.header)}
     for field in made.fields:
@@ -148,7 +148,7 @@ def _read(data: bytes, made: Format, types: dict[str, pa.DataType]) -> tuple[pa.
     return table, short
 
 
-def _carefully(table: pa.Table, made: Format) -> tuple[pa.Table, dict[str, NDArray[np.bool_]]]:
+def _convert_valid(table: pa.Table, made: Format) -> tuple[pa.Table, dict[str, NDArray[np.bool_]]]:
     """Convert the texts of a block with wrong values, and return masks of these values by field."""
     columns, wrong = {}, {}
     for field in made.fields:

@@ -91,19 +91,19 @@ class ClickRecipe(Recipe):
         (path,) = self.inputs(source, options)
         made = self.recognise(path, _first_line(path))
         parties = {
-            party: _choose(names, made.features)
+            party: _select_columns(names, made.features)
             for party, names in {"a": options.columns, "label": options.label_columns}.items()
             if names
         }
         split = self.split(options)
         work = Work(builder.notes)
-        read = read_source(path, made, split, work, options.bad_lines, _part(progress, 0.0, 0.6))
-        found = survey(path, read, split, work, builder.folder / "ids", _part(progress, 0.6, 0.65))
+        read = read_source(path, made, split, work, options.bad_lines, _subrange(progress, 0.0, 0.6))
+        found = survey(path, read, split, work, builder.folder / "ids", _subrange(progress, 0.6, 0.65))
         fitting = Fitting(options.fit, options.scaling, options.min_count)
         used = {name: kind for name, kind in made.features.items() if any(name in own for own in parties.values())}
-        fitted = Fitter(work, read, split, found, fitting).fit(used, _part(progress, 0.65, 0.75))
+        fitted = Fitter(work, read, split, found, fitting).fit(used, _subrange(progress, 0.65, 0.75))
         encoder = Encoder(builder, work, read, split, found, fitted, parties)
-        encoder.write(_part(progress, 0.75, 0.95))
+        encoder.write(_subrange(progress, 0.75, 0.95))
         encoder.finish()
         builder.finish(
             name=self.name,
@@ -122,7 +122,7 @@ def _first_line(path: Path) -> str:
     raise DataError(f"{path} is empty")
 
 
-def _choose(names: tuple[str, ...], features: dict[str, Kind]) -> list[str]:
+def _select_columns(names: tuple[str, ...], features: dict[str, Kind]) -> list[str]:
     """Return the named columns, in the order of the file, numeric ones first."""
     for name in names:
         if name not in features and name != _ALL:
@@ -130,5 +130,5 @@ def _choose(names: tuple[str, ...], features: dict[str, Kind]) -> list[str]:
     return [name for name in features if name in names or _ALL in names]
 
 
-def _part(progress: Progress, start: float, stop: float) -> Progress:
+def _subrange(progress: Progress, start: float, stop: float) -> Progress:
     return lambda done: progress(start + (stop - start) * done)

@@ -126,7 +126,7 @@ def read_source(path: Path, made: Format, split: Split, work: Work, bad_lines: f
         return Source(**work.read_note("source"))
     reader = BlockReader(path, blocks.BLOCK_BYTES)
 
-    def one(block: Block) -> tuple[Block, int, int, list[str]]:
+    def read_block(block: Block) -> tuple[Block, int, int, list[str]]:
         if not work.has_piece(block.number):
             parsed = parse(block, made)
             work.keep_piece(block.number, split.keep(parsed.table), parsed)
@@ -134,7 +134,7 @@ def read_source(path: Path, made: Format, split: Split, work: Work, bad_lines: f
 
     pieces, lines, bad = 0, 0, 0
     examples: list[str] = []
-    for block, more_lines, more_bad, more_examples in in_order(one, reader.blocks()):
+    for block, more_lines, more_bad, more_examples in in_order(read_block, reader.blocks()):
         pieces, lines, bad = pieces + 1, lines + more_lines, bad + more_bad
         examples = (examples + more_examples)[:SHOWN]
         if bad > bad_lines * lines:
@@ -168,8 +168,8 @@ def survey(path: Path, source: Source, split: Split, work: Work, folder: Path, p
 
 
 def _survey(path: Path, source: Source, split: Split, work: Work, folder: Path, progress: Progress) -> None:
-    named = "id" in work.columns(0)
-    kind = work.read_piece(0, ["id" if named else "row"]).schema.field(0).type
+    has_ids = "id" in work.columns(0)
+    kind = work.read_piece(0, ["id" if has_ids else "row"]).schema.field(0).type
     last_day = _last_day(source, split, work)
     rows: dict[Part, list[int]] = {part: [] for part in PARTS}
     digests = {part: hashlib.sha256() for part in PARTS}
@@ -185,10 +185,10 @@ def _survey(path: Path, source: Source, split: Split, work: Work, folder: Path, 
         for writer in writers.values():
             stack.callback(writer.close)
         for number in range(source.pieces):
-            piece = work.read_piece(number, dict.fromkeys([*split.columns, "label", "id" if named else "row"]))
+            piece = work.read_piece(number, dict.fromkeys([*split.columns, "label", "id" if has_ids else "row"]))
             test = split.held_out(piece, last_day)
-            ids = piece.column("id" if named else "row").combine_chunks()
-            if named:
+            ids = piece.column("id" if has_ids else "row").combine_chunks()
+            if has_ids:
                 seen.append(id_keys(ids))
             for part, mask in zip(PARTS, (~test, test), strict=True):
                 own = ids.filter(pa.array(mask))

@@ -24,14 +24,14 @@ def in_order(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     >>> list(in_order(lambda number: number * number, range(4)))
     [0, 1, 4, 9]
     """
-    waiting: deque[Future[R]] = deque()
+    pending: deque[Future[R]] = deque()
     with ThreadPoolExecutor(WORKERS) as pool:
         try:
             for item in items:
-                waiting.append(pool.submit(work, item))
-                if len(waiting) > WORKERS:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+                pending.append(pool.submit(work, item))
+                if len(pending) > WORKERS:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)

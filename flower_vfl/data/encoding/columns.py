@@ -57,7 +57,7 @@ def columns_of(dataset: Dataset) -> list[Column]:
         When a file does not match its description.
     """
     held = [party for party in dataset.parties if (dataset.folder / party).is_dir()]
-    return [column for party in held for column in _explained(dataset, party)]
+    return [column for party in held for column in _columns_with_reasons(dataset, party)]
 
 
 def class_counts(dataset: Dataset) -> dict[str, int]:
@@ -74,24 +74,24 @@ def class_counts(dataset: Dataset) -> dict[str, int]:
     return dict(zip(dataset.class_names, counts.tolist(), strict=True))
 
 
-def _explained(dataset: Dataset, party: str) -> Iterator[Column]:
+def _columns_with_reasons(dataset: Dataset, party: str) -> Iterator[Column]:
     """Yield columns with the reasons of their reader, then those that it leaves out."""
     reader = dataset.encoding(party).reader
     readings = {name: reading for reading in reader.columns for name in reading.columns} if reader else {}
-    for column in _columns_of(dataset, party):
+    for column in _encoded_columns(dataset, party):
         reading = readings.get(column.name)
-        yield replace(column, why=reading.why, change=_change(reading)) if reading else column
+        yield replace(column, why=reading.why, change=_option(reading)) if reading else column
     for reading in reader.columns if reader else ():
         if not reading.columns:
-            yield Column(party, reading.name, "left out", why=reading.why, change=_change(reading))
+            yield Column(party, reading.name, "left out", why=reading.why, change=_option(reading))
 
 
-def _change(reading: Reading) -> str:
+def _option(reading: Reading) -> str:
     """Return the option that sets another kind for a column."""
     return f"dtype.{reading.name}={'ignore' if reading.kind == 'category' else 'category'}"
 
 
-def _columns_of(dataset: Dataset, party: str) -> Iterator[Column]:
+def _encoded_columns(dataset: Dataset, party: str) -> Iterator[Column]:
     spec, encoding = dataset.spec(party), dataset.encoding(party)
     if encoding.text is not None:
         yield Column(party, encoding.text.name, "text", values=len(encoding.text.words))

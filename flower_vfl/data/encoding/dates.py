@@ -45,7 +45,7 @@ _FIELDS = {
     "S": "(?P<S>[0-9]{2})(?:[.,][0-9]+)?",
 }
 _CLOCK = "(?P<H>[0-9]{1,2}):(?P<M>[0-9]{2})(?::(?P<S>[0-9]{2})(?:[.,][0-9]+)?)?(?: ?(?P<p>[AaPp])[.]?[Mm][.]?)?"
-_BEHIND = f"(?:(?:T|,? +){_CLOCK}(?: ?(?:Z|UTC|[-+][0-9]{{2}}:?[0-9]{{2}}))?)?"
+_OPTIONAL_TIME = f"(?:(?:T|,? +){_CLOCK}(?: ?(?:Z|UTC|[-+][0-9]{{2}}:?[0-9]{{2}}))?)?"
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 
 
@@ -121,7 +121,7 @@ class DateFormat:
         )
         if self.text == "%Y%m%d":
             pattern = "(?P<Y>19[0-9]{2}|20[0-9]{2})(?P<m>[0-9]{2})(?P<d>[0-9]{2})"
-        return pattern if "%H" in self.text else pattern + _BEHIND
+        return pattern if "%H" in self.text else pattern + _OPTIONAL_TIME
 
 
 def _months(names: pa.Array) -> NDArray[np.float64]:

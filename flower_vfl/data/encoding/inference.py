@@ -26,13 +26,13 @@ from flower_vfl.data.encoding.reading import (
 from flower_vfl.data.encoding.values import Place
 from flower_vfl.errors import DataError
 
-_MOSTLY = 0.95
+_ALMOST_ALL = 0.95
 """Share of rows that read as numbers or dates, from which a column is refused if others do not."""
-_ENOUGH = 20
+_LEAST_ROWS = 20
 """Number of rows below which no column counts as free text or almost unique."""
-_ALONE = 0.9
+_UNIQUE_SHARE = 0.9
 """Share of rows with a value that no other row has, from which a column is uninformative for new rows."""
-_WORDS = 4.0
+_FREE_TEXT_WORDS = 4.0
 """Mean number of words of a value from which texts are free text."""
 
 
@@ -138,7 +138,7 @@ class _Column:
         """Return the format of a column from its type; None for texts."""
         kind = self.values.type
         if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-            return self._compact() or Reading(self.name, "number", f"of type {kind}")
+            return self._eight_digits() or Reading(self.name, "number", f"of type {kind}")
         if pa.types.is_boolean(kind):
             return Reading(self.name, "boolean", f"of type {kind}")
         if pa.types.is_date(kind) or pa.types.is_timestamp(kind) or pa.types.is_time(kind):
@@ -152,7 +152,7 @@ class _Column:
     def _of_texts(self, decimal: str) -> Reading:
         found = (
             self._codes()
-            or self._compact()
+            or self._eight_digits()
             or self._number(decimal, "")
             or self._date("", named=False)
             or self._boolean()
@@ -168,7 +168,7 @@ class _Column:
             return self._category("digits with leading zeros: codes")
         return None
 
-    def _compact(self) -> Reading | None:
+    def _eight_digits(self) -> Reading | None:
         """Return the format of dates if all values are eight digits that are dates; else None."""
         if len(self.different) < 2 or not (is_text(self.values) or pa.types.is_integer(self.values.type)):
             return None
@@ -186,7 +186,7 @@ class _Column:
 
     def _refuse_almost(self, read: object, bad: np.ndarray, what: str) -> None:
         number = int(bad.sum())
-        if 1.0 - number / len(bad) >= _MOSTLY:
+        if 1.0 - number / len(bad) >= _ALMOST_ALL:
             first = min(np.flatnonzero(bad), key=lambda place: int(self.rows[place]))
             raise DataError(
                 f"{self.file}: column {self.name!r} is {what} but for {number} of {len(bad)} training rows, the first "
@@ -209,10 +209,10 @@ class _Column:
                     f"as none of the dates that are known; give their format, as in dtype.{self.name}=date:%d.%m.%Y"
                 )
             return None
-        text = fitting[0] if len(fitting) == 1 else self._order(fitting)
+        text = fitting[0] if len(fitting) == 1 else self._constant_day(fitting)
         return self._dates(text, "; ".join(filter(None, [why, f"dates, {text}" if "%Y" in text else text])))
 
-    def _order(self, fitting: list[str]) -> str:
+    def _constant_day(self, fitting: list[str]) -> str:
         """Return the only format in which all dates have the same day of the month; refuse several formats or none."""
         firsts = [text for text in fitting if len(np.unique(self._days_of(text))) == 1]
         if len(firsts) == 1:
@@ -244,9 +244,9 @@ class _Column:
         rows, counts = len(self.known), pc.value_counts(self.known).field(1)
         alone = pc.sum(pc.equal(counts, 1)).as_py() / rows
         words = pc.mean(pc.add(pc.count_substring_regex(self.different, r"\s+"), 1)).as_py()
-        if rows >= _ENOUGH and words >= _WORDS and 2 * len(self.different) > rows:
+        if rows >= _LEAST_ROWS and words >= _FREE_TEXT_WORDS and 2 * len(self.different) > rows:
             return Reading(self.name, "ignore", f"free text, {words:.0f} words on average")
-        if rows >= _ENOUGH and alone >= _ALONE:
+        if rows >= _LEAST_ROWS and alone >= _UNIQUE_SHARE:
             return Reading(self.name, "ignore", f"{alone:.0%} of its values occur in one training row only")
         mixed = sorted(signs(self.different))
         if len(mixed) > 1 and not why:

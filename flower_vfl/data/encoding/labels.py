@@ -15,7 +15,7 @@ from flower_vfl.data.encoding.values import Place, parse_numbers, texts
 from flower_vfl.errors import DataError
 from flower_vfl.registry import suggestion
 
-_SHARED = frozenset({"uint8", "int8", "int16", "int32", "int64"})
+_TENSOR_TYPES = frozenset({"uint8", "int8", "int16", "int32", "int64"})
 """Integer types that a tensor can share with an array."""
 
 MAX_CLASSES = 1000
@@ -70,7 +70,7 @@ def encode_labels(train: pa.ChunkedArray, test: pa.ChunkedArray, place: Place, p
     if unknown:
         raise DataError(
             f"{place.file}: column {place.column!r} has test rows of class {unknown[0]!r}, which no training row has; "
-            "training rows have " + _some(names)
+            "training rows have " + _examples(names)
         )
     if positive and positive not in names:
         raise DataError(f"{place.file}: no label is {positive!r} (option positive); {suggestion(positive, names[:50])}")
@@ -214,11 +214,11 @@ def _check_names(names: list[str], rows: int, place: Place) -> None:
     if len(names) > MAX_CLASSES or (len(names) > _FEW and rows < 2 * len(names)):
         raise DataError(
             f"{place.file}: column {place.column!r} has {len(names)} different labels in {rows} training rows, among "
-            f"them {_some(names)}: this is no classification; up to {MAX_CLASSES} classes are supported"
+            f"them {_examples(names)}: this is no classification; up to {MAX_CLASSES} classes are supported"
         )
 
 
-def _some(names: list[str]) -> str:
+def _examples(names: list[str]) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
@@ -247,5 +247,5 @@ def whole_labels(labels: object) -> NDArray[np.int64]:
             f"labels are whole numbers (N,), the class of each row, given {values.dtype} {values.shape}; with "
             "labels.astype(int), or np.unique(labels, return_inverse=True)[1], classes become such"
         )
-    shared = values.dtype.isnative and values.dtype.name in _SHARED and values.flags.c_contiguous
+    shared = values.dtype.isnative and values.dtype.name in _TENSOR_TYPES and values.flags.c_contiguous
     return values if shared else np.ascontiguousarray(values, dtype=np.int64)

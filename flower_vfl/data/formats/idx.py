@@ -56,14 +56,14 @@ class IdxFile:
                 content = file.read(count * size)
                 if len(content) != count * size:
                     held = (self.items - left) * size + len(content)
-                    raise DataError(f"{self._promise()}, but holds only {held}")
+                    raise DataError(f"{self._declared_size()}, but holds only {held}")
                 left -= count
                 yield np.frombuffer(content, np.uint8).reshape(count, *self.shape)
             # One byte more than declared, to check that none follows; a gzip bomb is not unpacked further.
             if file.read(1):
-                raise DataError(f"{self._promise()}, but holds more")
+                raise DataError(f"{self._declared_size()}, but holds more")
 
-    def _promise(self) -> str:
+    def _declared_size(self) -> str:
         length = self.items * prod(self.shape)
         return f"{self.path} says it holds {self.items} items of shape {self.shape}, {length} bytes"
 

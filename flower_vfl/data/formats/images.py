@@ -44,19 +44,19 @@ class ImageOptions(Options):
 
     @field_validator("classes")
     @classmethod
-    def _several(cls, classes: list[str]) -> list[str]:
-        names = [cls._named(name) for name in classes]
+    def _check_classes(cls, classes: list[str]) -> list[str]:
+        names = [cls._class_name(name) for name in classes]
         if len(names) == 1 or len(set(names)) < len(names):
             raise ValueError("name two classes or more, each once")
         return names
 
     @field_validator("positive")
     @classmethod
-    def _one(cls, positive: str) -> str:
-        return cls._named(positive) if positive else positive
+    def _check_positive(cls, positive: str) -> str:
+        return cls._class_name(positive) if positive else positive
 
     @classmethod
-    def _named(cls, given: str) -> str:
+    def _class_name(cls, given: str) -> str:
         if given in cls.names:
             return given
         if given.isdecimal() and int(given) < len(cls.names):
@@ -64,7 +64,7 @@ class ImageOptions(Options):
         raise ValueError(f"there is no class {given!r}; {suggestion(given, cls.names)}, or 0 to {len(cls.names) - 1}")
 
     @model_validator(mode="after")
-    def _together(self) -> Self:
+    def _check_combination(self) -> Self:
         if self.thin and (len(self.thin) != 2 or min(self.thin) < TEST_FIFTH):
             raise ValueError(
                 f"thin is two numbers of at least {TEST_FIFTH}, positives and negatives, given {self.thin}"

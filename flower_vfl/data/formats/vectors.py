@@ -87,7 +87,7 @@ def read_vectors(named: str, words: Sequence[str], first: int) -> NDArray[np.flo
     files = vector_files(named)
     if not files:
         return None
-    found = _of_package(files[0], files[1], words) if len(files) == 2 else _of_text(files[0], words)
+    found = _read_package(files[0], files[1], words) if len(files) == 2 else _read_text(files[0], words)
     with_vector = np.flatnonzero(found.any(axis=1))
     if not len(with_vector):
         raise DataError(f"{files[0]} has a vector for none of the {len(words)} words of the training rows")
@@ -98,7 +98,7 @@ def read_vectors(named: str, words: Sequence[str], first: int) -> NDArray[np.flo
     return np.concatenate([np.zeros((first, found.shape[1]), np.float32), found])
 
 
-def _of_package(numbers: Path, index: Path, words: Sequence[str]) -> NDArray[np.float32]:
+def _read_package(numbers: Path, index: Path, words: Sequence[str]) -> NDArray[np.float32]:
     """Read the rows of the words from an array and the list of its words."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -117,7 +117,7 @@ def _of_package(numbers: Path, index: Path, words: Sequence[str]) -> NDArray[np.
     return found
 
 
-def _of_text(path: Path, words: Sequence[str]) -> NDArray[np.float32]:
+def _read_text(path: Path, words: Sequence[str]) -> NDArray[np.float32]:
     """Read the lines of the words, "word number number ...", one after another."""
     wanted = {word: row for row, word in enumerate(words)}
     found: NDArray[np.float32] | None = None

@@ -84,7 +84,7 @@ def available() -> list[CatalogEntry]:
     return [
         CatalogEntry(recipe.name, recipe.description, recipe.licence, recipe.rows, not advice, advice)
         for recipe in RECIPES.values()
-        for advice in ("" if _kept(recipe) else recipe.advice(),)
+        for advice in ("" if _stored(recipe) else recipe.advice(),)
     ]
 
 
@@ -188,7 +188,7 @@ def prepare(
 def _found(name: str, path: str | Path) -> tuple[Recipe, Path | None]:
     """Return a recipe and the path of its data, None for the files of its package."""
     recipe = lookup("data set", name, RECIPES)
-    source = Path(path).expanduser() if str(path) else _kept(recipe)
+    source = Path(path).expanduser() if str(path) else _stored(recipe)
     if source is not None and not source.exists():
         raise DataError(f"data.path names {str(path)!r}, which does not exist")
     if not _is_prepared(source):
@@ -240,7 +240,7 @@ def _cache_key(recipe: Recipe, source: Path | None, options: Options) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _kept(recipe: Recipe) -> Path | None:
+def _stored(recipe: Recipe) -> Path | None:
     """Return the path of a data set in the folder of all data sets; None if it is not there."""
     named = os.environ.get(DATASETS_VARIABLE)
     place = Path(named).expanduser() / recipe.name if named else None

@@ -87,12 +87,12 @@ class Flights(Recipe):
         builder.align({part: [f"flight-{row}" for row in rows[part]] for part in PARTS})
         weather = _joined(flights, _read(paths[1], ("origin", "time_hour", *_AIR, "wind_dir")), ("origin", "time_hour"))
         planes = _joined(flights, _read(paths[2], ("tailnum", *_PLANE)), ("tailnum",))
-        known = _calendar(flights, paths[0])
+        calendar = _calendar(flights, paths[0])
         tables = {
-            "weather": pa.table({**known, **{name: weather[name] for name in (*_AIR, "wind_dir")}}),
+            "weather": pa.table({**calendar, **{name: weather[name] for name in (*_AIR, "wind_dir")}}),
             "airline": pa.table(
                 {
-                    **known,
+                    **calendar,
                     **{name: _minutes(flights[name], Place(str(paths[0]), name)) for name in _PLANNED},
                     **{name: flights[name] for name in ("distance", "carrier", "flight", "tailnum", "dest")},
                     **{f"plane {name}": planes[name] for name in _PLANE},

@@ -66,18 +66,18 @@ class Isic(ImageRecipe):
 
     def inputs(self, source: Path | None, options: ImageOptions) -> list[Path]:
         """Return the table, or the archive or all images of the tree."""
-        root = self._named(source)
+        root = self._root(source)
         table = _table(root)
         return [table] if table else image_files(root, _ENDINGS)
 
     def files(self, source: Path | None, options: IsicOptions) -> Mapping[Part, ImageFiles]:
         """Return the images of each part, with the requested number of benign ones."""
-        root = self._named(source)
+        root = self._root(source)
         table = _table(root)
         found = _by_table(table, options) if table else _by_tree(root)
-        return _with_fewer(found, options.benign)
+        return _limit_benign(found, options.benign)
 
-    def _named(self, source: Path | None) -> Path:
+    def _root(self, source: Path | None) -> Path:
         """Return the folder or archive of the raw data, which the user must give."""
         if source is None:
             raise DataError(f"isic is not here: {self.advice()}")
@@ -139,7 +139,7 @@ def _read_table(path: Path) -> tuple[list[str], list[str], NDArray[np.int64]]:
     return names, patients, np.array([int(target) for target in targets])
 
 
-def _with_fewer(found: Mapping[Part, ImageFiles], benign: int) -> dict[Part, ImageFiles]:
+def _limit_benign(found: Mapping[Part, ImageFiles], benign: int) -> dict[Part, ImageFiles]:
     """Return the images with `benign` benign ones (0: all), drawn from both parts together to keep their shares."""
     there = [(part, row) for part in PARTS for row in np.flatnonzero(found[part].labels == 0)]
     if not benign or benign >= len(there):

@@ -178,12 +178,12 @@ class Files(Recipe):
             out = builder.create_arrays(party, train.spec, part)["features.npy"]
             arrays.copy(tables[part].column(ROW).to_numpy(), out)
 
-        def written(rows: pa.Table) -> NDArray[np.bool_]:
+        def write_unaligned(rows: pa.Table) -> NDArray[np.bool_]:
             out = builder.create_unaligned(party, train.spec, rows.num_rows)["features.npy"]
             train.copy(rows.column(ROW).to_numpy(), out)
             return np.ones(rows.num_rows, dtype=np.bool_)
 
-        unaligned, classes = _unaligned(raw["train"], tables, labels, options, written)
+        unaligned, classes = _unaligned(raw["train"], tables, labels, options, write_unaligned)
         if unaligned is None:
             builder.remove_unaligned(party)
         builder.finish_party(party, train.spec, ("features",), PartyEncoding((), ()))
@@ -325,16 +325,16 @@ def _align(
     joined = {}
     for part in PARTS:
         named = {str(raw[part][key].path): ids for key, ids in own[part].items()}
-        agreed = aligned.get(part if options.has_test_files else "train")
-        joined[part] = select_ids(named, agreed.ids) if agreed else join_ids(named, options.join)
+        alignment = aligned.get(part if options.has_test_files else "train")
+        joined[part] = select_ids(named, alignment.ids) if alignment else join_ids(named, options.join)
     if options.has_test_files:
         both = len(set(joined["train"]) & set(joined["test"]))
         if both:
             raise DataError(f"{both} IDs are in training and in test files; leave each in one of them")
     else:
         held_out = in_test_set(joined["train"], options.test_fraction, options.split_seed)
-        everything = np.array(joined["train"], dtype=object)
-        joined = {"train": everything[~held_out].tolist(), "test": everything[held_out].tolist()}
+        all_ids = np.array(joined["train"], dtype=object)
+        joined = {"train": all_ids[~held_out].tolist(), "test": all_ids[held_out].tolist()}
     builder.align(joined)
     return {
         key: {
@@ -434,13 +434,13 @@ def _label_party(holder: str, aligned: Mapping[Part, AlignmentFile], options: Fi
         if own and own != file.label_party:
             raise DataError(
                 f"the label party is {own!r} here and {file.label_party!r} in the alignment; name it as there: "
-                f"{_called(own, file.label_party, options)}"
+                f"{_rename_options(own, file.label_party, options)}"
             )
         own = file.label_party
     return own or "label"
 
 
-def _called(own: str, name: str, options: FilesOptions) -> str:
+def _rename_options(own: str, name: str, options: FilesOptions) -> str:
     """Return the options that give the label party the name that it has in an alignment."""
     if own not in options.files:
         return f"--set label_party={name}"

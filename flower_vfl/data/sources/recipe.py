@@ -28,17 +28,17 @@ class Options(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _as_typed(cls, value: Any, info: ValidationInfo) -> Any:
+    def _parse_value(cls, value: Any, info: ValidationInfo) -> Any:
         kind = cls.model_fields[info.field_name or ""].annotation
         if get_origin(kind) not in (list, tuple):
-            return _word(kind, value)
+            return _as_text(kind, value)
         item = get_args(kind)[0]
         if isinstance(value, str):
             value = read_list(item, value)
-        return [_word(item, entry) for entry in (value if isinstance(value, list | tuple) else [value])]
+        return [_as_text(item, entry) for entry in (value if isinstance(value, list | tuple) else [value])]
 
 
-def _word(kind: Any, value: Any) -> Any:
+def _as_text(kind: Any, value: Any) -> Any:
     """Return a boolean as the text "true" or "false" if a text is needed; pydantic converts numbers itself."""
     return str(value).lower() if kind is str and isinstance(value, bool) else value
 

@@ -41,7 +41,7 @@ _CHUNK_BYTES = 32 * 2**20
 _IDS = 2**16
 """Number of IDs that are read at once."""
 
-_TRIES = 10
+_ATTEMPTS = 10
 """Number of attempts to load an array. numpy parses headers as Python; while another thread parses too, for instance to
 print a traceback, CPython 3.11 may raise a SystemError (gh-106905) in either."""
 
@@ -114,7 +114,7 @@ def open_array(path: Path, shape: tuple[int, ...], dtype: str, mode: Literal["r"
 
 
 def _load(path: Path, mode: Literal["r", "c"] | None) -> Any:
-    for _ in range(_TRIES - 1):
+    for _ in range(_ATTEMPTS - 1):
         with suppress(SystemError):
             return np.load(path, mmap_mode=mode, allow_pickle=False)
     return np.load(path, mmap_mode=mode, allow_pickle=False)
@@ -356,14 +356,14 @@ def new_folder(out: Path) -> Iterator[Path]:
     StorageError
         When the complete folder cannot be renamed to `out`.
     """
-    with _workplace(out) as (place, target):
+    with _work_folder(out) as (place, target):
         try:
             data = place / "data"
             shutil.rmtree(data, ignore_errors=True)
             with writing_to(data):
                 data.mkdir(mode=0o700)
             yield data
-            _become(data, target)
+            _move_into_place(data, target)
         finally:
             shutil.rmtree(place, ignore_errors=True)
 
@@ -391,7 +391,7 @@ def lasting_folder(out: Path, plan: str) -> Iterator[tuple[Path, Path]]:
     StorageError
         When the complete folder cannot be renamed to `out`.
     """
-    with _workplace(out) as (place, target):
+    with _work_folder(out) as (place, target):
         data, notes, planned = place / "data", place / "notes", place / "plan"
         try:
             found = planned.read_text(encoding="utf8") if planned.is_file() else ""
@@ -406,7 +406,7 @@ def lasting_folder(out: Path, plan: str) -> Iterator[tuple[Path, Path]]:
             for folder in (data, notes):
                 folder.mkdir(mode=0o700, exist_ok=True)
             yield data, notes
-            _become(data, target)
+            _move_into_place(data, target)
             shutil.rmtree(place, ignore_errors=True)
         except (ConfigError, DataError):
             shutil.rmtree(place, ignore_errors=True)
@@ -417,9 +417,9 @@ def lasting_folder(out: Path, plan: str) -> Iterator[tuple[Path, Path]]:
 
 
 @contextmanager
-def _workplace(out: Path) -> Iterator[tuple[Path, Path]]:
+def _work_folder(out: Path) -> Iterator[tuple[Path, Path]]:
     """Yield the folder `.<name of out>.partial`, locked for this process, and the path of `out`."""
-    target = _free_place(out)
+    target = _free_target(out)
     place = target.with_name(f".{target.name}.partial")
     lock = None
     while lock is None:
@@ -427,12 +427,12 @@ def _workplace(out: Path) -> Iterator[tuple[Path, Path]]:
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise DataError(f"{out} cannot be written: {error.strerror}") from None
-        lock = _locked(place)
+        lock = _lock_folder(place)
     with lock:
         yield place, target
 
 
-def _locked(place: Path) -> FolderLock | None:
+def _lock_folder(place: Path) -> FolderLock | None:
     """Return the lock of a folder; None if the process that worked in it has just removed it."""
     try:
         lock = FolderLock(place)
@@ -446,7 +446,7 @@ def _locked(place: Path) -> FolderLock | None:
     return None
 
 
-def _free_place(out: Path) -> Path:
+def _free_target(out: Path) -> Path:
     """Return the path of `out`, links followed, after checking that it is free or an empty folder to be replaced."""
     place = Path(os.path.realpath(out))
     if place.exists() and not (place.is_dir() and not any(place.iterdir())):
@@ -457,7 +457,7 @@ def _free_place(out: Path) -> Path:
     return place
 
 
-def _become(folder: Path, place: Path) -> None:
+def _move_into_place(folder: Path, place: Path) -> None:
     try:
         os.rename(folder, place)
     except OSError as error:

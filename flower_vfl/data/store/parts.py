@@ -41,7 +41,7 @@ def write_part(source: Path, party: str, out: Path) -> Dataset:
     known = {*dataset.parties, dataset.label_party}
     if party not in known:
         raise DataError(f"{source} has no party {party!r}; it has {', '.join(sorted(known))}")
-    folders = [name for name, wanted in _belongings(dataset, party).items() if wanted]
+    folders = [name for name, wanted in _part_folders(dataset, party).items() if wanted]
     for name in folders:
         if not (source / name).is_dir():
             raise DataError(f"{source} does not hold what party {party!r} needs: there is no folder {source / name}")
@@ -60,7 +60,7 @@ def _copy(file: Path, target: Path) -> None:
             shutil.copyfileobj(content, copy)
 
 
-def _belongings(dataset: Dataset, party: str) -> dict[str, bool]:
+def _part_folders(dataset: Dataset, party: str) -> dict[str, bool]:
     """Return the folders of a data set, with True for those of a party's part."""
     return {
         "ids": (dataset.folder / "ids").is_dir(),

@@ -159,7 +159,7 @@ class ArraySource:
     [[[4.0, 5.0], [0.0, 1.0]], [[9], [7]]]
     """
 
-    __slots__ = ("_arrays", "_files", "_length", "_wanted")
+    __slots__ = ("_arrays", "_dtypes", "_files", "_length")
 
     def __init__(self, *arrays: NDArray[Any]) -> None:
         if not arrays:
@@ -176,7 +176,7 @@ class ArraySource:
         self._length = lengths[0]
         # A plain view: np.memmap's own indexing costs several microseconds a call.
         self._arrays = tuple(np.asarray(array) for array in arrays)
-        self._wanted = tuple(np.dtype(np.float32 if array.dtype.kind == "f" else np.int64) for array in arrays)
+        self._dtypes = tuple(np.dtype(np.float32 if array.dtype.kind == "f" else np.int64) for array in arrays)
         self._files = tuple(file_of(array) for array in self._arrays)
 
     def __len__(self) -> int:
@@ -235,7 +235,7 @@ class ArraySource:
         """Return the tensors of `gather` from stored rows, one array (B, ...) for each array of the source."""
         import torch
 
-        pairs = zip(stored, self._wanted, strict=True)
+        pairs = zip(stored, self._dtypes, strict=True)
         return tuple(torch.from_numpy(array.astype(wanted, copy=False)) for array, wanted in pairs)
 
     def let_go(self) -> None:
@@ -275,7 +275,7 @@ class PixelSource(ArraySource):
         if images.dtype != np.uint8:
             raise DataError(f"pixels are bytes (uint8), given {images.dtype}")
         super().__init__(images)
-        self._wanted = (np.dtype(np.float32),)
+        self._dtypes = (np.dtype(np.float32),)
 
     def converted(self, stored: Sequence[NDArray[Any]]) -> tuple[torch.Tensor, ...]:
         """Return rows of bytes as (B, ...) float32 from 0 to 1."""
