@@ -1,7 +1,7 @@
 """Kinds of fields of a line, and their conversion to columns of numbers.
 
 A categorical value becomes a key of 32 bits, without loss: these logs hold 8 hexadecimal digits or small whole numbers.
-Keys are fast to count and to search; `key_texts` converts them back to the texts of the file.
+Keys are counted and searched by the million; `key_texts` converts them back to the texts of the file.
 """
 
 from __future__ import annotations

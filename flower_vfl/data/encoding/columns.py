@@ -31,7 +31,7 @@ class Column:
     values : int or None
         Number of values in the training rows with an id of their own, a missing one included; for texts, of words.
     rare : float or None
-        Of a category: share of the training rows whose value is too rare for an id.
+        For a category: share of the training rows whose value is too rare for an id.
     why : str
         Reason for the kind, where the data gives one.
     change : str

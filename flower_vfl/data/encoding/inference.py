@@ -27,7 +27,7 @@ from flower_vfl.data.encoding.values import Place
 from flower_vfl.errors import DataError
 
 _ALMOST_ALL = 0.95
-"""Share of rows that read as numbers or dates, from which a column is refused if others do not."""
+"""Share of rows that read as numbers or dates, from which a column is refused for its other rows."""
 _LEAST_ROWS = 20
 """Number of rows below which no column counts as free text or almost unique."""
 _UNIQUE_SHARE = 0.9

@@ -87,7 +87,7 @@ def numbers(
     place : Place
         Origin of the column, for messages.
     missing : {"error", "mean", "zero"}
-        "error" allows no missing number.
+        Treatment of missing numbers; "error" allows none.
     needed : pyarrow.Array of bool, optional
         The rows that are checked; all by default. The others become 0.
 

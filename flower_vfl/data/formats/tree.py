@@ -95,7 +95,7 @@ class ImageTree(ABC):
 
     @abstractmethod
     def contents(self, wanted: Mapping[str, int]) -> Iterator[tuple[str, bytes]]:
-        """Yield names and contents of the files that are wanted, in any order."""
+        """Yield names and contents of the wanted files, in any order."""
 
 
 class _Folder(ImageTree):

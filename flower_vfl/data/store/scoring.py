@@ -181,7 +181,7 @@ def new_rows(path: Path, trained: VerticalData) -> ScoreRows:
         A prepared folder, of which all rows can be requested, or the test rows where it has no IDs; or a CSV or
         Parquet file with a header, an ID column and the columns of every party of this host; or a folder with one such
         file a party, `<party>.csv` for instance. Rows of files are in the order of their IDs; if training kept only the
-        IDs that all files share (`join = "inner"`), they are kept here, too.
+        IDs that all files share (`join = "inner"`), only such IDs are kept here, too.
     trained : VerticalData
         The data that the network was trained on, with the encoding of the columns.
 
