@@ -1,7 +1,7 @@
-"""Accounting of label privacy: what proven mechanisms tell of each person's label, over epochs and trainings.
+"""Accounting of label privacy: the epsilon of each person's label, over epochs and trainings.
 
-`mechanisms` describes what a label goes through, `composition` adds up what several draws tell, and `ledger` keeps
-account of it over trainings on the same labels.
+`mechanisms` has the mechanisms that randomise a label, `composition` composes the privacy losses of several draws, and
+`ledger` keeps account of the epsilon that trainings on the same labels spend.
 """
 
 from flower_vfl.accounting.composition import Release, calibrate, compose_epsilon, largest_auc

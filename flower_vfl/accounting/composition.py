@@ -1,8 +1,8 @@
-"""Composition: what all draws together tell of one label.
+"""Composition: the epsilon of all draws of one label together.
 
-A label goes through a mechanism once an epoch where noise is drawn for each epoch, and once in all where it is drawn
-once and kept. Batches of an epoch have other rows each, so they count once for each label (parallel composition). No
-amplification by subsampling is claimed: parties see which rows a batch has.
+A mechanism is applied to a label once an epoch where noise is drawn for each epoch, and once in all where it is drawn
+once and kept. The batches of an epoch have different rows, so they count once for each label (parallel composition).
+No amplification by subsampling is claimed: parties see the rows of each batch.
 
 At delta 0 epsilons add up. For a delta above 0 privacy loss distributions are composed, by Google's `dp-accounting`;
 Gaussians alone compose exactly, without it.
@@ -33,17 +33,17 @@ _EXACT = 1e-7
 
 @dataclass(frozen=True)
 class Release:
-    """A mechanism, and how often each label goes through it in one training.
+    """A mechanism, and the number of times that it is applied to each label in one training.
 
     Attributes
     ----------
     mechanism : Mechanism
         The mechanism.
     draws : int
-        Times that one label goes through it, with independent noise each: the epochs, or 1.
+        Number of times that it is applied to one label, with independent noise each: the epochs, or 1.
     kept : bool
         True if the noise is drawn once, before training, from the secret, the labels and the mechanism alone. Another
-        training with the same secret then repeats it and tells nothing more.
+        training with the same secret then repeats the noise and reveals nothing more.
     """
 
     mechanism: Mechanism
@@ -58,7 +58,7 @@ class Release:
 
 
 def compose_epsilon(releases: Iterable[Release], delta: float = 0.0) -> float:
-    r"""Return the epsilon of several releases of the same labels together; infinite where there is none.
+    r"""Return the epsilon of several releases of the same labels together; infinity if no finite one holds.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def compose_epsilon(releases: Iterable[Release], delta: float = 0.0) -> float:
     Raises
     ------
     ArgumentError
-        For another delta.
+        When delta is out of range.
     SetupError
         When `dp-accounting` is needed and missing.
 
@@ -90,7 +90,7 @@ def compose_epsilon(releases: Iterable[Release], delta: float = 0.0) -> float:
     check_delta(delta)
     if 0.0 < delta < SMALLEST_DELTA:
         raise ArgumentError(f"delta must be 0, or at least {SMALLEST_DELTA}, given {delta!r}")
-    counts = Counter[Mechanism]()  # coordinates that each mechanism draws
+    counts = Counter[Mechanism]()  # number of coordinates that each mechanism draws
     for release in releases:
         counts[release.mechanism] += release.draws * release.mechanism.coordinates
     total = sum(count * mechanism.pure / mechanism.coordinates for mechanism, count in counts.items())
@@ -98,11 +98,11 @@ def compose_epsilon(releases: Iterable[Release], delta: float = 0.0) -> float:
         return float(total)
     if all(isinstance(mechanism, Gaussian) for mechanism in counts):
         return _gaussian_epsilon(counts, delta)
-    return min(float(total), float(_losses(counts).get_epsilon_for_delta(delta - _ROUNDING)))
+    return min(float(total), float(_composed_distribution(counts).get_epsilon_for_delta(delta - _ROUNDING)))
 
 
 def largest_auc(epsilon: float, delta: float = 0.0) -> float:
-    r"""Return the largest AUC with which two labels of one person, all else equal, can be told apart.
+    r"""Return the largest AUC with which two labels of one person, all else equal, can be distinguished.
 
     .. math:: 1 - \frac{(1 - \delta)^2}{1 + e^\varepsilon}
 
@@ -127,9 +127,9 @@ def calibrate(make: Callable[[float], Mechanism], epsilon: float, delta: float =
     epsilon : float
         The target, above 0.
     delta : float
-        Its delta.
+        Delta of the target.
     draws : int
-        Times that one label goes through the mechanism.
+        Number of times that the mechanism is applied to one label.
 
     Raises
     ------
@@ -174,7 +174,7 @@ def calibrate(make: Callable[[float], Mechanism], epsilon: float, delta: float =
 
 
 def _gaussian_epsilon(counts: Counter[Mechanism], delta: float) -> float:
-    """Return the epsilon of Gaussians alone, which compose to one [Dong, Roth, Su, 2019, corollary 3.3]."""
+    """Return the epsilon of Gaussian mechanisms, which compose to one [Dong, Roth, Su, 2019, corollary 3.3]."""
     from scipy.optimize import brentq
 
     squares = (n / one.sigma**2 for one, n in counts.items() if isinstance(one, Gaussian))
@@ -185,8 +185,8 @@ def _gaussian_epsilon(counts: Counter[Mechanism], delta: float) -> float:
     return float(brentq(lambda epsilon: float(gaussian_delta(separation, epsilon)) - delta, 0.0, most, xtol=1e-13))
 
 
-def _losses(counts: Counter[Mechanism]) -> Any:
-    distributions = _library()
+def _composed_distribution(counts: Counter[Mechanism]) -> Any:
+    distributions = _dp_accounting()
     interval = _interval(counts)
     found = None
     for mechanism, count in counts.items():
@@ -196,10 +196,10 @@ def _losses(counts: Counter[Mechanism]) -> Any:
 
 
 def _interval(counts: Counter[Mechanism]) -> float:
-    """Return the width of the grid of privacy losses: fine for small losses, and never of too many points."""
+    """Return the step of the grid of privacy losses: small for small losses, but with a bounded number of points."""
     most = sum(count * mechanism.largest_loss for mechanism, count in counts.items())
     square = sum(count * mechanism.spread**2 for mechanism, count in counts.items())
-    usual = square / 2.0 + 9.0 * math.sqrt(square)  # beyond it there is less than `_TAIL`
+    usual = square / 2.0 + 9.0 * math.sqrt(square)  # the probability beyond it is below `_TAIL`
     smallest = min((mechanism.largest_loss for mechanism in counts if mechanism.largest_loss), default=1.0)
     return max(min(_INTERVAL, smallest / 20.0), min(most, usual) / _POINTS)
 
@@ -211,10 +211,10 @@ def _discretised(mechanism: Mechanism, interval: float) -> Any:
     most = max(1, math.ceil(mechanism.largest_loss / interval))
     deltas = np.clip(mechanism.delta(interval * np.arange(-most, most + 1, dtype=np.float64)), 0.0, 1.0)
     mass = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, -most, most, deltas)
-    return _library().PrivacyLossDistribution(mass.to_dense_pmf())
+    return _dp_accounting().PrivacyLossDistribution(mass.to_dense_pmf())
 
 
-def _library() -> Any:
+def _dp_accounting() -> Any:
     try:
         from dp_accounting.pld import privacy_loss_distribution
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""The promise of a defense: an epsilon for each label, and what it comes from."""
+"""The guarantee of a defense: an epsilon for each label, and the release that it follows from."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from flower_vfl.errors import ArgumentError
 
 @dataclass(frozen=True)
 class Guarantee:
-    r"""Label differential privacy of all that leaves in one training, whatever an attacker computes from it.
+    r"""Label differential privacy of everything that is sent in one training, whatever an attacker computes from it.
 
     Attributes
     ----------
     epsilon, delta : float
-        Of each person's label, over all epochs and all parties together.
+        Epsilon and delta of each person's label, over all epochs and all parties together.
     release : Release, optional
         The mechanism and the number of times that it is applied to each label, for an account over several trainings;
         by default any mechanism of this epsilon and delta, which may cost more there.
@@ -55,5 +55,5 @@ class Guarantee:
 
     @property
     def auc(self) -> float:
-        """The largest AUC with which two labels of one person, all else equal, can be told apart."""
+        """The largest AUC with which two labels of one person, all else equal, can be distinguished."""
         return largest_auc(self.epsilon, self.delta)

@@ -1,8 +1,8 @@
 """A ledger of the epsilon that trainings on the same labels have spent, and the limit that their owner has set.
 
 It is a JSON file of the label party, beside a key of its own. It names labels, rows and secrets by digests under that
-key, which nobody can guess without it, and ends with a code over all of it (HMAC-SHA256), which nobody can write
-without it.
+key, which cannot be guessed without the key, and ends with an authentication code over its content (HMAC-SHA256), which
+cannot be forged without the key.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from flower_vfl.files import write_json_atomic, write_private, writing_to
 
 _SCHEMA = 1
 _TOLERANCE = 1.0 + 1e-9
-"""Rounding that the sum of epsilons may have."""
+"""Factor on the limit that allows for rounding errors of the sum of epsilons."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """The epsilon of each label, at a delta, that all trainings together may reach."""
+    """The largest epsilon of each label, at a delta, that all trainings together may reach."""
 
     epsilon: float
     delta: float = 0.0
@@ -61,7 +61,7 @@ class Training:
     secret : int
         A number derived from the label party's secret; noise cannot be derived from it.
     name : str
-        The label party's name of the training, the same when it is resumed; empty for one that cannot be.
+        The label party's name of the training, the same when it is resumed; empty for one that cannot be resumed.
     defense : str
         The defense with a proven guarantee, and its parameters.
     release : Release
@@ -89,7 +89,7 @@ class Entry:
     release: Release
 
     def facts(self) -> dict[str, Any]:
-        """Return the entry as it stands in the file."""
+        """Return the entry as a JSON object of the ledger's file."""
         kept = {"draws": self.release.draws, "kept": self.release.kept}
         return {**asdict(self), "release": {**self.release.mechanism.facts(), **kept}}
 
@@ -126,17 +126,17 @@ class Account:
         return compose_epsilon([*(entry.release for entry in self.entries), *more], self.limit.delta)
 
     def allows(self, release: Release) -> bool:
-        """Return whether another training with this release keeps within the limit."""
+        """Return True if another training with this release keeps within the limit."""
         return self.spent_with([release]) <= self.limit.epsilon * _TOLERANCE
 
 
 class PrivacyLedger:
-    """The file of an account; `check` and `charge` refuse what would exceed its limit.
+    """The file of an account; `check` and `charge` refuse a training that would exceed its limit.
 
     Parameters
     ----------
     path : Path
-        The file. Its key is beside it, with `.key` after the name.
+        The file. Its key is beside it, in a file with `.key` after the name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -169,40 +169,40 @@ class PrivacyLedger:
         Raises
         ------
         DataError
-            When it is missing, cannot be read, or was changed by anybody but this class.
+            When it is missing, cannot be read, or was changed other than by this class.
         """
         return self._read(self._key())
 
     def set_limit(self, limit: Limit) -> Account:
-        """Change the owner's limit; it may be below what is spent, and then nothing more is allowed."""
+        """Change the owner's limit; if it is below the spent epsilon, no further training is allowed."""
         with self._locked() as key:
             account = replace(self._read(key), limit=limit)
             self._write(account, key)
         return account
 
     def check(self, training: Training) -> None:
-        """Refuse a training that would exceed the limit, or whose labels or noise do not go with earlier ones.
+        """Refuse a training that would exceed the limit, or whose labels or noise conflict with earlier ones.
 
         Raises
         ------
         PermissionDeniedError
-            With what is spent and what is left.
+            When it would exceed the limit, or would use the noise of an earlier training for another one.
         DataError
-            When the ledger was changed or cannot be written, or the labels of the same rows are others than before.
+            When the ledger was changed or cannot be written, or the labels of the same rows differ from earlier ones.
         """
         with self._locked() as key:
-            _admit(self._read(key), _entry(training, key, ""), self.path)
+            _check_entry(self._read(key), _entry(training, key, ""), self.path)
 
     def charge(self, training: Training, now: datetime) -> Account:
-        """Check a training and put it on the account before anything of it leaves; return the account with it.
+        """Check a training, add it to the account before anything of it is sent, and return the account.
 
         A training that repeats the noise of an earlier one costs nothing: a resumed one, and one with the same secret
-        and labels whose noise is drawn once. Raises as `check`.
+        and labels whose noise is drawn once. Raises the errors of `check`.
         """
         with self._locked() as key:
             account = self._read(key)
             entry = _entry(training, key, now.isoformat(timespec="seconds"))
-            if _admit(account, entry, self.path):
+            if _check_entry(account, entry, self.path):
                 account = replace(account, entries=(*account.entries, entry))
                 self._write(account, key)
         return account
@@ -219,7 +219,7 @@ class PrivacyLedger:
 
     @contextmanager
     def _locked(self) -> Iterator[bytes]:
-        """Let no other process charge meanwhile; the key's file, which is never replaced, carries the lock."""
+        """Lock the ledger, and yield its key; the lock is on the key's file, which is never replaced."""
         self._key()
         with writing_to(self.path):
             if not os.access(self.path.parent, os.W_OK):
@@ -236,7 +236,7 @@ class PrivacyLedger:
             if hmac.compare_digest(str(code), _code(found, key)):
                 return Account(Limit(**found["limit"]), tuple(map(Entry.of, found["entries"])))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ArgumentError):
-            pass  # the code covers every well-formed content
+            pass  # this class writes no such content
         raise DataError(
             f"the privacy ledger {self.path} is not as it was written: somebody changed or shortened it, or its key is "
             "another one. Restore both files from a copy; without them nobody knows what is spent of these labels"
@@ -251,7 +251,7 @@ class PrivacyLedger:
         write_json_atomic(self.path, {**content, "code": _code(content, key)})
         folder = os.open(self.path.parent, os.O_RDONLY)
         try:
-            os.fsync(folder)  # what is spent must survive the end of the machine, too
+            os.fsync(folder)  # the entries must survive a crash of the machine, too
         finally:
             os.close(folder)
 
@@ -281,8 +281,8 @@ def _entry(training: Training, key: bytes, time: str) -> Entry:
     )
 
 
-def _admit(account: Account, entry: Entry, path: Path) -> bool:
-    """Return whether an entry is a new one; one that repeats an earlier one costs nothing.
+def _check_entry(account: Account, entry: Entry, path: Path) -> bool:
+    """Check an entry against the account; return True if it is new, False if it repeats an earlier one.
 
     Raises
     ------
@@ -308,11 +308,11 @@ def _admit(account: Account, entry: Entry, path: Path) -> bool:
             "labels and settings with noise that is drawn once"
         )
     if not account.allows(entry.release):
-        _refuse(account, entry, path)
+        _raise_limit_exceeded(account, entry, path)
     return True
 
 
-def _refuse(account: Account, entry: Entry, path: Path) -> None:
+def _raise_limit_exceeded(account: Account, entry: Entry, path: Path) -> None:
     limit, spent = account.limit, account.spent
     total = account.spent_with([entry.release])
     at = f" at delta {limit.delta:g}" if limit.delta else ""

@@ -1,10 +1,10 @@
-r"""Mechanisms of label privacy: how well the output of one draw tells two labels of one person apart.
+r"""Mechanisms of label differential privacy, and the privacy loss of one draw of each.
 
-Each mechanism gives its hockey-stick divergence in closed form,
+Each mechanism gives the hockey-stick divergence of its outputs for two labels of one person in closed form,
 
 .. math:: \delta(\varepsilon) = \sup_S \big( P[M(y) \in S] - e^{\varepsilon} P[M(y') \in S] \big),
 
-from which privacy losses of many draws follow (`composition`).
+from which the privacy loss of many draws follows (`composition`).
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from flower_vfl.errors import ArgumentError
 Floats = NDArray[np.float64]
 
 _LARGEST = 700.0
-"""Beyond it the probability that randomised response changes a label, about e^-epsilon, is 0 in double precision."""
+"""Largest target epsilon: beyond it the probability of a changed label, about e^-epsilon, is 0 in double precision."""
 
 
 @dataclass(frozen=True)
 class Mechanism(ABC):
-    """A mechanism that a label goes through.
+    """A randomised mechanism that is applied to a label.
 
     Attributes
     ----------
     name
         Its name in a ledger and on the command line.
     coordinates
-        Independent numbers that a change of one label changes, each of them by a draw of its own.
+        Number of coordinates that a change of one label changes, each with independent noise.
     """
 
     name: ClassVar[str]
@@ -44,7 +44,7 @@ class Mechanism(ABC):
     @property
     @abstractmethod
     def pure(self) -> float:
-        """The epsilon of one draw at delta 0, over all coordinates; infinite where there is none."""
+        """The epsilon of one draw at delta 0, over all coordinates; infinite where no finite one holds."""
 
     @abstractmethod
     def delta(self, epsilon: Floats) -> Floats:
@@ -53,7 +53,7 @@ class Mechanism(ABC):
     @property
     @abstractmethod
     def strength(self) -> str:
-        """The parameter to set, in words."""
+        """The name and the value of the parameter that sets the noise, as text."""
 
     @property
     @abstractmethod
@@ -67,9 +67,9 @@ class Mechanism(ABC):
 
     @property
     def bits(self) -> float:
-        r"""The most bits of information that one draw tells of its label; infinite where no bound is known.
+        r"""An upper bound on the bits of information that one draw reveals of its label; infinite where none is known.
 
-        Information is at most the divergence between the outputs for two labels. At delta 0 no mechanism has more than
+        Information is at most the divergence between the outputs for two labels. At delta 0 no mechanism exceeds
         randomised response of two classes (`Bounded`): :math:`\varepsilon \tanh(\varepsilon / 2)` nats.
 
         Examples
@@ -80,18 +80,20 @@ class Mechanism(ABC):
         return self.pure * math.tanh(self.pure / 2.0) / math.log(2.0)
 
     def facts(self) -> dict[str, Any]:
-        """Return what `from_facts` makes the mechanism from."""
+        """Return the name and the parameters of the mechanism, for `from_facts`."""
         return {"mechanism": self.name, **asdict(self)}
 
 
 @dataclass(frozen=True)
 class RandomisedResponse(Mechanism):
-    r"""Keep a label with probability :math:`e^\varepsilon / (e^\varepsilon + C - 1)`, else take one of the others.
+    r"""Randomised response: a label is kept, or replaced by one of the others.
+
+    The probability of keeping it is :math:`e^\varepsilon / (e^\varepsilon + C - 1)`.
 
     Parameters
     ----------
     epsilon : float
-        Above 0.
+        Epsilon of one draw, above 0.
     classes : int
         Number of classes C.
 
@@ -101,7 +103,7 @@ class RandomisedResponse(Mechanism):
 
     Examples
     --------
-    >>> RandomisedResponse(1.0).delta(np.array([0.0, 1.0])).round(3)  # e^0 more likely, and e^1
+    >>> RandomisedResponse(1.0).delta(np.array([0.0, 1.0])).round(3)  # at epsilon 0 and 1
     array([0.462, 0.   ])
     """
 
@@ -142,7 +144,7 @@ class RandomisedResponse(Mechanism):
 
 @dataclass(frozen=True)
 class Laplace(Mechanism):
-    r"""Laplace noise on the target, of which a label changes some coordinates by 1.
+    r"""Laplace noise on a target of which a change of the label changes `coordinates` coordinates by 1.
 
     .. math:: \delta(\varepsilon) = 1 - e^{(\varepsilon - 1 / b) / 2}, \quad |\varepsilon| \le 1 / b
 
@@ -238,12 +240,12 @@ class Gaussian(Mechanism):
 
 @dataclass(frozen=True)
 class Bounded(Mechanism):
-    """Any mechanism of which no more is known than that it is (epsilon, delta)-private.
+    """Any (epsilon, delta)-private mechanism of which nothing else is known.
 
     Parameters
     ----------
     epsilon : float
-        At least 0.
+        Epsilon of one draw, at least 0.
     slack : float
         Its delta, from 0 to below 1.
 
@@ -292,7 +294,7 @@ def from_facts(facts: Mapping[str, Any]) -> Mechanism:
     Raises
     ------
     ArgumentError
-        For a mechanism that does not exist, or values that it does not allow.
+        When there is no such mechanism, or it does not allow the values.
     """
     values = dict(facts)
     name = values.pop("mechanism", None)
@@ -305,7 +307,7 @@ def from_facts(facts: Mapping[str, Any]) -> Mechanism:
 
 
 def gaussian_delta(separation: float, epsilon: Floats | float) -> Floats:
-    r"""Return the hockey-stick divergence of two normal distributions of unit variance, so far apart.
+    r"""Return the hockey-stick divergence of two normal distributions of unit variance, with means `separation` apart.
 
     Gaussian draws compose to one Gaussian: the squares of their separations :math:`1 / \sigma` add up.
     """
@@ -322,7 +324,7 @@ def check_epsilon(epsilon: object) -> None:
     Raises
     ------
     ArgumentError
-        Naming what is allowed.
+        When it is none; the message names the allowed values.
     """
     if not _is_number(epsilon) or not 0.0 <= epsilon < math.inf:
         raise ArgumentError(f"epsilon must be a finite number of at least 0, given {epsilon!r}")
@@ -334,19 +336,19 @@ def check_delta(delta: object) -> None:
     Raises
     ------
     ArgumentError
-        Naming what is allowed.
+        When it is none; the message names the allowed values.
     """
     if not _is_number(delta) or not 0.0 <= delta < 1.0:
         raise ArgumentError(f"delta must be a number from 0 to below 1, such as 1e-6, given {delta!r}")
 
 
 def check_target(epsilon: float) -> None:
-    """Refuse an epsilon, as a target, with which no label would change.
+    """Refuse a target epsilon so large that no label would change.
 
     Raises
     ------
     ArgumentError
-        Saying from where on.
+        When it is above 700 and finite.
     """
     if _LARGEST < epsilon < math.inf:
         raise ArgumentError(

@@ -1,10 +1,10 @@
 """The group of the alignment: P-256 with points given by their x-coordinate, 32 bytes.
 
-Why P-256 and not Curve25519, whose multiplication is faster: its order is prime, so there are no points of small order,
-no twist and no cofactor to think of; every number below the order has an inverse, so a blinding can be taken off
-exactly; and reading a point refuses whatever is none. Hashing an ID to the curve, the other half of the cost, is
-twice as fast too, because the library can tell a point from none. A point and its negative share the x-coordinate, and
-so do their multiples, which is all that is compared here.
+P-256 is used rather than Curve25519, whose multiplication is faster, because its order is prime, so there are no points
+of small order, no twist and no cofactor to consider; every number below the order has an inverse, so a blinding can be
+removed exactly; and reading a point refuses bytes that are none. Hashing an ID to the curve, the other half of the
+cost, is twice as fast too, because the library checks whether bytes are a point. A point and its
+negative share the x-coordinate, and so do their multiples; only x-coordinates are compared here.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ POINT_BYTES = 32
 _CURVE = ec.SECP256R1()
 _ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 _EVEN = b"\x02"
-"""Mark of a compressed point; which of the two points with this x it means does not matter here."""
+"""First byte of a compressed point; either of the two points with the same x serves here."""
 
 
 class Key:
-    """A secret multiplier, 1 to the order of the curve - 1.
+    """A secret multiplier, from 1 to the order of the curve minus 1.
 
     Parameters
     ----------
@@ -54,19 +54,19 @@ class Key:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Read what `to_bytes` wrote."""
+        """Return the key that `to_bytes` wrote."""
         return cls(int.from_bytes(data, "big"))
 
     def to_bytes(self) -> bytes:
-        """Write the key, 32 bytes: to the party's own disk, or to a process of its own."""
+        """Return the key as 32 bytes, for the party's own disk or a worker process of its own."""
         return self._number.to_bytes(POINT_BYTES, "big")
 
     def inverse(self) -> Key:
-        """Return the key that takes this one off: inverse().multiply(multiply(p)) == p."""
+        """Return the inverse of this key: inverse().multiply(multiply(p)) == p."""
         return Key(pow(self._number, -1, _ORDER))
 
     def public(self) -> bytes:
-        """Return this multiple of the curve's base point, for others to agree on a common secret with."""
+        """Return the public key, 32 bytes: this multiple of the curve's base point, for key agreement."""
         return self._private.public_key().public_numbers().x.to_bytes(POINT_BYTES, "big")
 
     def multiply(self, point: bytes) -> bytes:
@@ -105,11 +105,11 @@ def read_point(data: bytes) -> ec.EllipticCurvePublicKey:
 
 
 def hash_to_point(block: bytes) -> ec.EllipticCurvePublicKey:
-    """Hash bytes to a point whose logarithm nobody knows: the first of SHA-256(name, 0, block), (name, 1, block), ...
+    """Hash bytes to a point of unknown logarithm: the first of SHA-256(name, 0, block), (name, 1, block), ...
 
-    Each try succeeds with probability 1/2, and a successful x is uniform among those of the curve (the model is a
-    random oracle). The number of tries depends on the ID, so the time does: a party hashes its own IDs on its own
-    host, where nobody measures a single one.
+    Each try succeeds with probability 1/2, and a successful x is uniform among those of the curve (in the random
+    oracle model). The number of tries, and so the time, depends on the ID; but a party hashes its own IDs on its own
+    host, where no other party can measure the time of a single one.
     """
     attempt = 0
     while True:

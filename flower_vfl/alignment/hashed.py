@@ -1,8 +1,8 @@
-"""The plain alternative: IDs under a salted hash, for parties that agree to it.
+"""The alternative with a shared salt: IDs are compared by salted hashes, where the parties agree to it.
 
-It is fast and weak. Whoever knows the salt can hash every ID that there could be (all phone numbers take minutes) and
-so reads the whole list; the label party knows it, and so does whoever operates Flower's SuperLink. It also sees which
-IDs some parties share and others do not.
+It is fast and weak. A party that knows the salt can hash every possible ID (all phone numbers take minutes) and so
+recover the whole list; the label party knows the salt, and so does the operator of Flower's SuperLink. The label party
+also sees the IDs that some parties share and others do not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def hash_ids(ids: Sequence[str], salt: bytes) -> list[bytes]:
     Raises
     ------
     ProtocolError
-        When the salt has not 32 bytes.
+        When the salt does not have 32 bytes.
     """
     if len(salt) != SALT_BYTES:
         raise ProtocolError(f"a salt has {SALT_BYTES} bytes, {len(salt)} came")

@@ -71,16 +71,17 @@ def words_of(points: bytes, ids: Sequence[str]) -> Words:
 
 
 def proof_of(proofs: Iterable[bytes], checksum: str) -> str:
-    """Return what a party shows to say that it found the same common IDs: a BLAKE2b digest of 32 bytes, as hex.
+    """Return the proof that a party has found the same common IDs: a BLAKE2b digest of 32 bytes, as hex.
 
-    Whoever relays the messages learns nothing of it, however few IDs are common: without a proof no guess can be tried.
+    The relay of the messages learns nothing from it, however few IDs are common: a guess of the IDs cannot be tested
+    without their `proofs`.
 
     Parameters
     ----------
     proofs : iterable of bytes
-        Those of the common IDs, in the order of the IDs.
+        Proofs of the common IDs, in the order of the IDs.
     checksum : str
-        Of the alignment.
+        Checksum of the alignment.
     """
     found = hashlib.blake2b(checksum.encode(), digest_size=32, person=b"fvfl proof")
     for proof in proofs:
@@ -89,16 +90,16 @@ def proof_of(proofs: Iterable[bytes], checksum: str) -> str:
 
 
 def pair_key(own: Key, peer: bytes, *context: str) -> bytes:
-    """Agree on a secret with another feature party, for one run.
+    """Return the secret key that this party shares with another feature party in one run.
 
     Parameters
     ----------
     own : Key
-        This party's key for agreements, no other.
+        This party's key for key agreement, used for nothing else.
     peer : bytes
         The other party's `public()`.
     context : str
-        The run, and both names in an order that both know.
+        The session, and the names of both parties in sorted order.
     """
     return hashlib.blake2b(
         own.multiply(peer) + "\x1f".join(context).encode(), digest_size=32, person=b"fvfl pair"
@@ -106,7 +107,7 @@ def pair_key(own: Key, peer: bytes, *context: str) -> bytes:
 
 
 def shares(ids: Sequence[str], pair_keys: Iterable[bytes]) -> Values:
-    """Return s_i(x) of each ID (N, 2): over all feature parties they xor to zero, over fewer they are noise."""
+    """Return the share s_i(x) of each ID (N, 2): over all feature parties their xor is zero, over fewer noise."""
     total = np.zeros((len(ids), 2), np.uint64)
     for key in pair_keys:
         hashes = (
@@ -132,15 +133,15 @@ def is_common(total: Values) -> NDArray[np.bool_]:
 
 
 def matched_rows(tags: Sequence[bytes], matches: bytes) -> list[int]:
-    """Return which of a party's own rows the label party named.
+    """Return the indices of a party's own rows that the label party named by their tags.
 
     Raises
     ------
     ProtocolError
-        When a name is not of a row of this party, or occurs twice.
+        When a tag belongs to no row of this party, or occurs twice.
     """
-    place = {tag: row for row, tag in enumerate(tags)}
-    rows = [place.get(matches[at : at + TAG_BYTES], -1) for at in range(0, len(matches), TAG_BYTES)]
+    row_of = {tag: row for row, tag in enumerate(tags)}
+    rows = [row_of.get(matches[at : at + TAG_BYTES], -1) for at in range(0, len(matches), TAG_BYTES)]
     if len(matches) % TAG_BYTES or -1 in rows or len(set(rows)) != len(rows):
         raise ProtocolError("the label party named common IDs that this party does not have, or one twice")
     return rows

@@ -1,12 +1,12 @@
-"""An oblivious table: values stored under texts, which a reader cannot tell from noise where it does not know the text.
+"""An oblivious table: values stored under texts, which cannot be distinguished from noise without the text.
 
-A text names three slots, one in each third of the sparse part, and a random choice of the 64 dense slots; its value is
-the xor of all of them. Where the values are random to a reader, so is the whole table, whatever the texts are: among
-all tables that hold the values, one is drawn uniformly. Its size follows from the number of texts alone.
+A text is hashed to three slots, one in each third of the sparse part, and to a random subset of the 64 dense slots; its
+value is the xor of all of them. Where the values are random to a reader, so is the whole table, whatever the texts are:
+among all tables that hold the values, one is drawn uniformly. Its size depends on the number of texts alone.
 
-The sparse part is solved by peeling: a slot that one text alone names can be set last. What no peeling reaches, a
-handful of texts at most, is solved over the dense slots; that fails, and another seed is drawn, with a probability
-below 2^-40 (docs/alignment.md), so that a seed reveals nothing about the texts either.
+The sparse part is solved by peeling: a slot of one text alone can be set last. The texts that cannot be peeled, a
+handful at most, are solved over the dense slots; this fails, and another seed is drawn, with a probability below 2^-40
+(docs/alignment.md), so that a seed reveals nothing about the texts either.
 
 References
 ----------
@@ -32,14 +32,14 @@ Values = NDArray[np.uint64]
 
 _HASHES, _DENSE = 3, 64
 _EXPANSION = 1.3
-"""Sparse slots a text: peeling works from 1.23 on (three hashes), and the surplus makes it fast."""
+"""Number of sparse slots per text: peeling works from 1.23 on (three hashes), and the surplus makes it fast."""
 
 _SLACK = 64
 _ATTEMPTS = 8
 
 
 def table_bytes(count: int) -> int:
-    """Return the size of a table of so many texts."""
+    """Return the size in bytes of a table of `count` texts."""
     return (_HASHES * _third(count) + _DENSE) * VALUE_BYTES
 
 
@@ -76,7 +76,7 @@ def decode(texts: Sequence[str], seed: bytes, table: bytes, count: int) -> Value
     Raises
     ------
     ProtocolError
-        When seed or table have not the size that they must have.
+        When the seed or the table has a wrong size.
     """
     if len(seed) != SEED_BYTES or len(table) != table_bytes(count):
         raise ProtocolError(
@@ -93,7 +93,7 @@ def _third(count: int) -> int:
 
 
 def _places(texts: Sequence[str], seed: bytes, count: int | None = None) -> tuple[NDArray[np.int64], Values]:
-    """Return each text's three sparse slots (N, 3) and its choice of dense slots, one bit each (N,)."""
+    """Return each text's three sparse slots (N, 3) and its subset of the dense slots as a bit mask (N,)."""
     third = _third(len(texts) if count is None else count)
     hashes = b"".join(hashlib.blake2b(text.encode(), digest_size=32, key=seed).digest() for text in texts)
     words = np.frombuffer(hashes, "<u8").reshape(-1, 4)
@@ -116,9 +116,9 @@ def _read_dense(slots: Values, dense: Values) -> Values:
 def _peel(
     slots: NDArray[np.int64], third: int
 ) -> tuple[list[tuple[NDArray[np.int64], NDArray[np.int64]]], NDArray[np.int64]]:
-    """Return rounds of rows with the slot that each row has to itself by then, and the rows that never get one."""
+    """Return layers of rows, each row with a slot of no later row, and the rows that cannot be peeled."""
     degree = np.bincount(slots.ravel(), minlength=_HASHES * third)
-    owners = np.zeros(_HASHES * third, np.int64)  # the sum of a slot's rows: where there is one, that row
+    owners = np.zeros(_HASHES * third, np.int64)  # sum of the rows of each slot: of a single row, its number
     np.add.at(owners, slots, np.arange(len(slots))[:, None])
     left = np.ones(len(slots), bool)
     layers = []
@@ -135,9 +135,9 @@ def _peel(
 
 
 def _solve_core(table: Values, values: Values, slots: NDArray[np.int64], dense: Values) -> bool:
-    """Change the dense slots so that these rows read their values; False when their choices are not independent."""
+    """Set the dense slots so that these rows read their values; return False if their masks are not independent."""
     missing = values ^ _read_sparse(table, slots) ^ _read_dense(table[-_DENSE:], dense)
-    pivots: dict[int, tuple[int, int]] = {}  # lowest bit of a row to the row's bits and what it must add up to
+    pivots: dict[int, tuple[int, int]] = {}  # lowest bit of a row to the row's bits and the xor of their slots
     for choice, pair in zip(dense.tolist(), missing.tolist(), strict=True):
         bits, total = choice, pair[0] | pair[1] << 64
         for pivot, (other, value) in pivots.items():

@@ -1,8 +1,8 @@
-"""Curve arithmetic over several processes: the library holds the interpreter's lock, so threads would take turns.
+"""Curve arithmetic in several processes: the library holds the interpreter's lock, so threads would take turns.
 
 A worker is `python -m flower_vfl.alignment.workers`, which reads a job from its standard input and writes the points to
-its standard output. Unlike `multiprocessing`, it neither imports the user's main module again nor forks threads
-of gRPC or Ray, and the key is never on a command line.
+its standard output. Unlike `multiprocessing`, it neither imports the user's main module again nor forks a process
+with threads of gRPC or Ray, and the key is never on a command line.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from flower_vfl.errors import ProtocolError, SessionError
 from flower_vfl.machine import cores
 
 Progress = Callable[[int], None]
-"""Called with how many more points are done."""
+"""Function that is called with the number of further points that are done."""
 
 _WORTHWHILE = 16384
-"""Fewer points than this are done before a worker has started."""
+"""Smallest number of points for which workers are started: fewer are done before a worker is up."""
 
 _PIECE = 1024
 _NO_POINT = 3
@@ -40,13 +40,13 @@ def multiply_all(
     key : Key
         The multiplier.
     blocks : bytes
-        32 bytes each: points, or with `hashed` what is first hashed to points.
+        Blocks of 32 bytes: points, or with `hashed` data that is hashed to points first.
     hashed : bool
-        Hash each block to a point first.
+        True if each block is hashed to a point first.
     processes : int
-        Worker processes; 0 for one a core.
+        Number of worker processes; 0 for one a core.
     progress : Callable[[int], None]
-        Called, from several threads, with how many more are done.
+        Called, from several threads, with the number of further points that are done.
 
     Returns
     -------
@@ -105,7 +105,7 @@ def _feed(worker: subprocess.Popen[bytes], job: bytes, progress: Progress) -> by
             worker.stdin.write(job)
     except BrokenPipeError:
         raise SessionError("a worker of the alignment died; is there enough memory?") from None
-    wanted, pieces = len(job) - 1 - POINT_BYTES, []
+    expected_bytes, pieces = len(job) - 1 - POINT_BYTES, []
     while piece := worker.stdout.read(_PIECE * POINT_BYTES):
         pieces.append(piece)
         progress(len(piece) // POINT_BYTES)
@@ -113,7 +113,7 @@ def _feed(worker: subprocess.Popen[bytes], job: bytes, progress: Progress) -> by
     if worker.wait() == _NO_POINT:
         raise ProtocolError("the other side sent bytes that are no point of the curve")
     points = b"".join(pieces)
-    if len(points) != wanted:
+    if len(points) != expected_bytes:
         raise SessionError(f"a worker of the alignment died after {len(points) // POINT_BYTES} points")
     return points
 

@@ -13,7 +13,7 @@ ALONE, BETTER = "alone", "alone_better"
 
 
 def alone_by(result: Mapping[str, Any]) -> str:
-    """Return the measure of each party alone: the test AUC, for more than two classes the mean over them.
+    """Return the name of the measure of each party alone: the test AUC, for more than two classes the mean over them.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The ClientApp of feature parties: which handler answers which message."""
+"""The ClientApp of feature parties, with a handler for each kind of message."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def make_client_app(
     bottom : Callable[[FeatureSpec, Config], nn.Module]
         Makes a party's bottom model.
     top : Callable[[tuple[int, ...], int, Config], nn.Module]
-        Makes a top model like the label party's: what an attacker tries to complete its bottom model with.
+        Makes a top model like the label party's, with which an attacker tries to complete its bottom model.
     data : Callable[[Config], VerticalData]
         Opens the data; the party loads only its own part.
     optimizer : Callable[[nn.Module, Config], torch.optim.Optimizer], optional
         Makes the party's optimizer, instead of the configuration's.
     config : Config, optional
-        Instead of Flower's run config.
+        Configuration instead of Flower's run config.
 
     Returns
     -------
     ClientApp
-        One for all feature parties; a node's party is in its node config (`party`), in a simulation its partition.
+        App for all feature parties; a node's party is in its node config (`party`), in a simulation its partition.
     """
     training, prediction = TrainingClient(bottom, top, data, optimizer, config), PredictionClient(bottom, data)
     app = ClientApp(mods=[discreet])

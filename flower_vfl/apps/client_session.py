@@ -44,14 +44,14 @@ def offer_of(content: RecordDict) -> ConfigRecord:
 
 
 def greeting(message: Message, offer: ConfigRecord, machine: Machine, party: str, why: str) -> Message:
-    """Greet in the answer to the offer: all frames follow in Flower messages."""
+    """Return the answer to an offer with the party's greeting; all other frames follow in Flower messages."""
     content = bundle([machine.hello()], str(offer["session"]), str(offer["wire-dtype"]))
     content[REPLY] = ConfigRecord({"status": OPEN, "party": party, "reason": why})
     return Message(content, reply_to=message)
 
 
 def reply(message: Message, status: str, why: str = "") -> Message:
-    """Answer an offer with a status, and the reason for it."""
+    """Return the answer to an offer with a status, and the reason for it."""
     return Message(RecordDict({REPLY: ConfigRecord({"status": status, "reason": why})}), reply_to=message)
 
 

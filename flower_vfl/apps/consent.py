@@ -1,8 +1,8 @@
 """The consent of a node's owner: no training is allowed until `--node-config` allows some.
 
-The run configuration is the label party's. With these keys an owner limits how many epochs a training may have, until
-when, on which rows, and for which label party. An app that the label party ships could leave all this out, so consent
-binds only where the SuperNode runs no other app than those that its owner trusts: docs/decisions/0028-consent.md.
+The run configuration is the label party's. With these keys an owner limits the epochs of a training, its last
+day, its rows and its label party. An app that the label party ships could skip these checks, so consent binds only
+where the SuperNode runs no other app than those that its owner trusts: docs/decisions/0028-consent.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LABEL_KEY = "label-key"
 _PREFIX = "train-"
 T = TypeVar("T")
 
-_HOW = "in the --node-config of its SuperNode"
+_WHERE = "in the --node-config of its SuperNode"
 
 
 def _today() -> date:
@@ -43,7 +43,7 @@ class Consent:
     party : str
         The node's party.
     epochs : int or None
-        Most epochs of a training, those of pre-training included; None where the owner allows no training.
+        Largest number of epochs of a training, those of pre-training included; None where the owner allows no training.
     until : date or None
         The last day, in UTC, on which a training may begin.
     attackers : bool
@@ -63,12 +63,12 @@ class Consent:
 
     @classmethod
     def of(cls, node_config: Mapping[str, object], party: str) -> Self:
-        """Read a deployed node's `--node-config`.
+        """Return the limits in a deployed node's `--node-config`.
 
         Raises
         ------
         ConfigError
-            When a key is misspelt, which would allow what it should forbid, or a value cannot be.
+            When a key is misspelt, which would allow what it should forbid, or a value is not allowed.
         """
         known = (EPOCHS, UNTIL, ATTACKERS, ALIGNMENT)
         for key in node_config:
@@ -90,11 +90,11 @@ class Consent:
         Raises
         ------
         PermissionDeniedError
-            With the key to change, here or in the run's configuration.
+            When it does; the message names the key to change, here or in the run's configuration.
         """
         if self.epochs is None:
             raise PermissionDeniedError(
-                f"party {self.party!r} allows no training; its owner can: {EPOCHS}=N {_HOW} allows trainings of at "
+                f"party {self.party!r} allows no training; its owner can: {EPOCHS}=N {_WHERE} allows trainings of at "
                 "most N epochs"
             )
         self._check_epochs(self.epochs, config)
@@ -107,7 +107,7 @@ class Consent:
             )
 
     def _check_epochs(self, most: int, config: Config) -> None:
-        """Count the passes over this party's rows; embeddings that are kept are one, however long heads are trained."""
+        """Refuse more than `most` passes over this party's rows; kept embeddings are one pass for all epochs."""
         training = config.training
         passes = training.pretrain + (training.epochs + (training.refit > 0) if training.gradients else 1)
         if passes <= most:
@@ -136,7 +136,7 @@ class Consent:
     def check_offer(
         self, offer: Mapping[str, object], run_config: Mapping[str, object], today: Callable[[], date] = _today
     ) -> None:
-        """Refuse what begins too late, or is not offered by the label party that the owner named.
+        """Refuse an offer after the last day, or one that the owner's label party has not signed.
 
         Raises
         ------
@@ -150,7 +150,7 @@ class Consent:
         self.check_signature(offer, run_config)
 
     def check_signature(self, offer: Mapping[str, object], run_config: Mapping[str, object]) -> None:
-        """Refuse an offer that the label party of the owner's choice has not signed.
+        """Refuse an offer that the owner's label party has not signed.
 
         Raises
         ------
@@ -167,7 +167,7 @@ class Consent:
     def _denied(self, words: str, here: str, there: str) -> PermissionDeniedError:
         instead = f", or set {there} in the run's configuration" if there else ""
         return PermissionDeniedError(
-            f"party {self.party!r} allows {words}; its owner can change it: {here} {_HOW}{instead}"
+            f"party {self.party!r} allows {words}; its owner can change it: {here} {_WHERE}{instead}"
         )
 
 

@@ -1,7 +1,7 @@
 """Error redaction of a feature party on a host of its own: the one place that decides which errors leave the host.
 
 An error of a handler becomes Flower's error reply, and a frame of a session may carry it too. Both reach the label
-party, and its log reaches everybody who reads it at the SuperLink. An error may quote a path, a value of a row or a
+party, whose log can be read at the SuperLink. An error may quote a path, a value of a row or a
 library's message about one. So the text of an error leaves the host only where it is about an action of the label
 party, a limit of the owner, the setup of the node, or the connection between both hosts. For any other error only the
 fact of the failure leaves. The host's own log has all of it.
@@ -48,16 +48,16 @@ def outward_of(message: Message, context: Context) -> Outward:
     party = str(context.node_config.get("party", ""))
     if not party and in_simulation():
         return lambda error: error
-    log_as_flower_does()  # its owner must see what is withheld
-    who = f"party {party!r}" if party else "a node that names no party"
-    what = f"{who} could not take part in the {_job(message)}"
+    log_as_flower_does()  # the owner must see the withheld errors
+    node = f"party {party!r}" if party else "a node that names no party"
+    failure = f"{node} could not take part in the {_job(message)}"
 
     def outward(error: Exception) -> Exception:
         if isinstance(error, _SENT):
             return error
-        _log.error("%s: %s", what, words_of(error), exc_info=error)
-        kind = OutputExistsError if isinstance(error, OutputExistsError) else WithheldError  # it may come back
-        return kind(f"{what}; the log of its host says why")
+        _log.error("%s: %s", failure, words_of(error), exc_info=error)
+        kind = OutputExistsError if isinstance(error, OutputExistsError) else WithheldError  # it may try again
+        return kind(f"{failure}; the log of its host says why")
 
     return outward
 

@@ -1,4 +1,4 @@
-"""From a configuration to data and models; importing this loads no torch."""
+"""Data, models, threads and precision of a configuration; importing this loads no torch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from torch import nn
 
 BottomFactory = Callable[[FeatureSpec, Config], "nn.Module"]
-"""Makes a party's bottom model for what its columns are, a new one in each call."""
+"""Function that makes a party's bottom model for the shape of its features, a new one in each call."""
 
 TopFactory = Callable[[tuple[int, ...], int, Config], "nn.Module"]
-"""Makes the top model for the shape of one row of the fused embedding and the number of classes, a new one in each
-call."""
+"""Function that makes the top model for the shape of one row of the fused embedding and the number of classes, a new
+one in each call."""
 
 DataFactory = Callable[[Config], VerticalData]
-"""Opens the data that a configuration names; a party then loads only its own part."""
+"""Function that opens the data that a configuration names; a party then loads only its own part."""
 
 
 def open_data(config: Config) -> VerticalData:
@@ -73,13 +73,12 @@ def parties_here(config: Config, dataset: VerticalData) -> tuple[str, ...]:
 
 
 def party_names(config: Config, dataset: VerticalData) -> tuple[str, ...]:
-    """Return the feature parties of a run; on a host of its own a party's data does not name the others.
+    """Return the feature parties of a run: those of the configuration, or else those that the data names.
 
     Raises
     ------
     ConfigError
-        When there are none or too many, one has a name that none can have, or settings are for a party that takes no
-        part.
+        When there are none or too many, one has an invalid name, or settings are for a party that takes no part.
     """
     names = tuple(config.parties.features) or tuple(name for name in dataset.parties if name != dataset.label_party)
     for key, named in config.parties.named.items():
@@ -97,26 +96,26 @@ def party_names(config: Config, dataset: VerticalData) -> tuple[str, ...]:
 
 
 @cache
-def _linear_algebra() -> ThreadpoolController:
-    """Return what sets the threads of NumPy's and SciPy's libraries; to find these takes milliseconds."""
-    import scipy.linalg  # noqa: F401 # it brings a library of its own
+def _blas_controller() -> ThreadpoolController:
+    """Return the controller of the threads of NumPy's and SciPy's BLAS; finding it takes milliseconds."""
+    import scipy.linalg  # noqa: F401 # it loads a BLAS library of its own
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController().select(user_api="blas")
 
 
 class _Threads:
-    """The number of threads of a process. Parties in one process set it while they compute, and end in any order."""
+    """The number of threads of a process. Parties in one process set it while they compute, and finish in any order."""
 
     def __init__(self) -> None:
         self._lock, self._users, self._before, self._limit = Lock(), 0, 0, contextlib.ExitStack()
 
     @contextlib.contextmanager
     def limited(self, count: int) -> Iterator[None]:
-        """Compute with so many; at the end each thread has its own number again, and later ones start with the first's.
+        """Compute with `count` threads, and restore the earlier numbers at the end.
 
-        PyTorch's number is that of the thread which sets it, and what threads start with from then on. So each user
-        restores that of its thread, and the last one that goes what there was before the first one came.
+        PyTorch's number holds for the thread that sets it, and for threads that start from then on. So each user
+        restores the number of its own thread, and the last one to finish the number from before the first one.
         """
         import torch
 
@@ -127,7 +126,7 @@ class _Threads:
                 self._before = own
                 # By default OpenBLAS has a thread for each processor, and they spin while they wait for each other:
                 # slow where other work has the processors.
-                self._limit.enter_context(_linear_algebra().limit(limits=count or None))
+                self._limit.enter_context(_blas_controller().limit(limits=count or None))
             self._users += 1
         if count:
             torch.set_num_threads(count)
@@ -145,7 +144,7 @@ _THREADS = _Threads()
 
 
 def torch_threads(count: int) -> contextlib.AbstractContextManager[None]:
-    """Compute with so many threads of torch, NumPy and SciPy; 0 leaves their own choice."""
+    """Compute with `count` threads of torch, NumPy and SciPy; 0 keeps their own numbers."""
     return _THREADS.limited(count)
 
 

@@ -1,4 +1,4 @@
-"""From a configuration to a feature party; what only attackers need is imported for them alone."""
+"""The feature party of a configuration; modules that only attackers need are imported for them alone."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _attacker(
 def _pretraining(
     name: str, config: Config, table: PartyTable, bottom: nn.Module, schedule: Schedule, secret: Secret
 ) -> Pretraining | None:
-    """Build what trains the bottom model before the first step, from the party's own secret; None where nothing does.
+    """Build the pre-training of the bottom model, seeded by the party's own secret; None where there is none.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""A first configuration for tables of one's own: what `flower-vfl init` asks, checks and writes."""
+"""A first configuration for the user's own tables: the questions, checks and file of `flower-vfl init`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flower_vfl.files import write_text_atomic
 from flower_vfl.registry import named, suggestion
 
 Ask = Callable[[str, str, str], str]
-"""Asks for the value of an option in words, given the answer that is taken for an empty line; "" for none."""
+"""Function that asks for a value, given the option, the question and the answer for an empty line ("" for none)."""
 
 _TEMPLATE = """\
 # Tables of {parties}, joined by {id!r}; {holder!r} has the label {label!r}.
@@ -47,7 +47,7 @@ name = "files"
 
 
 def ask_person(option: str, question: str, usual: str) -> str:
-    """Ask at the terminal.
+    """Ask at the terminal, and return the answer.
 
     Raises
     ------
@@ -67,7 +67,7 @@ def files_of(assignments: Sequence[str]) -> dict[str, Path]:
     Raises
     ------
     ConfigError
-        For anything else, and for fewer than one party.
+        For an assignment of another form, and for two files of one party.
     """
     found: dict[str, Path] = {}
     for assignment in assignments:
@@ -89,18 +89,18 @@ def write_first_config(
     Parameters
     ----------
     files : Mapping
-        Party to its table.
+        Each party's table.
     out : Path
-        The file to write; one that is there already stays.
+        The file to write; an existing one is not replaced.
     id_column, label, label_party : str
         Column of the ID, column of the label, and its party; "" to ask where the headers leave a choice.
     ask : callable
-        Asks a person, or raises where nobody can be asked.
+        Function that asks the user, or raises without a terminal.
 
     Raises
     ------
     ConfigError
-        When `out` exists, or a column is not where it must be.
+        When `out` exists, or a column is not in the files that need it.
     DataError
         When a file is missing or cannot be read.
     """
@@ -111,10 +111,10 @@ def write_first_config(
     delimiters = {party: _delimiter(path) for party, path in files.items()}
     headers = {party: list(read_header(path, Dialect(delimiters[party])).column_names) for party, path in files.items()}
     id_column = _id_column(headers, id_column, label, ask)
-    label = label or ask("--label", f"column of the label, of {named(_rest(headers, id_column))}", "")
+    label = label or ask("--label", f"column of the label, of {named(_columns(headers, id_column))}", "")
     holders = [party for party, names in headers.items() if label in names]
     if not holders:
-        raise ConfigError(f"no file has the label column {label!r}; {suggestion(label, _rest(headers, id_column))}")
+        raise ConfigError(f"no file has the label column {label!r}; {suggestion(label, _columns(headers, id_column))}")
     holder = label_party or (
         holders[0]
         if len(holders) == 1
@@ -139,7 +139,7 @@ def _delimiter(path: Path) -> str:
     return delimiter_of(path)
 
 
-def _rest(headers: Mapping[str, Sequence[str]], id_column: str) -> list[str]:
+def _columns(headers: Mapping[str, Sequence[str]], id_column: str) -> list[str]:
     return sorted({name for names in headers.values() for name in names} - {id_column})
 
 

@@ -1,4 +1,4 @@
-"""The folder that a run leaves behind."""
+"""The folder of a run."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from flower_vfl.training.outcome import LIMITS
 
 CONFIG, RESULT, WEIGHTS = "config.toml", "result.json", "weights"
 ENDED = ("finished", "early stopping", *LIMITS.values())
-"""Endings of a run by itself; one that failed or was interrupted can go on."""
+"""Statuses of runs that have ended by themselves; a failed or interrupted run can go on."""
 
 
 class RunFolder:
-    """`config.toml`, the step journals, `result.json`, weights; as long as it is open, it is nobody else's.
+    """A folder with `config.toml`, the step journals, `result.json` and weights; locked as long as it is open.
 
     Parameters
     ----------
     path : Path
-        Must not exist, or be empty, unless an interrupted run goes on in it.
+        Path that must not exist, or be empty, unless an interrupted run goes on in it.
     config : Config
         The configuration of the run.
     resume : bool
-        True if a run that was begun here goes on; where none was, it begins.
+        True to resume the run that was begun here, or to begin one where there is none.
 
     Raises
     ------
@@ -69,12 +69,12 @@ class RunFolder:
         self._lock.release()
 
     def discard(self) -> None:
-        """Remove the folder: bad input leaves nothing behind, but for what an earlier part of the run has left."""
+        """Remove the folder after bad input, unless an earlier part of the run has written files."""
         if not self.resumed:
             shutil.rmtree(self.path, ignore_errors=True)
 
     def remove_leftovers(self) -> None:
-        """Remove what kills have left of files that were being written; nobody may be writing one now."""
+        """Remove the temporary files of killed processes; no process may be writing one now."""
         for folder in (self.path, self.path / WEIGHTS):
             remove_leftovers(folder)
 
@@ -111,7 +111,7 @@ def check_free(path: Path) -> None:
         When this user may not read it, or the path is impossible.
     """
     with writing_to(path):
-        taken = path.is_file() or (path.is_dir() and any(not _is_nothing(entry) for entry in path.iterdir()))
+        taken = path.is_file() or (path.is_dir() and any(not _is_leftover(entry) for entry in path.iterdir()))
     if taken:
         raise OutputExistsError(f"{path} exists and is not empty; name another folder with --out, or remove it")
 
@@ -121,17 +121,17 @@ def _is_begun(path: Path) -> bool:
         return (path / CONFIG).is_file()
 
 
-def _is_nothing(entry: Path) -> bool:
+def _is_leftover(entry: Path) -> bool:
     return entry.name == FolderLock.NAME or entry.match(LEFTOVERS)
 
 
 def check_folder(path: Path, config: Config, *, resume: bool) -> bool:
-    """Return whether a folder's run is still to be done: False where it was begun and has ended by itself.
+    """Return True if a folder's run is still to be done, False if it was begun and has ended by itself.
 
     Raises
     ------
     OutputExistsError
-        When something is there that may not go on.
+        When files are there and no run may go on with them.
     ConfigError
         When the run that was begun there has another configuration.
     """
@@ -143,7 +143,7 @@ def check_folder(path: Path, config: Config, *, resume: bool) -> bool:
 
 
 def has_ended(path: Path) -> bool:
-    """Return whether the run in a folder has ended by itself; one without a whole result can go on, as after a kill."""
+    """Return True if the run in a folder has ended by itself; one without a whole result can go on, as after a kill."""
     try:
         return read_result(path).get("status") in ENDED
     except InputError:
@@ -167,7 +167,7 @@ def check_same(path: Path, config: Config) -> None:
     Raises
     ------
     ConfigError
-        Naming what differs.
+        When settings differ; the message names them.
     """
     begun = load_config(str(path / CONFIG))
     different = differences(begun, config)

@@ -1,6 +1,6 @@
 """A check of Flower's health service, for a unit or a container.
 
-``python -m flower_vfl.apps.health HOST:PORT [SECONDS]`` ends with 0 where it answers within so many seconds. Flower's
+``python -m flower_vfl.apps.health HOST:PORT [SECONDS]`` exits with 0 if it answers within SECONDS. Flower's
 SuperLink, SuperNode and SuperExec serve it with ``--health-server-address``, as gRPC without TLS: bind it to the
 loopback. It shows that the process has started and answers, no more.
 """
@@ -18,7 +18,7 @@ _PAUSE = 0.5
 
 
 def is_serving(address: str, *, seconds: float) -> bool:
-    """Return whether the health service at an address answers that it serves, at the latest after so many seconds."""
+    """Return True if the health service at an address answers within `seconds` seconds that it serves."""
     deadline = time.monotonic() + seconds
     while True:
         left = max(_PAUSE, deadline - time.monotonic())
@@ -35,7 +35,7 @@ def is_serving(address: str, *, seconds: float) -> bool:
 
 
 def main(arguments: Sequence[str]) -> str | int:
-    """Return 0 where the service answers, and words otherwise."""
+    """Return 0 if the service answers, else an error message."""
     if len(arguments) not in (1, 2) or (len(arguments) == 2 and not arguments[1].isdecimal()):
         return "usage: python -m flower_vfl.apps.health HOST:PORT [SECONDS]"
     address, seconds = arguments[0], float(arguments[1]) if len(arguments) == 2 else 0.0

@@ -15,18 +15,18 @@ _log = logging.getLogger(__name__)
 
 
 class Journal(Observer):
-    """An observer that writes every value into the run's journal, once it has one, and passes everything on."""
+    """An observer that writes every value into the run's journal, once it has one, and passes all calls on."""
 
     def __init__(self, others: tuple[Observer, ...]) -> None:
         self.log: StepLog | None = None
         self._others = others
 
     def open(self, folder: Path, sinks: Sequence[str]) -> None:
-        """Begin the journal in a run's folder, or go on with it, and show its values in live sinks too."""
+        """Begin the journal in a run's folder, or go on with it, and send its values to live sinks too."""
         self.log = StepLog(folder, name="label", sinks=[make_sink(name, folder) for name in sinks])
 
     def close(self) -> None:
-        """Write what waits, and nothing from now on."""
+        """Write the pending values, and close the journal."""
         if self.log is not None:
             self.log.close()
 
@@ -79,7 +79,7 @@ class Journal(Observer):
 
 
 class EpochLog(Observer):
-    """Logs one readable line an epoch."""
+    """An observer that logs one line an epoch."""
 
     def on_start(self, steps: int, epochs: int, parties: tuple[str, ...]) -> None:  # noqa: D102
         _log.info("training: epochs: %d, steps: %d, with %s", epochs, steps, ", ".join(parties) or "nobody else")

@@ -1,9 +1,9 @@
-"""Starts a program of Flower and turns each line that it and its apps write into one JSON object.
+"""Start of a Flower program with each line that it and its apps write as one JSON object.
 
-``python -m flower_vfl.apps.json_log flower-superlink ...`` becomes that program, so that a service manager sees its
-signals and its exit code; a process beside it reads what it writes. Without ``FLOWER_VFL_LOG=json`` nothing is changed.
-Flower has no such option, and of its own lines some come from gRPC, from web servers and from apps in other processes:
-all of them pass here.
+``python -m flower_vfl.apps.json_log flower-superlink ...`` becomes that program, so that its signals and its exit code
+are those of the process that a service manager started; a process beside it reads its output. Without
+``FLOWER_VFL_LOG=json`` nothing is changed. Flower has no such option, and some of its lines come from gRPC, from web
+servers and from apps in other processes: all of them are converted here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LEVEL = re.compile(r"(?:\d\d:\d\d:\d\d )?(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b[
 _GRPC = re.compile(r"([IWEF])\d{4} [\d:.]+ +\d+ ")
 _GRPC_LEVELS = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
 _LONGEST = 65_536
-"""Most bytes of one object's line; a longer one is cut into several."""
+"""Largest number of bytes of one object's line; a longer line is cut into several."""
 
 
 def now() -> str:
@@ -57,20 +57,20 @@ def records(lines: Iterable[bytes], clock: Callable[[], str] = now) -> Iterator[
 
 
 def convert(source: BinaryIO, target: TextIO) -> None:
-    """Write the records of all that comes; where nobody takes them, go on reading so that their writer goes on too."""
+    """Write the records of all lines; go on reading if they cannot be written, so that the program is not blocked."""
     for record in records(iter(lambda: source.readline(_LONGEST), b"")):
         with suppress(OSError):
             target.write(record + "\n")
             target.flush()
 
 
-def _convert_beside(source: int, target: int) -> None:
-    """Convert in a process that is nobody's child, and that ends when the last writer has gone."""
+def _convert_detached(source: int, target: int) -> None:
+    """Convert in a detached process, which ends when the last writer has closed the pipe."""
     if os.fork():
         return
     if os.fork() == 0:
-        os.close(target)  # or the last writer would never go
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # these are for the program that is read
+        os.close(target)  # else the pipe would stay open
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # these are for the program
             signal.signal(number, signal.SIG_IGN)
         with os.fdopen(source, "rb") as lines:
             convert(lines, sys.stdout)
@@ -78,7 +78,7 @@ def _convert_beside(source: int, target: int) -> None:
 
 
 def main(command: Sequence[str]) -> str:
-    """Become a program; return only to say why that is not possible."""
+    """Replace this process by a program; return the reason if that is not possible."""
     form = os.environ.get(VARIABLE) or _FORMS[0]
     if not command or form not in _FORMS:
         return (
@@ -88,9 +88,9 @@ def main(command: Sequence[str]) -> str:
         )
     if form == "json":
         source, target = os.pipe()
-        _convert_beside(source, target)
+        _convert_detached(source, target)
         os.close(source)
-        os.wait()  # the process between has ended
+        os.wait()  # the intermediate process has ended
         for number in (sys.stdout.fileno(), sys.stderr.fileno()):
             os.dup2(target, number)
         os.close(target)

@@ -1,4 +1,4 @@
-"""From a configuration to the label party's strategy."""
+"""The label party's strategy of a configuration."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def build_strategy(
 ) -> HookedStrategy:
     """Build the label party's strategy with the configured defenses around it."""
     if top is default_top:
-        network_of(config.model)  # what does not fit it is found before anything is built
+        network_of(config.model)  # settings that do not fit it are refused before anything is built
     parties = party_names(config, dataset)
     own = dataset.label_party if config.parties.label_features and dataset.label_party in dataset.parties else ""
     table = dataset.party(own) if own and own not in parties else None
@@ -89,12 +89,12 @@ def build_strategy(
 
 
 def check_methods(config: Config) -> None:
-    """Make the configured attacks and defenses once, so that what is wrong with them is found before a run.
+    """Make the configured attacks and defenses once, so that wrong settings of them are found before a run.
 
     Raises
     ------
     ConfigError
-        For a name that nobody has, and for parameters that a method does not have or refuses.
+        When there is no method of a name, or a method does not have a parameter or refuses its value.
     """
     make_attacks(config.attack.calls)
     two = np.array([0, 1])

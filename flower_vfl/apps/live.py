@@ -1,6 +1,6 @@
-"""A running training as other processes of its host can follow it: its state and its log, files of the run's folder.
+"""Files in a run's folder by which other processes of the host follow a training: its state and its log.
 
-Both stay with the label party: losses say something of the labels.
+Both stay with the label party, because losses depend on the labels.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from flower_vfl.transport.base import Link
 
 LIVE, LOG = "live.json", "run.log"
 WRITE_SECONDS = 2.0
-"""Least seconds between two writes of the state."""
+"""Smallest number of seconds between two writes of the state."""
 
 _MOST_BYTES = 2**20
 
 
 class LiveState(Observer):
-    """An observer that writes how far a training is, how fast it goes, and what its sessions have carried.
+    """An observer that writes the progress and the speed of a training, and the traffic of its sessions.
 
     Parameters
     ----------
     clock : Callable
-        Returns seconds, of a clock that does not jump.
+        Monotonic clock in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -44,29 +44,29 @@ class LiveState(Observer):
         self._due = 0.0
 
     def open(self, folder: Path) -> None:
-        """Begin: the run has a folder, and waits for its parties."""
+        """Set the run's folder, and write the first state."""
         self._folder = folder
         self._write()
 
     def close(self) -> None:
-        """Remove the file, and let go of the parties: the training has ended."""
+        """Remove the file and drop the links: the training has ended."""
         if self._folder is not None:
             with suppress(OSError):
                 (self._folder / LIVE).unlink(missing_ok=True)
         self._folder, self._links = None, {}
 
     def on_links(self, links: Mapping[str, Link]) -> None:
-        """Learn where bytes, breaks and queues of the parties are counted."""
+        """Set the links, which count bytes, reconnects and queued frames of the parties."""
         self._links = {} if self._folder is None else links
         self._write()
 
     def on_start(self, steps: int, epochs: int, parties: tuple[str, ...]) -> None:
-        """Learn how many steps there are."""
+        """Set the number of steps."""
         self._state |= {"steps": steps, "epochs": epochs}
         self._write()
 
     def on_step(self, step: int, epoch: int, loss: float, leak: float) -> None:
-        """Note that a step is done; write that at most each two seconds."""
+        """Update the state with a step; write it every two seconds at most."""
         now = self._clock()
         self._state |= {"step": step + 1, "epoch": epoch, "stepped": time.time()}
         if not self._since[0]:
@@ -79,7 +79,7 @@ class LiveState(Observer):
             self._write()
 
     def _write(self) -> None:
-        """Replace the file; a view of a run is not worth its failure, nor a wait for the disk."""
+        """Replace the file; errors are ignored, and the disk is not waited for: the training matters more."""
         if self._folder is None:
             return
         self._due = self._clock() + WRITE_SECONDS
@@ -102,7 +102,7 @@ class LiveState(Observer):
 def read_live(folder: Path) -> dict[str, Any] | None:
     """Return the state of the training that is under way in a folder; None where there is none.
 
-    What is no finite number where one is expected is left out: another process wrote the file.
+    Values that should be finite numbers and are none are left out: another process wrote the file.
     """
     try:
         with (folder / LIVE).open(encoding="utf8") as file:
@@ -126,17 +126,17 @@ def _numbers(state: object) -> dict[str, float]:
 
 
 class _FileHandler(logging.StreamHandler[IO[str]]):
-    """A handler whose disk may be full: what it cannot write is missing in the file, and no training ends by that."""
+    """A log handler that skips records that it cannot write, so that a full disk ends no training."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name that logging calls
-        """Write nothing."""
+        """Ignore the error."""
 
 
 @contextmanager
 def followed(folder: Path | None) -> Iterator[LiveState]:
-    """Let others follow a training by files of its folder as long as the block lasts: its state, and its log.
+    """Write the state and the log of a training into its folder as long as the block lasts; yield the state.
 
-    Without a folder nothing is written. The log stays; the state goes.
+    Without a folder nothing is written. At the end the state is removed; the log stays.
     """
     live = LiveState()
     if folder is None:
@@ -152,10 +152,10 @@ def followed(folder: Path | None) -> Iterator[LiveState]:
 
 @contextmanager
 def _logging_to(folder: Path) -> Iterator[None]:
-    """Write this package's log into a file of a folder, too."""
+    """Write this package's log into a file of a folder as well."""
     try:
         stream = append_private(folder / LOG)
-    except OSError:  # a full disk ends the training where it matters, at the journal
+    except OSError:  # a full disk is reported by the journal
         yield
         return
     handler = _FileHandler(stream)
@@ -171,5 +171,5 @@ def _logging_to(folder: Path) -> Iterator[None]:
     finally:
         for one in handlers:
             logger.removeHandler(one)
-        with suppress(OSError):  # closing writes what a full disk did not take
+        with suppress(OSError):  # closing writes the rest, which fails on a full disk
             stream.close()

@@ -54,7 +54,7 @@ def run(
     out : Path, optional
         Folder of the results; without one nothing is written.
     resume : bool
-        True if a run that was interrupted in that folder goes on; where none was begun, it begins.
+        True to resume the run that was interrupted in that folder, or to begin one where there is none.
     top, bottom, data, optimizer
         As for `make_server_app` and `make_client_app`.
     observers : tuple of Observer
@@ -90,7 +90,7 @@ def run(
     client = make_client_app(bottom=bottom, top=top, data=same_data, optimizer=optimizer, config=config)
     parties = parties_here(config, opened)
     for party in parties:
-        opened.party(party)  # bad data is found before anything is started
+        opened.party(party)  # bad data is found before the run starts
     with LocalGrid(client, len(parties), to_run_config(config)) as grid:
         grid.serve(server)
     if not results:
@@ -104,7 +104,7 @@ def align(config: Config, *, out: Path | str, progress: Progress | None = None) 
     Parameters
     ----------
     config : Config
-        `data` names the files, as for training; `align` the method.
+        Names the files in `data`, as for training, and the method in `align`.
     out : Path
         Folder of the results; must not exist, or be empty.
     progress : Callable[[str, float], None], optional
@@ -118,7 +118,7 @@ def align(config: Config, *, out: Path | str, progress: Progress | None = None) 
     Raises
     ------
     FlowerVflError
-        When something is wrong with the input, or nobody shares an ID. Then, as after Ctrl-C, there is no result.
+        When something is wrong with the input, or no ID is common. Then, as after Ctrl-C, there is no result.
     """
     folder = Path(out).expanduser().absolute()
     check_free(folder)
@@ -127,7 +127,7 @@ def align(config: Config, *, out: Path | str, progress: Progress | None = None) 
     try:
         with LocalGrid(make_client_app(config=config), len(sources) - 1, to_run_config(config)) as grid:
             align_as_label(grid, config, folder, progress)
-    except BaseException:  # no party is at work any more, and would write again
+    except BaseException:  # no party is running any more that would write again
         withdraw(results.values())
         remove_empty(folder)
         raise
@@ -137,8 +137,8 @@ def align(config: Config, *, out: Path | str, progress: Progress | None = None) 
 def run_alone(
     config: Config, party: str, *, data: DataFactory = open_data, observers: tuple[Observer, ...] = ()
 ) -> RunResult:
-    """Train the same architecture on one party's columns alone: the reason to federate, or not to."""
-    name = _ALONE if party == LABEL else party  # the label party's columns too are a feature party's here
+    """Train the same architecture on one party's columns alone, to compare it with all parties together."""
+    name = _ALONE if party == LABEL else party  # here the label party's columns are a feature party's too
     opened = data(config)
     table, aligned = replace(opened.party(party), name=name), opened.alignment
     columns = MemoryData(
@@ -154,7 +154,7 @@ def run_alone(
             "transport": transport,
             "defenses": [],
             "sinks": [],
-            "privacy": PrivacyConfig(),  # nothing of it leaves anybody
+            "privacy": PrivacyConfig(),  # nothing is sent to another party
         }
     )
     return run(alone, data=lambda _: columns, observers=observers)

@@ -83,7 +83,7 @@ class LocalGrid(Grid):
 
     @property
     def run(self) -> Run:
-        """Run information."""
+        """The run."""
         return self._run
 
     def set_run(self, run: Run) -> None:
@@ -121,7 +121,7 @@ class LocalGrid(Grid):
         self._replies[message.metadata.message_id] = reply
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that are there."""
+        """Return the replies that have arrived."""
         return [self._replies.pop(message_id) for message_id in list(message_ids) if message_id in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
@@ -137,7 +137,7 @@ class LocalGrid(Grid):
         return replies
 
     def join(self, timeout: float) -> None:
-        """Wait until the handlers have returned."""
+        """Wait until the handlers have returned, for `timeout` seconds at most."""
         deadline = time.monotonic() + timeout
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))

@@ -1,7 +1,7 @@
 """The metrics of a running training for Prometheus, as text, on this host's loopback only.
 
-Losses and leaks say something of the labels, so no setting makes this endpoint listen elsewhere; whoever wants them on
-another host forwards them on purpose. Prometheus's text format is a few lines of text: no library is needed for it.
+Losses and leaks depend on the labels, so no setting makes this endpoint listen elsewhere; to have them on another host,
+they must be forwarded on purpose. Prometheus's text format is a few lines of text: no library is needed for it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Sample = tuple[str, Mapping[str, str], float]
 
 
 class TrainingMetrics(Observer):
-    """The present values of one training, as Prometheus reads them."""
+    """The present values of one training, in Prometheus's format."""
 
     def __init__(self) -> None:
         self._version = package_version("flower-vfl")
@@ -53,22 +53,22 @@ class TrainingMetrics(Observer):
         self._links: Mapping[str, Link] = {}
 
     def on_links(self, links: Mapping[str, Link]) -> None:
-        """Learn where bytes, breaks and queues of the parties are counted."""
+        """Set the links, which count bytes, reconnects and queued frames of the parties."""
         self._links = links
 
     def on_start(self, steps: int, epochs: int, parties: tuple[str, ...]) -> None:
-        """Learn how many steps there are."""
+        """Set the number of steps."""
         self._values |= {"steps_planned": float(steps), "steps_total": self._values.get("steps_total", 0.0)}
 
     def on_step(self, step: int, epoch: int, loss: float, leak: float) -> None:
-        """Take what a step gave."""
+        """Set the values of a step."""
         now = time.time()
         self._values |= {"steps_total": step + 1.0, "train_loss": loss, "last_step_timestamp_seconds": now}
         if not math.isnan(leak):
             self._values["leak_auc"] = leak
 
     def on_epoch(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Take what an epoch reached."""
+        """Set the metrics of an epoch."""
         self._epoch = dict(metrics)
 
     def text(self) -> str:
@@ -108,7 +108,7 @@ class TrainingMetrics(Observer):
 
 
 def _line(name: str, labels: Mapping[str, str], value: float) -> str:
-    """Return one sample; names of parties and metrics are plain words, which need no escapes."""
+    """Return the line of one sample; names of parties and metrics are plain words, which need no escapes."""
     shown = ",".join(f'{key}="{text}"' for key, text in labels.items())
     number = {math.inf: "+Inf", -math.inf: "-Inf"}.get(value, "NaN" if math.isnan(value) else repr(float(value)))
     return f"flower_vfl_{name}{{{shown}}} {number}" if shown else f"flower_vfl_{name} {number}"
@@ -149,7 +149,7 @@ def _handler(metrics: TrainingMetrics) -> type[BaseHTTPRequestHandler]:
         server_version, sys_version = "flower-vfl", ""
 
         def do_GET(self) -> None:
-            # A page in a browser of this host must not read it under a name of its own that leads here.
+            # A web page in a browser of this host must not read it under a host name of its own that resolves to here.
             if self.headers.get("Host", "").rpartition(":")[0] not in _HOSTS:
                 self.send_error(403)
             elif self.path != "/metrics":

@@ -48,7 +48,7 @@ class ModelCard:
     config : Config
         The run's configuration as this party read it.
     alignment : Alignment
-        That of the training data.
+        Alignment of the training data.
     spec : FeatureSpec or None
         Shape of the party's features; None for a label party without any.
     encoding : str
@@ -60,7 +60,7 @@ class ModelCard:
     features : tuple of str
         At the label party: the feature parties, in the order in which their embeddings are joined.
     version : str
-        That of flower-vfl.
+        Version of flower-vfl.
     answer : tuple of str
         At the label party: the logits of its network for fixed inputs, see `flower_vfl.training.probe`.
     """
@@ -184,18 +184,18 @@ def check_features(card: ModelCard, features: Features) -> Features:
 
 
 def class_names(dataset: VerticalData, classes: int) -> tuple[str, ...]:
-    """Return what each class is called; its number where the data does not say."""
+    """Return the names of the classes; their numbers where the data names none."""
     return dataset.class_names if isinstance(dataset, Dataset) else tuple(str(number) for number in range(classes))
 
 
 def qualified(factory: Callable[..., Any]) -> str:
-    """Return where a factory is defined, "module:name"."""
+    """Return the qualified name of a factory, "module:name"."""
     kind = factory if hasattr(factory, "__qualname__") else type(factory)
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def model_path(folder: Path, party: str) -> Path:
-    """Return where a party's weights lie in the folder of its run."""
+    """Return the path of a party's weights in the folder of its run."""
     return folder / WEIGHTS / f"{party}.safetensors"
 
 
@@ -205,19 +205,19 @@ def save_model(folder: Path, card: ModelCard, module: nn.Module) -> None:
     with writing_to(target):
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in module.state_dict().items()}
-    content = {"schema": _SCHEMA, "weights": state_digest(tensors), **_plain(card)}
+    content = {"schema": _SCHEMA, "weights": state_digest(tensors), **_card_to_json(card)}
     save_tensors(target, tensors, {_CARD: json.dumps(content, allow_nan=False)})
 
 
 def keep_earlier(folder: Path, card: ModelCard) -> Path | None:
-    """Move a party's weights of another training out of the way, and return the folder that has them now.
+    """Move a party's weights of another training to a folder of their own, and return it; None without any.
 
-    Its label party may still ask for predictions, and has no copy.
+    The label party of that training may still ask for predictions, and has no copy.
     """
     path = model_path(folder, card.party)
     if not path.is_file():
         return None
-    with suppress(DataError):  # of another version: not this training's either
+    with suppress(DataError):  # of another version, so of another training
         if load_card(path).session == card.session:
             return None
     kept = next(place for number in count(1) if not (place := folder / EARLIER / str(number)).exists())
@@ -234,23 +234,23 @@ def folders_of_models(folder: Path) -> list[Path]:
 
 
 def load_card(path: Path) -> ModelCard:
-    """Read the card of a party's weights, and no weights.
+    """Return the card of a party's weights without loading them.
 
     Raises
     ------
     DataError
-        When the file is missing, is none of ours, or is of another version of flower-vfl.
+        When the file is missing, is no model of flower-vfl, or is of another version of flower-vfl.
     """
     return _read(path, weights=False)[0]
 
 
 def load_model(path: Path) -> Model:
-    """Read a party's weights and check them against their digest.
+    """Return a party's model, its weights checked against their digest.
 
     Raises
     ------
     DataError
-        As in `load_card`, and when the weights are not those that were written.
+        As for `load_card`, and when the weights are not those that were written.
     """
     card, noted, tensors = _read(path, weights=True)
     digest = state_digest(tensors)
@@ -268,7 +268,7 @@ def _read(path: Path, *, weights: bool) -> tuple[ModelCard, str, dict[str, Tenso
             tensors = {name: file.get_tensor(name) for name in file.keys()} if weights else {}  # noqa: SIM118
         version = str(content["version"])
         if content["schema"] == _SCHEMA and _minor(version) == _minor(package_version("flower-vfl")):
-            return _card(content), str(content["weights"]), tensors
+            return _card_from_json(content), str(content["weights"]), tensors
     except (OSError, SafetensorError, InputError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise DataError(f"{path} holds no weights that can be used: {error}") from None
     raise DataError(
@@ -281,7 +281,7 @@ def _minor(version: str) -> list[str]:
     return version.split(".")[:2]
 
 
-def _plain(card: ModelCard) -> dict[str, Any]:
+def _card_to_json(card: ModelCard) -> dict[str, Any]:
     return {
         **{name: getattr(card, name) for name in ("party", "session", "encoding", "version")},
         "config": card.config.model_dump(),
@@ -294,7 +294,7 @@ def _plain(card: ModelCard) -> dict[str, Any]:
     }
 
 
-def _card(content: Mapping[str, Any]) -> ModelCard:
+def _card_from_json(content: Mapping[str, Any]) -> ModelCard:
     spec, alignment = content["spec"], content["alignment"]
     return ModelCard(
         str(content["party"]),

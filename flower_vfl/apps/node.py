@@ -1,7 +1,7 @@
 """The settings of a node by its owner: its party, its role and the place of its data.
 
-The run config comes from the label party and reaches everybody. On a host of its own a party reads nothing that the run
-config names, and it chooses its role by itself.
+The run config comes from the label party and reaches all parties. On a host of its own a party reads nothing that the
+run config names, and it chooses its role by itself.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ DATA_VARIABLE = "FLOWER_VFL_DATA"
 """Environment variable of the ServerApp with the label party's only prepared folder."""
 
 ROLES = ("feature", "attacker")
-"""A feature party learns; an attacker learns and also reads labels from what it sees."""
+"""Roles of a node: a feature party trains; an attacker trains, and also infers labels from what it observes."""
 
 STEPPED: ContextVar[bool] = ContextVar("STEPPED", default=False)
 """True if the handler that runs here was called by a simulation within this process (`LocalGrid`)."""
 
 
 def in_simulation() -> bool:
-    """Return whether this process simulates its node: as a Ray actor of Flower's runtime, or with all parties in it.
+    """Return True if this process simulates its node: as a Ray actor of Flower's runtime, or with all parties in it.
 
     Neither an offer nor a node config decides that: an offer is the label party's, and Flower's own examples start real
     SuperNodes with a `partition-id`.
@@ -65,7 +65,7 @@ class Node:
 
     @classmethod
     def of(cls, node_config: Mapping[str, object]) -> Node:
-        """Read a node config; keys that are not ours are left to the app.
+        """Return the node of a node config; its other keys are left to the app.
 
         Raises
         ------
@@ -93,12 +93,12 @@ class Node:
         return bool(self.party)
 
     def simulated_as(self, names: Sequence[str], *, offered: bool) -> str:
-        """Return the party that a simulated node is, "" for a spare one.
+        """Return the party of a simulated node, "" for a spare one.
 
         Raises
         ------
         ConfigError
-            When the label party offers no simulation: it is deployed, this node is not.
+            When the label party offers no simulation: it is deployed, and this node is not.
         """
         if not offered or self.partition < 0:
             raise ConfigError("this node is simulated, and the label party is not: start both by the same `flwr run`")
@@ -113,7 +113,7 @@ class Node:
             return config
         data = config.data.model_copy(update={"path": self.data_path, "options": {}})
         attack = config.attack
-        if self.role != "attacker":  # a limit of the leak without an attack is no configuration
+        if self.role != "attacker":  # the limits too: they are refused without an attack
             attack = attack.without_attacks()
         return config.model_copy(update={"data": data, "attack": attack})
 

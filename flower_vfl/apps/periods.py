@@ -1,7 +1,7 @@
-"""Measurements day by day, where rows were trained on in time order.
+"""Measurements period by period (day by day), for training in time order.
 
-The values of a day are those of a model that had seen the days before it: the utility before any step on it, and
-the leak of its own steps, each attacked by gradients of a model that had not yet learned from that batch.
+The values of a period are those of a model trained on the periods before it: the utility before any step on it, and
+the leak of its own steps, each attacked by gradients of a model that was not yet trained on that batch.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Row = tuple[int, str, str, str, str, float]  # period, party, layer, attack, met
 
 
 def utility_after(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return what the model of one period reached in the next one, which behind the last is the test.
+    """Return the utility of one period's model in the next period; after the last one, that on the test set.
 
     Examples
     --------
@@ -56,7 +56,7 @@ def utility_after(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def describe_periods(epochs: Sequence[Mapping[str, float]], periods: Periods) -> dict[str, Any]:
-    """Return the `periods` entry of `result.json`: what was trained on, mean utility in what followed."""
+    """Return the `periods` entry of `result.json`: the trained periods, and the mean utility in the next ones."""
     found = [utility_after(metrics) for metrics in epochs]
     values = {name: [metrics[name] for metrics in found] for name in (found[0] if found else ())}
     means = {name: float(np.mean(known)) if np.isfinite(known).all() else None for name, known in values.items()}
@@ -71,7 +71,7 @@ def describe_periods(epochs: Sequence[Mapping[str, float]], periods: Periods) ->
 def write_periods(folder: Path, periods: Periods, known_positives: Mapping[str, int] | None = None) -> None:
     """Write `periods.parquet`: the steps of a run summarised by period, a row a value.
 
-    Periods are counted from 1; the one behind the last is the test. With an attack, `auc_q95` and `auc_mean` (of the
+    Periods are counted from 1; the one after the last is the test. With an attack, `auc_q95` and `auc_mean` (of the
     monitor: `monitor_auc_q95` ...) are over the period's steps. Without one, `auc`, `loss` and so on are the values in
     this period of the model that had seen the periods before, and `null_q95` is the value of chance in its steps.
     Attacks that know positives of each batch, which are not scored, have a `null_q95` of their own.
@@ -81,9 +81,9 @@ def write_periods(folder: Path, periods: Periods, known_positives: Mapping[str, 
     folder
         Folder of the run, with its `steps.parquet`.
     periods
-        Those of its data.
+        Periods of its data.
     known_positives
-        Number of positives of a batch that an attack knows, by its label; none where it is not named.
+        Number of positives of a batch that an attack knows, by its label; 0 for an attack that is not named.
     """
     steps = read_steps(folder)
     rows = sorted([*_leaks(steps, known_positives or {}), *_utility(steps)])
@@ -95,7 +95,7 @@ def write_periods(folder: Path, periods: Periods, known_positives: Mapping[str, 
 
 
 def read_periods(folder: Path) -> pa.Table:
-    """Read what `write_periods` wrote; without rows where a run has no such file.
+    """Return the table that `write_periods` wrote; without rows where a run has no such file.
 
     Raises
     ------
@@ -106,7 +106,7 @@ def read_periods(folder: Path) -> pa.Table:
 
 
 def _leaks(steps: pa.Table, known_positives: Mapping[str, int]) -> Iterator[Row]:
-    """Yield the quantile and the mean of each attack's AUC in each period, and what chance reaches there."""
+    """Yield the quantile and the mean of each attack's AUC in each period, and the null quantile there."""
     table = steps.filter(pc.is_in(steps["metric"], pa.array(_LEAKS)))
     groups = table.group_by(["epoch", "party", "layer", "attack", "metric"]).aggregate(
         [("value", "list"), ("step", "list")]
@@ -122,15 +122,15 @@ def _leaks(steps: pa.Table, known_positives: Mapping[str, int]) -> Iterator[Row]
             yield *keys, f"{entry['metric']}_q95", nearest_rank(known)
             yield *keys, f"{entry['metric']}_mean", float(known.mean())
     counts = {metric: _by_step(steps, metric) for metric in ("batch_rows", "batch_positives")}
-    for (epoch, attack), which in scored.items():
-        pairs = [(counts["batch_rows"][step], counts["batch_positives"][step]) for step in which]
+    for (epoch, attack), scored_steps in scored.items():
+        pairs = [(counts["batch_rows"][step], counts["batch_positives"][step]) for step in scored_steps]
         left_out = known_positives.get(attack, 0)
         null = null_quantile((int(rows - found), max(int(found) - left_out, 0)) for rows, found in pairs)
         yield epoch, "label", "", attack, "null_q95", null
 
 
 def _utility(steps: pa.Table) -> Iterator[Row]:
-    """Yield the utility in the period behind each one that was trained on."""
+    """Yield the utility in the period after each one that was trained on."""
     own = steps.filter(pc.and_(pc.equal(steps["party"], "label"), pc.equal(steps["attack"], "")))
     own = own.filter(pc.or_(pc.starts_with(own["metric"], _NEXT), pc.starts_with(own["metric"], _TEST)))
     found: dict[int, dict[str, float]] = {}

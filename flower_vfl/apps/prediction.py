@@ -33,24 +33,24 @@ def predict(
     Parameters
     ----------
     run : Path
-        Folder that `run` left.
+        Folder of a finished `run`.
     out : Path
         File of the scores, .csv or .parquet; it appears whole or not at all.
     ids : Path, optional
         File that names the IDs; without it the test rows, or all rows of files of new data, are scored.
     new_data : Path, optional
-        Rows that training never saw: see `flower_vfl.data.store.scoring.new_rows`.
+        Rows that were not in training: see `flower_vfl.data.store.scoring.new_rows`.
     overwrite : bool
         True if a file at `out` may be replaced.
     top, bottom, data
-        Those that the run was trained with.
+        Factories that the run was trained with.
     observers : tuple of Observer
         Receive the progress.
 
     Raises
     ------
     FlowerVflError
-        When something does not fit; no file is written then.
+        When an input is wrong or does not fit the run; no file is written then.
     """
     named, rows = (None if path is None else Path(path) for path in (ids, new_data))
     request = Request(Path(run), Path(out), named, rows, overwrite)
@@ -59,7 +59,7 @@ def predict(
 
 
 def predict_with(server: ServerApp, client: ClientApp, request: Request) -> None:
-    """Do what `predict` does with the apps that trained the run."""
+    """Score rows as `predict` does, with the apps that trained the run."""
     check_target(request.out, overwrite=request.overwrite)
     parties = read_run(request.run).model.card.features
     with LocalGrid(client, len(parties), request.run_config()) as grid:

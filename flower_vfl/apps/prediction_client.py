@@ -1,4 +1,4 @@
-"""A feature party answers when a finished training predicts: on a host of its own only as far as its owner allows."""
+"""A feature party's side of a prediction; a deployed party answers only as far as its owner allows."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from flower_vfl.transport.sessions import FINISHED, SPARE
 _log = logging.getLogger(__name__)
 
 ROWS_PER_DAY, NEW_DATA = "predict-rows-per-day", "predict-data"
-"""Keys of `--node-config`: how many rows a day its owner allows, and where new rows lie on that host."""
+"""Keys of `--node-config`: number of rows a day that the owner allows, and path of new rows on that host."""
 
 _STATE = "flower-vfl-predict"
 _KEPT = ("kind", "session", "simulation", "wire-dtype", "training", "parties", "asked", "data", "run")
@@ -63,9 +63,9 @@ class Quota:
     party : str
         The party's name.
     per_day : int
-        Most rows of a day.
+        Largest number of rows a day.
     today : Callable[[], str]
-        Names the day.
+        Returns the present day, as YYYY-MM-DD.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class Quota:
 
     @classmethod
     def of(cls, node_config: Mapping[str, object], party: str) -> Quota:
-        """Read what a node's owner allows.
+        """Return the quota that a node's owner allows.
 
         Raises
         ------
         PermissionDeniedError
-            When it allows nothing.
+            When the owner allows no predictions.
         ConfigError
-            When it is no number of rows.
+            When the value is no number of rows.
         """
         given = node_config.get(ROWS_PER_DAY)
         if given is None:
@@ -95,8 +95,8 @@ class Quota:
         return cls(state_folder() / f"predictions-{party}.json", party, given)
 
     def check(self, rows: int) -> None:
-        """Refuse so many rows if they are more than today has left; nothing is counted."""
-        self._allow(self._read(), rows)
+        """Refuse more rows than today's quota has left; nothing is counted."""
+        self._check_left(self._read(), rows)
 
     def take(self, rows: int) -> None:
         """Count rows before they are answered.
@@ -104,16 +104,16 @@ class Quota:
         Raises
         ------
         PermissionDeniedError
-            When they are more than today has left; nothing is counted then.
+            When they are more than today's quota has left; nothing is counted then.
         """
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # another run of this host may answer too
             counts = self._read()
-            self._allow(counts, rows)
+            self._check_left(counts, rows)
             write_json_atomic(self._path, {**counts, self._today(): counts.get(self._today(), 0) + rows})
 
-    def _allow(self, counts: Mapping[str, int], rows: int) -> None:
+    def _check_left(self, counts: Mapping[str, int], rows: int) -> None:
         left = self._per_day - counts.get(self._today(), 0)
         if rows > left:
             raise PermissionDeniedError(
@@ -131,8 +131,8 @@ class Quota:
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """A prediction that is asked of a party: its training run, and the folder of that on this host."""
+class _Request:
+    """A prediction that a party is asked for: the offer, and the folder of its training run on this host."""
 
     party: str
     offer: ConfigRecord
@@ -141,7 +141,7 @@ class _Asked:
     quota: Quota | None = None
 
     def permit(self, rows: int) -> None:
-        """Count rows before they are answered; in a simulation there is no owner to ask."""
+        """Count rows before they are answered; in a simulation there is no quota."""
         if self.quota is not None:
             self.quota.take(rows)
 
@@ -149,7 +149,7 @@ class _Asked:
 class PredictionClient:
     """The handlers of one ClientApp for predictions.
 
-    With `messages` each Flower message may find itself in a fresh process, which then loads the weights again.
+    With the transport `messages` a new process may handle each Flower message; it then loads the weights again.
 
     Parameters
     ----------
@@ -164,12 +164,12 @@ class PredictionClient:
     def query(self, message: Message, context: Context) -> Message:
         """Answer the offer of a session by taking part in it."""
         offer = offer_of(message.content)
-        consent, asked = consent_of(context), _asked(offer, context)
+        consent, asked = consent_of(context), _request_of(offer, context)
         if consent is not None:
             consent.check_signature(offer, context.run_config)
         if asked is None:
             return reply(message, SPARE, f"it is none of the run's parties: {offer.get('parties')!s}")
-        if asked.quota is not None:  # at the beginning: half an answer would be of no use
+        if asked.quota is not None:  # at the beginning: a part of the scores would be of no use
             asked.quota.check(_whole_number(offer, "asked"))
         machine, config = self._build(asked, context)
         with computing(config):
@@ -177,7 +177,7 @@ class PredictionClient:
         return reply(message, FINISHED) if why is None else self._open(message, context, asked, machine, config, why)
 
     def _open(
-        self, message: Message, context: Context, asked: _Asked, machine: Predictor, config: Config, why: str
+        self, message: Message, context: Context, asked: _Request, machine: Predictor, config: Config, why: str
     ) -> Message:
         context.state[_STATE] = ConfigRecord({key: value for key, value in asked.offer.items() if key in _KEPT})
         self._live[str(asked.offer["session"]), asked.party] = machine, config
@@ -186,7 +186,7 @@ class PredictionClient:
     def frames(self, message: Message, context: Context) -> Message:
         """Answer the frames of one Flower message (transport `messages`)."""
         offer = context.state.config_records.get(_STATE)
-        asked = None if offer is None else _asked(offer, context)
+        asked = None if offer is None else _request_of(offer, context)
         if offer is None or asked is None:
             raise lost_session()
         session = str(offer["session"])
@@ -197,8 +197,8 @@ class PredictionClient:
             self._live.pop((session, asked.party), None)
         return Message(content, reply_to=message)
 
-    def _build(self, asked: _Asked, context: Context) -> tuple[Predictor, Config]:
-        """Rebuild the party's trained model, and open the rows that may be asked for."""
+    def _build(self, asked: _Request, context: Context) -> tuple[Predictor, Config]:
+        """Return the predictor of the party's trained model and of its rows, and its configuration."""
         kept = load_model(model_path(asked.run, asked.party))
         if (kept.card.session, kept.card.party) != (asked.offer.get("training"), asked.party):
             raise DataError(f"the weights of party {asked.party!r} in {asked.run} are of another training")
@@ -215,7 +215,7 @@ class PredictionClient:
         placement = Placement.of(config)
         make = partial(self._bottom, dataset.party(asked.party).spec, config)
         model = placement.place(new_model(make, 0, f"the bottom model of party {asked.party!r}"))
-        kept.load_into(model)  # so that no seed matters
+        kept.load_into(model)  # so the seed has no effect
         machine = Predictor(
             asked.party,
             model,
@@ -232,8 +232,8 @@ class PredictionClient:
         return machine, config
 
 
-def _asked(offer: ConfigRecord, context: Context) -> _Asked | None:
-    """Return this node's party in a prediction and the permitted answers; None for a spare node.
+def _request_of(offer: ConfigRecord, context: Context) -> _Request | None:
+    """Return the prediction that this node's party is asked for; None for a spare node.
 
     A node that its owner gave a `party` in --node-config is deployed, whatever the offer claims: it answers only what
     the owner allows, from the owner's folders.
@@ -241,7 +241,7 @@ def _asked(offer: ConfigRecord, context: Context) -> _Asked | None:
     node, names = Node.of(context.node_config), str(offer.get("parties")).split(",")
     if not node.deployed:
         party = node.simulated_as(names, offered=bool(offer.get("simulation")))
-        return _Asked(party, offer, Path(str(offer.get("run"))), str(offer.get("data"))) if party else None
+        return _Request(party, offer, Path(str(offer.get("run"))), str(offer.get("data"))) if party else None
     if node.party not in names:
         return None
     quota = Quota.of(context.node_config, node.party)
@@ -251,7 +251,7 @@ def _asked(offer: ConfigRecord, context: Context) -> _Asked | None:
             f"new data is to be scored, and party {node.party!r} names none: {NEW_DATA}='PATH' in the --node-config of "
             "its SuperNode does"
         )
-    return _Asked(node.party, offer, _run_folder(node, str(offer.get("training"))), data, quota)
+    return _Request(node.party, offer, _run_folder(node, str(offer.get("training"))), data, quota)
 
 
 def _whole_number(offer: ConfigRecord, name: str) -> int:

@@ -1,4 +1,4 @@
-"""The label party predicts with a finished run."""
+"""The label party's side of a prediction with a finished run."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ class Request:
     out : Path
         File of the scores, .csv or .parquet.
     ids : Path or None
-        File that names the IDs; none: the test rows, or all rows of files of new data.
+        File that names the IDs; None for the test rows, or all rows of files of new data.
     data : Path or None
-        New data; none: the data of the run.
+        New data; None for the data of the run.
     overwrite : bool
         True if a file at `out` may be replaced.
     """
@@ -78,14 +78,14 @@ class Request:
     overwrite: bool = False
 
     def run_config(self) -> dict[str, Value]:
-        """Write it as keys of Flower's run config."""
+        """Return the request as keys of Flower's run config."""
         paths = {"run": self.run, "out": self.out, "ids": self.ids, "data": self.data}
         given = {f"predict-{name}": str(path.expanduser().absolute()) for name, path in paths.items() if path}
         return {"job": "predict", **given, "predict-overwrite": self.overwrite}
 
     @classmethod
     def of(cls, run_config: Mapping[str, Value]) -> Request:
-        """Read the keys of a run config.
+        """Return the request in the keys of a run config.
 
         Raises
         ------
@@ -132,7 +132,7 @@ def read_run(folder: Path) -> TrainedRun:
     DataError
         When the folder holds no run, or one that is not finished.
     ConfigError
-        When its configuration of the computation was changed after training.
+        When a setting of its computation was changed after training.
     """
     check_is_run(folder)
     result = _read_result(folder)
@@ -174,7 +174,7 @@ def score(
     data: DataFactory,
     observers: tuple[Observer, ...],
 ) -> None:
-    """Do the label party's part of a prediction, as Flower's run config asks for it (called by its ServerApp)."""
+    """Score the rows that Flower's run config names, at the label party (called by its ServerApp)."""
     request = Request.of(run_config)
     check_target(request.out, overwrite=request.overwrite)
     run, simulation = read_run(request.run), is_simulation(grid)
@@ -213,13 +213,13 @@ def score(
 
 
 def _batches(chosen: NDArray[np.int64] | range, size: int) -> Iterator[NDArray[np.int64]]:
-    """Yield positions in pieces of the size that evaluation has, so that test rows get the very same logits."""
+    """Yield positions in batches of the evaluation's size, so that test rows get exactly the same logits."""
     for low in range(0, len(chosen), size):
         yield np.asarray(chosen[low : low + size], dtype=np.int64)
 
 
 def _offer(run: TrainedRun, request: Request, asked: int, *, simulation: bool) -> dict[str, str]:
-    """Return the offer to the parties; it has paths of this host only in a simulation, where parties share it."""
+    """Return the offer to the parties; it has paths of this host only in a simulation, where all share the host."""
     card = run.model.card
     offer = {"training": card.session, "parties": ",".join(card.features), "asked": str(asked)}
     offer["data"] = "" if request.data is None else str(request.data) if simulation else "new"
@@ -229,7 +229,7 @@ def _offer(run: TrainedRun, request: Request, asked: int, *, simulation: bool) -
 def _strategy(
     config: Config, dataset: VerticalData, classes: int, *, top: TopFactory, bottom: BottomFactory, simulation: bool
 ) -> HookedStrategy:
-    """Build the strategy that was trained, without its attacks and without a label."""
+    """Build the strategy of the trained run, without its attacks and without labels."""
     attack = config.attack.without_attacks()
     nothing = np.zeros(0, np.int64)
     return build_strategy(

@@ -1,4 +1,4 @@
-"""Progress for a person: at a terminal how far, how fast, loss and leak; everywhere a line for each epoch."""
+"""Progress of a training for people: a bar with speed, loss and leak at a terminal, and one line an epoch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LiveProgress(Observer):
     console : Console
         The console; without a terminal the bar is not shown.
     clock : Callable
-        Returns seconds.
+        Clock in seconds.
     """
 
     def __init__(self, title: str, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -58,17 +58,17 @@ class LiveProgress(Observer):
         self._progress.stop()
 
     def on_pretraining(self, done: int, steps: int) -> None:
-        """Show how far the slowest party is."""
+        """Show the number of steps that the slowest party has done."""
         self._progress.update(self._task, total=steps, completed=done, values="pre-training without labels")
 
     def on_start(self, steps: int, epochs: int, parties: tuple[str, ...]) -> None:
-        """Learn how many steps there are."""
+        """Set the number of steps, and start the bar."""
         self._steps, self._epochs = steps, epochs
         self._progress.update(self._task, total=steps, completed=0, values="")
         self._progress.start_task(self._task)
 
     def on_step(self, step: int, epoch: int, loss: float, leak: float) -> None:
-        """Move the bar."""
+        """Update the bar."""
         self._first = self._first or (step, self._clock())
         for index, value in enumerate((loss, leak)):
             if not math.isnan(value):
@@ -89,24 +89,24 @@ class LiveProgress(Observer):
         )
 
     def on_epoch(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Print what an epoch has reached."""
+        """Print the metrics of an epoch."""
         names = {"train_loss": "loss", "validation_auc": "validation AUC", "next_auc": "AUC of the next day"}
         if "validation_auc" not in metrics:
             names |= {"validation_macro_auc": "validation AUC", "validation_accuracy": "validation accuracy"}
         names |= {"test_auc": "test AUC"}
         names |= {"test_accuracy": "test accuracy"} if "test_auc" not in metrics else {}
         shown = ", ".join(f"{label} {metrics[name]:.4f}" for name, label in names.items() if name in metrics)
-        line = progress_line(epoch, self._epochs, f"{self._title}: {shown}", self._left(step), most=True)
+        line = progress_line(epoch, self._epochs, f"{self._title}: {shown}", self._seconds_left(step), most=True)
         self._console.print(Text(line), soft_wrap=True)
 
-    def _left(self, step: int) -> float | None:
-        """Return about how long the steps after this one take; None while that is not known."""
+    def _seconds_left(self, step: int) -> float | None:
+        """Return the estimated seconds of the steps after this one; None while it is not known."""
         first, began = self._first or (step, 0.0)
         return (self._clock() - began) * (self._steps - 1 - step) / (step - first) if step > first else None
 
 
 def time_words(seconds: float) -> str:
-    """Return a time to wait in words.
+    """Return a duration in words.
 
     Examples
     --------
@@ -118,7 +118,7 @@ def time_words(seconds: float) -> str:
 
 
 def progress_line(done: int, total: int, what: str, left: float | None, *, most: bool = False) -> str:
-    """Return how far it is, what is or was done, and how long the rest takes, at most where it may end before.
+    """Return a line with the part that is done, its name and the time left; `most` if the rest may end earlier.
 
     Examples
     --------

@@ -12,11 +12,11 @@ Entry = Mapping[str, Any]
 def rebuild(
     leakage: Sequence[Entry], utility: Mapping[str, float], *, classes: int, share: float
 ) -> list[dict[str, Any]]:
-    """Return one entry for `result.json` for each party, layer and attack on the trained model that knows labels.
+    """Return one entry for `result.json` for each party, layer and attack with labels on the trained model.
 
-    A model counts as rebuilt once the attacker's, on average over the draws, comes the stated share of the way from
-    chance to the federation's own test utility, and stays there with every larger number of labels that was tried: a
-    lucky draw of few labels is no answer. The measure does not depend on how frequent a class is: AUC for two
+    A model counts as rebuilt once the attacker's, on average over the draws, covers the stated share of the gap from
+    chance to the federation's own test utility, and does so with every larger number of labels that was tried: a
+    lucky draw of few labels does not count. The measure does not depend on how frequent a class is: AUC for two
     classes, which no threshold enters, and balanced accuracy for more.
 
     Parameters
@@ -33,8 +33,8 @@ def rebuild(
     Returns
     -------
     list[dict]
-        With the number of labels of each class (`k`) and in all (`labels`) that were enough, None where the largest
-        number that was tried (`tried`) was not; the same for training from scratch on the same labels (`alone_k`,
+        Entries with the sufficient number of labels of each class (`k`) and in all (`labels`), None where the largest
+        number that was tried (`tried`) was not enough; the same for training from scratch on these labels (`alone_k`,
         `alone_labels`); and the curve that they are read from.
     """
     metric = "auc" if classes == 2 else "balanced_accuracy"
@@ -50,7 +50,7 @@ def rebuild(
         curve = [_point(entry, metric, classes) for entry in sorted(entries, key=lambda entry: entry["known"])]
         chance = 1 / classes if metric == "balanced_accuracy" else 0.5
         target = None if own is None or not own > chance else chance + share * (own - chance)
-        needed, alone = _enough(curve, "mean", target), _enough(curve, "baseline", target)
+        needed, alone = _smallest_sufficient(curve, "mean", target), _smallest_sufficient(curve, "baseline", target)
         found.append(
             {
                 **{"party": party, "layer": layer, "attack": attack, "params": json.loads(params)},
@@ -71,8 +71,8 @@ def _point(entry: Entry, metric: str, classes: int) -> dict[str, Any]:
     return {"k": k, "labels": k * classes, **{name: measure.get(name) for name in names}}
 
 
-def _enough(curve: Sequence[Mapping[str, Any]], name: str, target: float | None) -> int | None:
-    """Return the least number of labels of each class that was enough on average, as was every larger one."""
+def _smallest_sufficient(curve: Sequence[Mapping[str, Any]], name: str, target: float | None) -> int | None:
+    """Return the smallest number of labels of each class from which on the average reaches the target."""
     enough = None
     for point in reversed(curve):
         if target is None or point[name] is None or point[name] < target:

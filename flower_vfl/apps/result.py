@@ -1,4 +1,4 @@
-"""The result of a run: `result.json` and the same as a value."""
+"""The result of a run: the content of `result.json`, and a value with it and the folder."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RunResult:
     summary : dict[str, Any]
         The content of `result.json`.
     outcome : Outcome
-        Metrics of each epoch and the rest that was measured.
+        Metrics of each epoch and all other measurements.
     folder : Path or None
         Folder of its files; None where none were written.
     """
@@ -59,14 +59,14 @@ class RunResult:
     @property
     def test_auc(self) -> float:
         """Test AUC of the model that is kept; NaN where there is none, as with more than two classes."""
-        return self._reached("test_auc")
+        return self._kept_metric("test_auc")
 
     @property
     def test_macro_auc(self) -> float:
         """Test AUC of the model that is kept, mean over more than two classes; NaN where there is none."""
-        return self._reached("test_macro_auc")
+        return self._kept_metric("test_macro_auc")
 
-    def _reached(self, name: str) -> float:
+    def _kept_metric(self, name: str) -> float:
         value = kept_utility(self.summary).get(name)
         return math.nan if value is None else float(value)
 
@@ -84,7 +84,7 @@ class RunResult:
 
 
 ResultCallback = Callable[[RunResult], None]
-"""Gets the result of a run, whole or interrupted."""
+"""Function that receives the result of a run, also of an interrupted one."""
 
 
 def _utility(epoch: Epoch) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def _number(value: float | None) -> float | None:
 
 
 def _budget(outcome: Outcome, config: Config) -> dict[str, Any]:
-    """Return the `budget` entry, where there are limits: each with what of it was used up after each epoch."""
+    """Return the `budget` entry, where there are limits: each limit with the value reached after each epoch."""
     limits = {key: limit for key in LIMITS if (limit := getattr(config.attack, f"max_{key}")) < 1.0}
     entry = {
         key: {"limit": limit, "reached": [_number(epoch.get(key)) for epoch in outcome.epochs]}
@@ -128,7 +128,7 @@ def describe_classes(names: Sequence[str], confusion: Sequence[Sequence[int]]) -
     names : Sequence of str
         (C,) names of the classes.
     confusion : Sequence
-        (C, C) test rows, a row a true class, a column a predicted one; empty where no model was evaluated.
+        (C, C) counts of test rows, a row a true class, a column a predicted one; empty where no model was evaluated.
 
     Examples
     --------
@@ -150,7 +150,7 @@ def describe_classes(names: Sequence[str], confusion: Sequence[Sequence[int]]) -
 
 
 def _attacks(attacks: Sequence[AttackMethod], leakage: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the `attacks` entry: what each attack needed, and how many positives of a batch were left out for it."""
+    """Return the `attacks` entry: the needs of each attack, and the number of positives of a batch left out for it."""
     found = []
     for attack in attacks:
         hints = attack.hints if isinstance(attack, Attack | MemoryAttack) and HINTS in attack.needs else 0
@@ -163,7 +163,7 @@ def _attacks(attacks: Sequence[AttackMethod], leakage: Sequence[Mapping[str, Any
 
 
 def _proven(guarantee: Guarantee | None) -> dict[str, Any]:
-    """Return what a defense proves of all that leaves in the run, where it proves something."""
+    """Return the `proven` entry of a defense: its guarantee for all that is sent in the run; empty without one."""
     if guarantee is None:
         return {}
     delta = {"delta": guarantee.delta} if guarantee.delta else {}
@@ -171,7 +171,7 @@ def _proven(guarantee: Guarantee | None) -> dict[str, Any]:
 
 
 def _software(found: Mapping[str, str]) -> dict[str, str]:
-    """Return a host's software with the names that `result.json` has had for it."""
+    """Return a host's software under the keys of `result.json`."""
     return {"flower_vfl" if name == "version" else name: words for name, words in found.items()}
 
 

@@ -1,4 +1,4 @@
-"""`result.json` as it is read: whole and of this schema, or refused by name."""
+"""Reading and checking of `result.json`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OPTIONAL = {
 }
 
 OWN_DATA = "files"
-"""The name of tables of one's own among the data sets of results."""
+"""Name of the data set in results on the user's own tables."""
 
 _CLASS = re.compile(r"\bclass (\d+)\b")
 
@@ -51,10 +51,10 @@ def checked_result(path: Path) -> dict[str, Any]:
     Raises
     ------
     InputError
-        Naming the file, and what is wrong with it.
+        When it cannot be read or is malformed; the message names the file and the problem.
     """
     try:
-        result = json.loads(path.read_text(encoding="utf8"), parse_constant=partial(_refuse, path))
+        result = json.loads(path.read_text(encoding="utf8"), parse_constant=partial(_refuse_constant, path))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:
@@ -125,7 +125,7 @@ def with_class_names(result: Mapping[str, Any], text: str) -> str:
     return _CLASS.sub(lambda found: f"class {class_name(result, int(found[1]))}", text)
 
 
-def _refuse(path: Path, constant: str) -> NoReturn:
+def _refuse_constant(path: Path, constant: str) -> NoReturn:
     raise InputError(f"{path} holds {constant}, which is no number of JSON: null stands for an unknown value.")
 
 

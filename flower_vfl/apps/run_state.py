@@ -1,4 +1,4 @@
-"""The store of one party's states of one training run, from which the run can go on after an interruption."""
+"""The store of one party's states of one training run, from which the run is resumed after an interruption."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ LABEL = "label"
 """Name of the label party's states and weights; a feature party's have the party's name."""
 
 CHECKPOINTS = "checkpoints"
-_OF_RESUME = ("step-*", "received*", "memory-*")
-_PLACES = ("host", "advertise", "port", "connect_timeout", "step_timeout", "reconnect_timeout", "rejoin_timeout")
-MAY_CHANGE = ("sinks", "metrics_port", "baselines", "checkpoint.keep", *(f"transport.{name}" for name in _PLACES))
+_RESUME_FILES = ("step-*", "received*", "memory-*")
+_CONNECTION = ("host", "advertise", "port", "connect_timeout", "step_timeout", "reconnect_timeout", "rejoin_timeout")
+MAY_CHANGE = ("sinks", "metrics_port", "baselines", "checkpoint.keep", *(f"transport.{name}" for name in _CONNECTION))
 """Settings that may change when an interrupted run goes on: none of them changes the computation."""
 
 
 @dataclass(frozen=True)
 class PartyStorage:
-    """One party's place on its own disk for one training.
+    """The folder on a party's own disk for its states of one training.
 
     Attributes
     ----------
     folder : Path
-        The party's own; made when the first state is kept.
+        The party's folder; made when the first state is saved.
     party : str
         The party's name.
     training : str
         The label party's name of the training run: 32 hexadecimal digits, drawn at its beginning, known to every party.
     begun : bool
-        At the label party: true if there is a state to go on from.
+        At the label party, True if there is a state to resume from.
     """
 
     folder: Path
@@ -52,14 +52,14 @@ class PartyStorage:
 
     @classmethod
     def of_label_party(cls, out: Path, *, resume: bool) -> Self:
-        """Go on with the training in a run's folder, or begin a new one.
+        """Return the storage of the training in a run's folder, or of a new training.
 
         Raises
         ------
         DataError
             When the state cannot be read.
         SetupError
-            When it has ended: see `check_open`.
+            When the training has ended: see `check_open`.
         """
         folder = out.expanduser().absolute() / CHECKPOINTS / LABEL
         committed = read_committed(folder) if resume else None
@@ -71,12 +71,12 @@ class PartyStorage:
 
     @classmethod
     def of_feature_party(cls, out: Path, party: str, training: object) -> Self:
-        """Take part in the training that an offer names.
+        """Return the storage of the training that an offer names.
 
         Raises
         ------
         ProtocolError
-            When the name is none.
+            When the name is invalid.
         """
         return cls(out / CHECKPOINTS / party, party, checked_training(training))
 
@@ -95,7 +95,7 @@ class PartyStorage:
         Raises
         ------
         SetupError
-            Naming the removed files, and the next step.
+            When it has; the message names the removed files and the next step.
         """
         for other in (*self.folder.glob("secret-*"), *self.folder.glob("ended-*")):
             if other not in (self.secret, self._ended):
@@ -104,23 +104,23 @@ class PartyStorage:
             raise ended_error(f"training {self.training} of party {self.party!r}")
 
     def end(self) -> None:
-        """Remove the files that only a resumed run needs: its results are written, at the label party and here.
+        """Remove the files that only a resumed run needs, once the results at the label party and here are written.
 
         From a secret, or from the generators in a state, noise can be computed and subtracted.
         """
         with writing_to(self.folder):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._ended.touch(mode=0o600)  # first: a run killed here must not resume with half of it
-        for path in (self.secret, *(path for name in _OF_RESUME for path in self.folder.glob(name))):
+        for path in (self.secret, *(path for name in _RESUME_FILES for path in self.folder.glob(name))):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
 
     def memory(self, config: Config) -> Path | None:
-        """Return the folder of the party's row memory; None where no states are kept to go on from.
+        """Return the folder of the party's row memory; None where no states are saved to resume from.
 
-        The memory of another training run is removed: it may be large, and nothing goes on from it.
+        The memory of another training run is removed: it may be large, and no run resumes from it.
         """
         if config.checkpoint.every < 0:
             return None
@@ -158,7 +158,7 @@ def ended_error(what: str) -> SetupError:
 
 
 def is_begun(out: Path) -> bool:
-    """Return whether a run's folder holds a state to go on from."""
+    """Return True if a run's folder holds a state to resume from."""
     return (out / CHECKPOINTS / LABEL / Checkpoints.COMMITTED).is_file()
 
 
@@ -176,7 +176,7 @@ def checked_training(training: object) -> str:
 
 
 def differences(config: Config, other: Config) -> list[str]:
-    """Return the leaves in which two configurations compute something else; "auto" may be what the other one has.
+    """Return the keys whose values make two configurations compute something else; "auto" equals any value.
 
     Examples
     --------
@@ -193,6 +193,6 @@ def differences(config: Config, other: Config) -> list[str]:
 
 
 def config_digest(config: Config) -> str:
-    """Return the SHA-256 of everything in a configuration that changes what is computed."""
+    """Return the SHA-256 of all settings of a configuration that change the computation."""
     facts = {path: attrgetter(path)(config) for path in leaf_paths() if path not in MAY_CHANGE}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -1,7 +1,7 @@
-"""`flower-vfl wait`: follow a run at a SuperLink until it ends, and fail where it did.
+"""`flower-vfl wait`: follow a run at a SuperLink until it ends, and fail if the run failed.
 
-`flwr run` ends with 0 whatever becomes of the run: a ServerApp that is killed leaves no word there. The SuperLink does
-know: it calls a run failed that sends no heartbeat any more (Flower 1.41: for 50 seconds or so).
+`flwr run` exits with 0 however the run ends, and shows no error of a ServerApp that is killed. The SuperLink marks a
+run as failed that sends no heartbeat any more (Flower 1.41: for about 50 seconds).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PATIENCE_SECONDS = 120.0
 """Seconds without an answer from a SuperLink that answered before, as while it restarts."""
 
 RUN_VARIABLE, REASON_VARIABLE = "FLOWER_VFL_RUN", "FLOWER_VFL_REASON"
-"""In the environment of the command that is run on a failure."""
+"""Environment variables of the command that is run on a failure."""
 
 _HOOK_SECONDS = 60.0
 _NO_HEARTBEAT = "No heartbeat received"
@@ -52,7 +52,7 @@ class RunState:
     outcome : str
         Of a finished run: "completed", "failed" or "stopped".
     details : str
-        Why, in Flower's or the ServerApp's words.
+        Reason of the outcome, in Flower's or the ServerApp's words.
     """
 
     status: str
@@ -70,12 +70,12 @@ class ControlApi:
     Parameters
     ----------
     name : str, optional
-        Name of the SuperLink in Flower's configuration; the default one without.
+        Name of the SuperLink in Flower's configuration; by default Flower's default one.
 
     Raises
     ------
     ConfigError
-        When the configuration has no such SuperLink, or what it names cannot be used.
+        When the configuration has no such SuperLink, or its entry cannot be used.
     """
 
     def __init__(self, name: str | None = None) -> None:
@@ -93,14 +93,14 @@ class ControlApi:
         self._client.close()
 
     def state(self, run_id: int) -> RunState | None:
-        """Return the status of a run, None where the SuperLink does not know it.
+        """Return the status of a run; None where the SuperLink has no such run.
 
         Raises
         ------
         SuperLinkUnreachableError
-            When it does not answer, or a proxy does in its place.
+            When it does not answer, or a proxy answers in its place.
         SessionError
-            When it refuses.
+            When it refuses the request.
         """
         try:
             answer = self._client.ListRuns(ListRunsRequest(run_id=run_id))
@@ -130,27 +130,27 @@ def follow(
     poll: float = POLL_SECONDS,
     patience: float = PATIENCE_SECONDS,
 ) -> None:
-    """Return when a run has finished well; report each change of its status.
+    """Wait until a run has completed, and report each change of its status.
 
     Parameters
     ----------
     api : ControlApi
-        Of the SuperLink.
+        Control API of the SuperLink.
     run_id : int
         Number of the run.
     say : Callable[[str], None]
-        Takes the reports.
+        Receives the reports.
     poll, patience : float
-        Seconds between two questions; seconds for which a SuperLink may be away once it has answered.
+        Seconds between two requests; seconds for which a SuperLink may be unreachable once it has answered.
 
     Raises
     ------
     ConfigError
-        When the SuperLink does not know the run.
+        When the SuperLink has no such run.
     RunStoppedError
         When somebody stopped the run.
     SessionError
-        When it failed, the SuperLink has lost it, or cannot be reached.
+        When the run failed, or the SuperLink has lost it or cannot be reached.
     """
     last, answered = RunState(""), 0.0
     while True:
@@ -165,17 +165,17 @@ def follow(
             continue
         answered = time.monotonic()
         if state is None:
-            raise _unknown(api, run_id, last)
+            raise _unknown_run(api, run_id, last)
         if state.status != last.status:
             say(f"run {run_id} is {state.status}")
         if state.status == "finished":
-            _check(state, run_id)
+            _check_completed(state, run_id)
             return
         last = state
         time.sleep(poll)
 
 
-def _unknown(api: ControlApi, run_id: int, last: RunState) -> ConfigError | SessionError:
+def _unknown_run(api: ControlApi, run_id: int, last: RunState) -> ConfigError | SessionError:
     if not last.status:
         return ConfigError(f"the SuperLink {api.address} knows no run {run_id}; `flwr list` shows those that it has")
     return SessionError(
@@ -184,8 +184,8 @@ def _unknown(api: ControlApi, run_id: int, last: RunState) -> ConfigError | Sess
     )
 
 
-def _check(state: RunState, run_id: int) -> None:
-    """Raise why a run that has ended did not complete."""
+def _check_completed(state: RunState, run_id: int) -> None:
+    """Raise an error with the reason if a run that has ended did not complete."""
     if state.outcome == "completed":
         return
     if state.outcome == "stopped":
@@ -199,14 +199,14 @@ def _check(state: RunState, run_id: int) -> None:
 
 
 def read_run_id(text: str) -> int:
-    """Read a run ID, or the answer of ``flwr run --format json``, which has it.
+    """Return the run ID in a text: the ID alone, or the output of ``flwr run --format json``.
 
     Raises
     ------
     ConfigError
-        When it is none.
+        When there is none.
     SessionError
-        When no run was started, by that answer or because there is none: `flwr run` died before it could say anything.
+        When no run was started: the output reports a failure, or is empty because `flwr run` died.
 
     Examples
     --------
@@ -233,12 +233,12 @@ def read_run_id(text: str) -> int:
 
 
 def read_hook(command: str) -> list[str]:
-    """Read a command with its arguments, which no shell sees.
+    """Return a command with its arguments, to be run without a shell.
 
     Raises
     ------
     ConfigError
-        When it is none, or there is no such program: better now than when it is needed.
+        When it cannot be parsed, or there is no such program: better now than when it is needed.
     """
     try:
         words = shlex.split(command)
@@ -250,7 +250,7 @@ def read_hook(command: str) -> list[str]:
 
 
 def alert(command: Sequence[str], run: str, reason: str) -> None:
-    """Run the command of a failure with the run and the reason in its environment; what becomes of it is logged."""
+    """Run the command of a failure with the run and the reason in its environment; log a failure of the command."""
     environment = {**os.environ, RUN_VARIABLE: run, REASON_VARIABLE: reason}
     try:
         done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, timeout=_HOOK_SECONDS, check=False)

@@ -63,7 +63,7 @@ class ScoreWriter:
 
 
 def schema_of(classes: tuple[str, ...]) -> pa.Schema:
-    """Return the columns of the file."""
+    """Return the columns of a score file."""
     score = [("score", pa.float64())]
     if len(classes) > 2:
         score = [("predicted", pa.string()), *((f"score_{name}", pa.float64()) for name in classes)]
@@ -82,7 +82,7 @@ def _columns(logits: Tensor, classes: tuple[str, ...]) -> list[pa.Array]:
 
 @contextmanager
 def writing(path: Path, classes: tuple[str, ...]) -> Iterator[ScoreWriter]:
-    """Open a file of scores that appears at `path` when all is written, for its owner alone; after an error nothing."""
+    """Yield the writer of a file, open to its owner only, that appears at `path` if the block ends without error."""
     schema = schema_of(classes)
     with replacing(path) as temporary, _WRITERS[path.suffix.lower()](temporary, schema) as writer:
         yield ScoreWriter(writer, classes)

@@ -1,4 +1,4 @@
-"""The ServerApp of the label party: which job a run asks for.
+"""The ServerApp of the label party, which does the job that a run asks for.
 
 Importing it loads no torch: a deployment offers its sessions first (docs/decisions/0020).
 """
@@ -60,23 +60,23 @@ def make_server_app(
     optimizer : Callable[[nn.Module, Config], torch.optim.Optimizer], optional
         Makes the label party's optimizer, instead of the configuration's.
     config : Config, optional
-        Instead of Flower's run config.
+        Configuration instead of Flower's run config.
     out : Path, optional
         Folder of the results; in Flower's run config: `out`, where "auto" stands for a new one in `runs` of the working
         directory.
     resume : bool
-        True if a run that was interrupted in that folder goes on; in Flower's run config: `resume`.
+        True to resume the run that was interrupted in that folder; in Flower's run config: `resume`.
     observers : tuple of Observer
         Receive the progress of training.
     on_result : Callable[[RunResult], None], optional
-        Gets the result, whole or interrupted.
+        Receives the result, also of an interrupted run.
     on_error : Callable[[str], None], optional
         Receives the text of the error that ends the run, before Flower does.
 
     Returns
     -------
     ServerApp
-        It trains, or does another `job` of Flower's run config: predict with a finished run, or align IDs.
+        App that trains, or does another `job` of Flower's run config: predict with a finished run, or align IDs.
     """
     app = ServerApp()
     server = TrainingServer(
@@ -85,7 +85,7 @@ def make_server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        _settle_in(grid)
+        _set_up_process(grid)
         try:
             _do_job(grid, context, server, config, out, resume=resume)
         except Exception as error:
@@ -99,7 +99,7 @@ def make_server_app(
 def _do_job(
     grid: Grid, context: Context, server: TrainingServer, config: Config | None, out: Path | None, *, resume: bool
 ) -> None:
-    """Do what `job` in Flower's run config asks for; the modules of a job are imported where it is done."""
+    """Do the `job` of Flower's run config; the modules of a job are imported here, when it is done."""
     run_config = context.run_config
     job = _job(run_config)
     if job == "predict":
@@ -127,8 +127,8 @@ def _folder(run_config: Mapping[str, Value]) -> Path | None:
     return default_folder(str(run_config.get("preset") or "run")).absolute()
 
 
-def _settle_in(grid: Grid) -> None:
-    """Show the log where Flower shows its own, and let a deployment's files be this user's alone."""
+def _set_up_process(grid: Grid) -> None:
+    """Show the log where Flower shows its own, and make a deployment's files readable by this user alone."""
     if not is_simulation(grid):
         keep_private()
     if not isinstance(grid, LocalGrid):
@@ -136,7 +136,7 @@ def _settle_in(grid: Grid) -> None:
 
 
 def _job(run_config: Mapping[str, Value]) -> str:
-    """Return what the run is to do; a wrong word must not train."""
+    """Return the job of the run; an unknown one is refused, so that it starts no training."""
     job = run_config.get("job") or JOBS[0]
     if job not in JOBS:
         raise ConfigError(f"job is {job!r} in the run config; allowed are {', '.join(JOBS)}")

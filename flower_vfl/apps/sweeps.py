@@ -1,4 +1,4 @@
-"""The folder that a sweep leaves behind: what is in it, and reading it."""
+"""The folder of a sweep: the names of its files, and its record."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Entry:
     Attributes
     ----------
     run
-        Its name, and that of its folder.
+        Name of the trial and of its folder.
     digest
-        Of everything in its configuration that changes what is computed.
+        Digest of all settings that change the computation.
     values
         The keys that vary, with this trial's values.
     attempts
@@ -40,14 +40,14 @@ class Entry:
 
 
 def write_record(folder: Path, entries: Sequence[Entry], origin: Path | None = None) -> None:
-    """Note in a sweep's folder which trials it has, and the folder of the file that it was begun from."""
+    """Write to a sweep's folder the record of its trials, and of the folder of the file that it was begun from."""
     begun_from = str((origin or folder).absolute())
     trials = [asdict(entry) for entry in entries]
     write_json_atomic(folder / RECORD, {"schema": _SCHEMA, "origin": begun_from, "trials": trials})
 
 
 def origin_of(folder: Path) -> Path:
-    """Return the folder that paths in a sweep's file begin at, as noted beside its copy; `folder` where nothing is."""
+    """Return the folder that paths in a sweep's file are relative to, as recorded; `folder` without a record."""
     try:
         return Path(json.loads((folder / RECORD).read_text(encoding="utf8"))["origin"])
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
@@ -85,11 +85,11 @@ def read_record(folder: Path) -> list[Entry]:
 
 
 def is_sweep(folder: Path) -> bool:
-    """Return whether a folder is one of a sweep."""
+    """Return True if a folder is one of a sweep."""
     return (folder / RECORD).is_file()
 
 
 def runs_of(folder: Path) -> list[Path]:
-    """Return the folders of a sweep's runs that have left a result, in the order of the sweep."""
+    """Return the folders of a sweep's runs that have a result, in the order of the sweep."""
     folders = (folder / entry.run for entry in read_record(folder))
     return [path for path in folders if (path / CONFIG).is_file() and (path / RESULT).is_file()]

@@ -1,4 +1,4 @@
-"""The label party trains and writes what a run leaves."""
+"""Training at the label party, and writing of the run's results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def train_and_write(
     on_result: ResultCallback | None,
     factories: Mapping[str, Callable[..., nn.Module]],
 ) -> None:
-    """Train and write the result, whatever ends the training; bad input leaves nothing behind."""
+    """Train and write the result, however the training ends; bad input leaves no files behind."""
     base = strategy.base
     own = base.table.name if base.table is not None else ""
     if storage is not None:
@@ -58,9 +58,9 @@ def train_and_write(
             classes=class_names(dataset, base.labels.classes),
             features=base.parties,
         )
-        of_resume = None if is_simulation(grid) else storage
+        resume_storage = None if is_simulation(grid) else storage
         described = describe_data(dataset, base.labels)
-        _train(grid, strategy, context, described, folder, of_resume, journal, on_result, card)
+        _train(grid, strategy, context, described, folder, resume_storage, journal, on_result, card)
 
 
 def _train(
@@ -74,24 +74,24 @@ def _train(
     on_result: ResultCallback | None,
     card: ModelCard,
 ) -> None:
-    """Train and write the results; those of a finished run while every party can still go back to its last state.
+    """Train and write the results; those of a finished run while every party can still resume from its last state.
 
-    The files of `storage`, which only a resumed run needs, are removed at once.
+    The files of `storage`, which only a resumed run needs, are removed then.
     """
     base = strategy.base
     outcome, status = base.outcome, "failed"
     failure: BaseException | None = None
     results: list[RunResult] = []
 
-    def leave() -> None:
-        results.append(_leave(strategy, run, data, folder, journal, card, status, failure))
+    def write() -> None:
+        results.append(_write_results(strategy, run, data, folder, journal, card, status, failure))
 
     def finished() -> None:
         nonlocal status
         status = outcome.stopped
         if folder is not None:
             folder.remove_leftovers()
-        leave()
+        write()
         if storage is not None:
             storage.end()
 
@@ -108,7 +108,7 @@ def _train(
     finally:
         try:
             if not results:
-                leave()
+                write()
             if on_result is not None:
                 on_result(results[-1])
         except StorageError as error:
@@ -117,7 +117,7 @@ def _train(
             _log.error("%s", error)  # the first failure is raised; measurements since the last checkpoint are lost
 
 
-def _leave(
+def _write_results(
     strategy: HookedStrategy,
     run: TrainingRun,
     data: dict[str, Any],
@@ -143,7 +143,7 @@ def _leave(
 
 
 def _write_model(strategy: HookedStrategy, run: TrainingRun, folder: RunFolder, card: ModelCard) -> None:
-    """Write the label party's model if one stays; one of an earlier part of the run is none where none does."""
+    """Write the label party's model if the run keeps one; else remove that of an earlier part of the run."""
     base = strategy.base
     if base.outcome.model_step is None:
         path = model_path(folder.path, LABEL)

@@ -87,7 +87,7 @@ class TrainingSession:
         return self.folder / CHECKPOINTS / self.party / "session.safetensors"
 
     def memory(self, config: Config) -> Path | None:
-        """Return the folder of the party's row memory; None where it is gone with this process."""
+        """Return the folder of the party's row memory; None where it is kept in this process alone."""
         folder = None if self.storage is None else self.storage.memory(config)
         other_processes = "messages" in (self.offer.get("kind", "messages"), self.offer.get("fallback"))
         return self._memory_between if folder is None and other_processes else folder
@@ -97,12 +97,12 @@ class TrainingSession:
         return self.state_path.with_suffix(".memory")
 
     def discard(self) -> None:
-        """Remove what lay there between two Flower messages."""
+        """Remove the state and the row memory that were kept between two Flower messages."""
         self.state_path.unlink(missing_ok=True)
         shutil.rmtree(self._memory_between, ignore_errors=True)
 
     def hold(self) -> AbstractContextManager[object]:
-        """Let nobody else work in a deployed party's folder; that of a simulation is held by its label party.
+        """Lock a deployed party's folder, and return the lock; in a simulation the label party holds one.
 
         Raises
         ------
@@ -122,12 +122,12 @@ class TrainingSession:
         return lock
 
     def load(self) -> Any:
-        """Read the party's state between two messages.
+        """Return the party's state that the previous message left.
 
         Raises
         ------
         ProtocolError
-            When another session has taken its place.
+            When the state of another session has replaced it.
         """
         kept = load_state(self.state_path)
         if kept["session"] != self.id:
@@ -138,8 +138,8 @@ class TrainingSession:
 class TrainingClient:
     """The handlers of one ClientApp for trainings.
 
-    With `messages` each Flower message may find itself in a fresh process, so the party's state lies on its own disk;
-    a party that is still in memory at the very step of that state is used as it is.
+    With the transport `messages` a new process may handle each Flower message, so the party's state is on its own
+    disk; a party that is still in memory with exactly this state is used as it is.
     """
 
     def __init__(
@@ -161,55 +161,55 @@ class TrainingClient:
         config, dataset = self._open_data(context)
         if consent is not None:
             consent.check_rows(dataset.alignment.digest)
-        party, simulation = _who(context, config, dataset, bool(offer.get("simulation")))
+        party, simulation = _party_of(context, config, dataset, bool(offer.get("simulation")))
         if not party:
             return reply(message, SPARE, "this run has fewer feature parties than nodes")
         session = TrainingSession(offer, party, simulation, _folder(context, offer, party, simulation))
         with computing(config), session.hold():
             machine, journal = self._build(session, config, dataset)
-            with ExitStack() as leaving:
-                leaving.callback(session.discard)
-                leaving.callback(_leave, machine, journal)
+            with ExitStack() as cleanup:
+                cleanup.callback(session.discard)
+                cleanup.callback(_close_measurements, machine, journal)
                 why = take_part(offer, machine, config.transport, outward_of(message, context))
                 if why is None:
                     return reply(message, FINISHED)
-                leaving.pop_all()
+                cleanup.pop_all()
             return self._open(message, context, session, machine, journal, why)
 
     def frames(self, message: Message, context: Context) -> Message:
         """Answer the frames of one Flower message (transport `messages`)."""
         offer, count = _stored(context)
         config, dataset = self._open_data(context)
-        party, simulation = _who(context, config, dataset, bool(offer.get("simulation")))
+        party, simulation = _party_of(context, config, dataset, bool(offer.get("simulation")))
         session = TrainingSession(offer, party, simulation, _folder(context, offer, party, simulation))
-        with computing(config), session.hold(), ExitStack() as failing:
+        with computing(config), session.hold(), ExitStack() as cleanup:
             live = self._live.pop((session.id, party), None)
             if live is not None and live[0] == count:
                 _, machine, journal = live
             else:
                 machine, journal = self._build(session, config, dataset)
                 machine.restore(session.load())
-            failing.callback(session.discard)  # an error ends the session
+            cleanup.callback(session.discard)  # an error ends the session
             content = answer(message.content, session.id, str(offer["wire-dtype"]), machine)
             if not machine.finished or machine.awaits_export:
                 self._store(context, session, machine, journal, count + 1)
-                failing.pop_all()
+                cleanup.pop_all()
         return Message(content, reply_to=message)
 
     def _open_data(self, context: Context) -> tuple[Config, VerticalData]:
-        """Return the run's configuration, with numbers that fit the rows for what is "auto", and this node's data."""
+        """Return the run's configuration, with a number that fits the rows for each "auto", and this node's data."""
         node, consent = Node.of(context.node_config), consent_of(context)
-        asked = self._config or from_run_config(context.run_config)
+        requested = self._config or from_run_config(context.run_config)
         if consent is not None:
-            consent.check(asked)
+            consent.check(requested)
         if self._data is open_data:
             node.require_data()
-        config = node.view(asked)
+        config = node.view(requested)
         check_device(config)
         dataset = self._data(config)
         fitted = config.fitted(dataset.alignment.rows)
         if consent is not None:
-            consent.check(fitted)  # how many epochs "auto" are is known only now
+            consent.check(fitted)  # the number of epochs of "auto" is known only now
         return fitted, dataset
 
     def _build(
@@ -239,7 +239,7 @@ class TrainingClient:
         )
         card = make_card(session.party, session.id, config, dataset, {"bottom": self._bottom}, table=session.party)
         machine.awaits_export = storage is not None
-        machine.on_finish = partial(_keep_results, session, journal, card)
+        machine.on_finish = partial(_write_results, session, journal, card)
         if storage is not None and not session.simulation:
             machine.on_exported = lambda _: storage.end()
         _log.info("party %r takes part; its secret comes from: %s", session.party, secret.origin)
@@ -274,16 +274,16 @@ class TrainingClient:
         self._live[session.id, session.party] = (count, machine, journal)
 
 
-def _leave(machine: FeatureParty, journal: StepLog | None) -> None:
-    """Keep what the party has measured until now."""
+def _close_measurements(machine: FeatureParty, journal: StepLog | None) -> None:
+    """Settle the party's pending measurements, and close its journal."""
     machine.settle()
     if journal is not None:
         journal.close()
 
 
-def _keep_results(session: TrainingSession, journal: StepLog | None, card: ModelCard, machine: FeatureParty) -> None:
-    """Keep what belongs to the party of a finished training: its journal and the weights that stay."""
-    _leave(machine, journal)
+def _write_results(session: TrainingSession, journal: StepLog | None, card: ModelCard, machine: FeatureParty) -> None:
+    """Write the party's results of a finished training: its journal and the weights that are kept."""
+    _close_measurements(machine, journal)
     if not machine.discarded and (session.offer.get("out") or not session.simulation):
         earlier = None if session.simulation else keep_earlier(session.folder, card)
         if earlier is not None:
@@ -298,8 +298,8 @@ def _stored(context: Context) -> tuple[ConfigRecord, int]:
     return stored, int(str(stored["count"]))
 
 
-def _who(context: Context, config: Config, dataset: VerticalData, offered_simulation: bool) -> tuple[str, bool]:
-    """Return this node's party ("" for a spare node) and whether it is simulated.
+def _party_of(context: Context, config: Config, dataset: VerticalData, offered_simulation: bool) -> tuple[str, bool]:
+    """Return this node's party ("" for a spare node), and True if it is simulated.
 
     A node that its owner gave a `party` in --node-config is deployed, whatever the offer claims: its secrets never come
     from the run's seed, and it opens no audit channel.

@@ -1,4 +1,4 @@
-"""The label party trains, as Flower's run asks for it.
+"""The label party's side of a training in a Flower run.
 
 In a deployment it offers its sessions before anything imports torch: idle SuperNodes ask each 3 s, and the import takes
 2 s (docs/decisions/0020). What needs torch is imported where it is used.
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 FEW_STEPS = 200
-"""Fewer steps of a run, where the rows allow many more, deserve a warning: most networks have not learned by then."""
+"""Steps of a run below which there is a warning, if the rows allow many more: most networks need more to learn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class TrainingServer:
         Parameters
         ----------
         grid : Grid
-            Flower's, or that of a local run.
+            Flower's grid, or that of a local run.
         context : Context
             Flower's context of the run; its run config is part of a signed offer.
         settings : Config
@@ -83,11 +83,11 @@ class TrainingServer:
         sign = None if simulation else signer_of_this_host(context.run_config)
         dataset = self.data(settings if simulation else with_data_of_this_host(settings))
         labels, parties = dataset.labels(), party_names(settings, dataset)
-        settings = _planned(settings, dataset, labels)
-        storage = None if out is None else _place(out, resume=resume, simulation=simulation)
+        settings = _fitted_settings(settings, dataset, labels)
+        storage = None if out is None else _storage_of(out, resume=resume, simulation=simulation)
         secret = _secret(settings, storage, simulation=simulation)
         if (ledger := ledger_of(settings, simulation=simulation)) is not None:
-            ledger.read()  # what is wrong with it is found before anybody is asked
+            ledger.read()  # an unusable ledger is found before a party is contacted
         with (
             serve_metrics(settings.metrics_port) as metrics,
             nullcontext() if out is None else RunFolder(out, settings, resume=resume) as folder,
@@ -105,13 +105,13 @@ class TrainingServer:
                 strategy = self._build(settings, dataset, labels, secret, journal)
                 if simulation and not isinstance(grid, LocalGrid):
                     wait_for_workers(len(parties), at_once=settings.transport.kind == "stream")
-                undo.pop_all()  # from now on what was measured is kept
+                undo.pop_all()  # from now on the measurements are kept
                 self._train(grid, strategy, sessions, offer, dataset, folder, storage, journal)
 
     def _build(
         self, settings: Config, dataset: VerticalData, labels: Labels, secret: Secret, journal: Journal
     ) -> HookedStrategy:
-        """Build the strategy; only now torch is imported."""
+        """Build the strategy; torch is imported here first."""
         with nothing_collected():
             from flower_vfl.apps.label_party import build_strategy
 
@@ -148,7 +148,7 @@ class TrainingServer:
 
 
 def _check_settings(settings: Config, out: Path | None, *, simulation: bool) -> None:
-    """Refuse settings that do not go with the folder, or with a deployment."""
+    """Refuse settings that need a folder, or that a deployment does not allow."""
     if settings.sinks and out is None:
         raise ConfigError("sinks need a folder: set `out`")
     if settings.baselines == "on" and not simulation:
@@ -158,8 +158,8 @@ def _check_settings(settings: Config, out: Path | None, *, simulation: bool) -> 
         )
 
 
-def _place(out: Path, *, resume: bool, simulation: bool) -> PartyStorage:
-    """Return where the label party keeps its states; a deployed run that has ended cannot be resumed."""
+def _storage_of(out: Path, *, resume: bool, simulation: bool) -> PartyStorage:
+    """Return the storage of the label party's states; a deployed run that has ended cannot be resumed."""
     if resume and not simulation and has_ended(out):
         raise ended_error(f"the run in {out}")
     return PartyStorage.of_label_party(out, resume=resume)
@@ -169,7 +169,7 @@ def _place(out: Path, *, resume: bool, simulation: bool) -> PartyStorage:
 def _offered(
     grid: Grid, parties: Sequence[str], config: Config, offer: Mapping[str, str], sign: Signer | None
 ) -> Generator[Sessions | None]:
-    """Offer sessions to the hosts of a deployment; a simulation's parties are there at once, after their workers."""
+    """Offer sessions to the hosts of a deployment; a simulation's parties are there once their workers are."""
     if is_simulation(grid):
         yield None
         return
@@ -178,8 +178,8 @@ def _offered(
         yield sessions
 
 
-def _planned(settings: Config, dataset: VerticalData, labels: Labels) -> Config:
-    """Return the configuration with a number for each "auto", once it was logged what it means for this data."""
+def _fitted_settings(settings: Config, dataset: VerticalData, labels: Labels) -> Config:
+    """Return the configuration with a number for each "auto"; log the number of rows, steps and epochs."""
     rows, periods = len(labels.train), dataset.alignment.periods
     fitted = settings.fitted(rows)
     schedule = schedule_of(fitted, rows, len(labels.test), periods=periods)
@@ -197,18 +197,18 @@ def _planned(settings: Config, dataset: VerticalData, labels: Labels) -> Config:
         f"{schedule.batch_size:,}",
     )
     free = settings.training.model_copy(update={"epochs": 0, "batch_size": 0}).fitted(rows)
-    enough = schedule_of(settings.model_copy(update={"training": free}), rows, len(labels.test), periods=periods).steps
-    if schedule.steps < min(FEW_STEPS, enough // 4):
+    most = schedule_of(settings.model_copy(update={"training": free}), rows, len(labels.test), periods=periods).steps
+    if schedule.steps < min(FEW_STEPS, most // 4):
         _log.warning(
             "%s steps are few: without training.epochs and training.batch_size, there are up to %s (%s epochs, %s rows "
             "a step), and training ends when validation no longer improves",
-            *(f"{count:,}" for count in (schedule.steps, enough, free.epochs, free.batch_size)),
+            *(f"{count:,}" for count in (schedule.steps, most, free.epochs, free.batch_size)),
         )
     return fitted
 
 
 def _secret(config: Config, storage: PartyStorage | None, *, simulation: bool) -> Secret:
-    """Return the label party's root of randomness."""
+    """Return the label party's secret, from which its randomness is derived."""
     if simulation:
         return Secret.for_simulation(config.seed, LABEL)
     secret = Secret.of_this_host(None if storage is None else storage.secret)

@@ -13,11 +13,11 @@ _RAY_SECONDS = 60.0
 
 
 STARTED: Future[None] = Future()
-"""In Flower's simulation as `--engine flower` starts it: done once every party's process is up."""
+"""Future that is done once every party's process is up, in a simulation that `--engine flower` starts."""
 
 
 def handlers() -> int:
-    """Return the largest number of ClientApps that Flower's simulation runs at once, whatever Ray's processes.
+    """Return the largest number of ClientApps that Flower's simulation runs at once, for any number of Ray's processes.
 
     They are called from a `ThreadPoolExecutor()`, and this is its default (flwr 1.41, `vce_api.run_api`).
     """
@@ -37,7 +37,7 @@ def wait_for_workers(parties: int, *, at_once: bool) -> None:
     Raises
     ------
     SetupError
-        When it never will be.
+        When it cannot be ready.
     """
     if STARTED.running() or STARTED.done():
         STARTED.result()

@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from flower_vfl.accounting.ledger import Account, PrivacyLedger
 
 _LABELS = 10**9
-"""More labels than anybody trains on: where all of them together tell less than one bit, nothing can be learned."""
+"""More labels than any training has: where all of them together reveal less than one bit, nothing can be learned."""
 
 _FEW = 100
-"""Labels that every training has: fewer are not mentioned."""
+"""Number of labels that every training has: a smaller least number is not printed."""
 
 _PLAN = "{:<20} {:<11} {:<20} {}"
 _ENTRY = "{:<19} {:<13} {:<34} {:<5} {}"
 
 
 class Planned(StrEnum):
-    """Mechanisms that are planned."""
+    """Mechanisms that can be planned."""
 
     randomised_response = "randomised_response"
     laplace = "laplace"
@@ -65,15 +65,15 @@ def budget(
 
     if ledger is None and (limit is not None or epsilon is None):
         raise ConfigError("give --epsilon to plan a training, or a LEDGER to show one; --limit is of a LEDGER")
-    kept = None if ledger is None else PrivacyLedger(ledger)
-    if kept is not None and limit is not None:
-        _set_limit(kept, limit, delta)
-    account = None if kept is None else kept.read()
+    opened = None if ledger is None else PrivacyLedger(ledger)
+    if opened is not None and limit is not None:
+        _set_limit(opened, limit, delta)
+    account = None if opened is None else opened.read()
     if epsilon is not None:
         at = delta if delta is not None or account is None else account.limit.delta
-        lines = [*_plan(mechanism, epsilon, at or 0.0, epochs, classes, account)]  # all or an error
+        lines = [*_plan_lines(mechanism, epsilon, at or 0.0, epochs, classes, account)]  # all or an error
     else:
-        lines = [*_shown(kept, account)] if kept is not None and account is not None else []
+        lines = [*_ledger_lines(opened, account)] if opened is not None and account is not None else []
     for line in lines:
         typer.echo(line)
 
@@ -88,14 +88,14 @@ def _set_limit(ledger: PrivacyLedger, epsilon: float, delta: float | None) -> No
         ledger.create(ledger.path, Limit(epsilon, delta or 0.0))
 
 
-def _plan(
+def _plan_lines(
     mechanism: Planned | None, epsilon: float, delta: float, epochs: int, classes: int, account: Account | None
 ) -> Iterator[str]:
     from flower_vfl.accounting import Bounded, Release, calibrate, check_target, compose_epsilon, largest_auc
     from flower_vfl.errors import ConfigError
 
     check_target(epsilon)
-    yield f"Plan: epsilon {epsilon:g} of each label at delta {delta:g}, over {_times(epochs, 'epoch')}"
+    yield f"Plan: epsilon {epsilon:g} of each label at delta {delta:g}, over {_counted(epochs, 'epoch')}"
     yield f"An attack tells two labels of one person apart with an AUC of at most {largest_auc(epsilon, delta):.4g}"
     bits = Bounded(epsilon, delta).bits
     if 0.0 < bits < 1.0 / _FEW:
@@ -131,7 +131,7 @@ def _plan(
 
 
 def _families(classes: int) -> dict[str, Callable[[float], Mechanism]]:
-    """Return what makes each mechanism from a level of noise; more than two classes have one-hot targets."""
+    """Return functions from a level of noise to a mechanism, by name; more than two classes have one-hot targets."""
     from flower_vfl.accounting import Gaussian, Laplace, RandomisedResponse
 
     coordinates = 1 if classes == 2 else 2
@@ -142,13 +142,13 @@ def _families(classes: int) -> dict[str, Callable[[float], Mechanism]]:
     }
 
 
-def _shown(ledger: PrivacyLedger, account: Account) -> Iterator[str]:
+def _ledger_lines(ledger: PrivacyLedger, account: Account) -> Iterator[str]:
     from flower_vfl.accounting import compose_epsilon
 
     limit, spent = account.limit, account.spent
     yield f"Ledger: {ledger.path}"
     yield (
-        f"{_times(len(account.entries), 'training')} spent epsilon {spent:.4g} of {limit.epsilon:.4g} "
+        f"{_counted(len(account.entries), 'training')} spent epsilon {spent:.4g} of {limit.epsilon:.4g} "
         f"at delta {limit.delta:g}; {max(0.0, limit.epsilon - spent):.4g} is left"
     )
     if account.entries:
@@ -162,5 +162,5 @@ def _shown(ledger: PrivacyLedger, account: Account) -> Iterator[str]:
         )
 
 
-def _times(count: int, what: str) -> str:
-    return f"{count} {what}" + ("" if count == 1 else "s")
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")

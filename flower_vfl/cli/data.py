@@ -1,4 +1,4 @@
-"""Commands on data: which data sets there are, preparing them, and a first configuration for tables of one's own."""
+"""Commands on data: listing and preparing data sets, and a first configuration for the user's own tables."""
 
 from __future__ import annotations
 

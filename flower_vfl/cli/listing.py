@@ -89,6 +89,6 @@ def doctor(
     """
     from flower_vfl.simulations import doctor, host
 
-    asked = host.Host(data, party, superlink, root_certificates, key, certificate, dial, listen)
-    if doctor.show(host.findings(asked) if asked.given else doctor.findings()):
+    described = host.Host(data, party, superlink, root_certificates, key, certificate, dial, listen)
+    if doctor.show(host.findings(described) if described.given else doctor.findings()):
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how help shows them."""
+"""Options that several commands share, their checks, and the format of the help."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ AddressOption = Annotated[
 
 
 class Engine(StrEnum):
-    """Engines that carry a run."""
+    """Engines that execute a run."""
 
     local = "local"
     flower = "flower"
@@ -80,12 +80,12 @@ def check_resume(out: Path | None, *, resume: bool) -> None:
 def check_named(config: Config) -> None:
     """Refuse a data set, an attack or a defense that is not there, before imports that take seconds.
 
-    Where this host's environment names the data, as at a label party, the options are those of another host.
+    The data's options are not checked where this host's environment names other data, as at a label party.
 
     Raises
     ------
     ConfigError, DataError
-        Naming the nearest ones.
+        When one is not there; the message names the nearest ones.
     """
     from flower_vfl.config.methods import check_methods
     from flower_vfl.data.sources.names import check_name

@@ -47,7 +47,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "keys": keys,
     "wait": wait,
 }
-"""In the order in which help lists them."""
+"""The commands by name, in the order in which help lists them."""
 
 for _name, _command in _COMMANDS.items():
     app.command(_name, cls=Command)(_command)
@@ -55,7 +55,7 @@ app.add_typer(data_app, name="data")
 
 _INTERRUPTED = 130
 _MEASURING = frozenset({"demo", "run", "sweep", "tune"})
-"""Commands that keep what they have measured when they are interrupted."""
+"""Commands whose measurements are kept when they are interrupted."""
 
 
 @app.callback()
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             error.show()
             sys.exit(error.exit_code)
         raise
-    if code == _INTERRUPTED:  # typer, too, makes this number of a KeyboardInterrupt
+    if code == _INTERRUPTED:  # typer returns the same code for a KeyboardInterrupt
         words, code = ("terminated", 128 + signals[0]) if signals else ("interrupted", code)
         measures = _MEASURING & set((sys.argv[1:] if arguments is None else list(arguments))[:1])
         _fail(f"{words}; what was measured is kept" if measures else words, code)

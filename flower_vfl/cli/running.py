@@ -58,7 +58,7 @@ def run(
     if engine is Engine.flower and alone:
         raise ConfigError("--alone trains in this process: leave out --engine flower")
     check_named(config)
-    # What was typed is checked; only now come imports that take seconds.
+    # The arguments are checked: only now follow imports that take seconds.
     from flower_vfl.simulations.flower_engine import run_flower
     from flower_vfl.simulations.running import alone_aucs, run_here
     from flower_vfl.simulations.tables import print_results
@@ -69,19 +69,19 @@ def run(
     options += ["--engine", engine.value] if engine is Engine.flower else []
     options += [word for text in resources or [] for word in ("--resources", text)]
     options += ["--address", address] if address else []
-    with _way_on(folder, options):
+    with _resume_hint(folder, options):
         if engine is Engine.flower:
             summary = run_flower(config, folder, resume=resume, resources=resources or [], address=address)
         else:
-            by_themselves = partial(alone_aucs, config) if alone else None
-            summary = run_here(config, folder, title=Path(source).stem, alone=by_themselves, resume=resume)
+            train_alone = partial(alone_aucs, config) if alone else None
+            summary = run_here(config, folder, title=Path(source).stem, alone=train_alone, resume=resume)
     print_results([compare_run(config, place) if (place := folder.expanduser()).is_dir() else summary])
     typer.echo(f"report: {folder / 'report.html'}")
 
 
 @contextmanager
-def _way_on(folder: Path, options: Sequence[str]) -> Iterator[None]:
-    """Say how a run that was interrupted goes on, where it has left something to go on from."""
+def _resume_hint(folder: Path, options: Sequence[str]) -> Iterator[None]:
+    """Print the command that resumes a run if it is interrupted, where it has left a state or a result."""
     from flower_vfl.apps.folder import has_ended
     from flower_vfl.apps.run_state import CHECKPOINTS
     from flower_vfl.errors import SessionError, StorageError
@@ -90,11 +90,11 @@ def _way_on(folder: Path, options: Sequence[str]) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, MemoryError, SessionError, StorageError):
         if (folder / CHECKPOINTS).is_dir() or has_ended(folder):
-            _say_way_on("run", folder / "config.toml", folder, options)
+            _print_resume_command("run", folder / "config.toml", folder, options)
         raise
 
 
-def _say_way_on(command: str, source: str | Path, folder: Path, options: Sequence[str]) -> None:
+def _print_resume_command(command: str, source: str | Path, folder: Path, options: Sequence[str]) -> None:
     words = ["flower-vfl", command, *filter(None, [str(source)]), "--out", str(folder), "--resume", *options]
     typer.echo(f"it goes on with: {shlex.join(words)}", err=True)
 
@@ -221,7 +221,7 @@ def demo(
         if not isinstance(error, InputError) and folder.is_dir():
             options = ["--full"] if full else []
             options += [word for text in set_ or [] for word in ("--set", text)]
-            _say_way_on("demo", "", folder, options)
+            _print_resume_command("demo", "", folder, options)
         raise
     print_last(summaries, full=full, as_markdown=markdown)
     typer.echo(f"report: {folder / 'report.html'}")
@@ -276,7 +276,7 @@ def sweep(
             options += [word for text in set_ or [] for word in ("--set", text)]
             options += ["--address", address] if address else []
             options += ["--workers", str(workers)] if workers else []
-            _say_way_on("sweep", source, folder, options)
+            _print_resume_command("sweep", source, folder, options)
         raise
     print_sweep(summaries)
     typer.echo(f"report: {folder / 'report.html'}")

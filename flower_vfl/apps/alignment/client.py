@@ -29,7 +29,7 @@ RESULT = "alignment.parquet"
 
 
 def answer_alignment(message: Message, context: Context, config: Config) -> Message:
-    """Answer one message of an alignment; `error_redaction` decides which part of an error the label party receives."""
+    """Answer one message of an alignment; `error_redaction` selects the part of an error that leaves the host."""
     session = _session_of(message)
     request = from_message(message, session)
     stage = stage_of(request)
@@ -56,8 +56,8 @@ def answer_alignment(message: Message, context: Context, config: Config) -> Mess
             discard(target)
         if not deployed or isinstance(error, FlowerVflError):
             raise
-        # An unknown error's own words may hold IDs, which no log does; where it happened does not.
-        raise FlowerVflError(type(error).__name__ + _places(error)) from None
+        # The text of an unknown error may hold IDs, which must not be logged; its places in the code hold none.
+        raise FlowerVflError(type(error).__name__ + _code_places(error)) from None
     return Message(to_content(reply, session), reply_to=message)
 
 
@@ -70,7 +70,7 @@ def _session_of(message: Message) -> str:
 
 
 def _party(request: Frame, context: Context) -> str:
-    """Return which party this node is, "" for a spare one; a node that its owner named is deployed."""
+    """Return the party of this node, "" for a spare one; a node whose owner named its party is deployed."""
     names, node = _names(request), Node.of(context.node_config)
     if node.deployed:
         return node.party if node.party in names else ""
@@ -86,7 +86,7 @@ def _names(request: Frame) -> tuple[str, ...]:
 
 
 def _simulated(request: Frame, config: Config, party: str) -> Owner:
-    """Return what a simulated party brings: everybody is on this machine, and the run config names all files."""
+    """Return the IDs and limits of a simulated party: the run config names the files of all parties."""
     _, sources = id_sources(Path(config.data.path) if config.data.path else None, config.data.options)
     if party not in sources:
         raise ConfigError(f"data.options.files names no file of party {party!r}")
@@ -94,7 +94,7 @@ def _simulated(request: Frame, config: Config, party: str) -> Owner:
 
 
 def _terms(request: Frame, session: str, party: str, owner: Owner) -> Terms:
-    """Read what the label party proposes, and refuse what this host's owner does not agree to."""
+    """Return the terms that the label party proposes; refuse terms that this host's owner does not allow."""
     words = refusal(request.fields, "the label party's host", asking=f"the host of party {party!r}")
     if words:
         raise ProtocolError(f"{words}, then start its SuperNode or SuperLink again")
@@ -114,5 +114,5 @@ def _terms(request: Frame, session: str, party: str, owner: Owner) -> Terms:
     return Terms(session, party, label_party, names, method, label_ids, piece)
 
 
-def _places(error: Exception) -> str:
+def _code_places(error: Exception) -> str:
     return "".join(f"\n  {entry.filename}:{entry.lineno} {entry.name}" for entry in extract_tb(error.__traceback__))

@@ -50,10 +50,10 @@ class Conversation:
         self._mailbox = Mailbox(grid)
         self._session, self._fields, self._timeout = session, dict(fields), timeout
         self._nodes: dict[str, int] = {}
-        self._asked: set[int] = set()
+        self._contacted: set[int] = set()
 
     def open(self, parties: tuple[str, ...], proposal: Frame) -> dict[str, Frame]:
-        """Ask every node, and return the answers of the parties.
+        """Send the proposal to every node, and return the answers of the parties.
 
         Raises
         ------
@@ -94,10 +94,10 @@ class Conversation:
             )
         return {party: found[party] for party in parties}
 
-    def _wait_for_nodes(self, wanted: int) -> dict[int, str]:
-        """Return the nodes that are connected, with the names under which they are registered."""
+    def _wait_for_nodes(self, count: int) -> dict[int, str]:
+        """Wait for `count` nodes, and return the connected ones with their registered names."""
         deadline = time.monotonic() + min(_CONNECT_SECONDS, self._timeout)
-        while len(nodes := self._mailbox.nodes()) < wanted and time.monotonic() < deadline:
+        while len(nodes := self._mailbox.nodes()) < count and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS[1])
         return nodes
 
@@ -109,7 +109,7 @@ class Conversation:
         PartyError
             When a party fails or does not answer in time.
         ProtocolError
-            When an answer is not one to its question.
+            When an answer does not belong to its question.
         """
         for party, question in questions.items():
             self._push(self._nodes[party], question)
@@ -118,33 +118,33 @@ class Conversation:
         return {party: replies[self._nodes[party]] for party in questions}
 
     def ask_all(self, parties: tuple[str, ...], question: Frame) -> dict[str, Frame]:
-        """Ask several parties the same."""
+        """Ask several parties the same question, and return their answers."""
         return self.ask(dict.fromkeys(parties, question))
 
     def abort(self, why: str) -> None:
-        """Notify the nodes that the alignment has failed, so that they drop its keys; none is waited for long."""
+        """Notify the nodes that the alignment has failed, so that they drop its keys; wait for them 30 s at most."""
         deadline, notified = time.monotonic() + _ABORT_SECONDS, set[int]()
         for pause in _pauses():
-            for node in self._asked:
+            for node in self._contacted:
                 self._mailbox.take(node)
-            for node in self._asked - notified - self._mailbox.busy:
+            for node in self._contacted - notified - self._mailbox.busy:
                 notified.add(node)
                 try:
                     self._push(node, frame(Stage.ABORT, fields={"reason": why}))
                 except SessionError as error:
                     _log.warning("%s", error)
-            if (notified == self._asked and not self._mailbox.busy) or time.monotonic() > deadline:
+            if (notified == self._contacted and not self._mailbox.busy) or time.monotonic() > deadline:
                 return
             time.sleep(pause)
 
     def _push(self, node: int, question: Frame) -> None:
         fields = {**self._fields, **question.fields}
-        self._asked.add(node)
+        self._contacted.add(node)
         content = to_content(Frame(question.kind, question.step, fields, question.tensors), self._session)
         self._mailbox.push(node, content, MESSAGE_TYPE)
 
     def _collect(self, waiting: Mapping[int, tuple[str, Frame]]) -> dict[int, Frame]:
-        """Wait for the answers of nodes, each with its name and its question; the first that fails ends the waiting."""
+        """Return the answers of nodes, given with their names and questions; the first failure is raised at once."""
         deadline, found = time.monotonic() + self._timeout, dict[int, Frame]()
         for pause in _pauses():
             for node in waiting.keys() - found.keys():

@@ -1,4 +1,4 @@
-"""A feature party's side: its state lies on its own disk, because each message may find a fresh process."""
+"""A feature party's side of an alignment; its state is on its own disk: a new process may handle each message."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ class Terms:
     Parameters
     ----------
     session : str
-        Its id.
+        Id of the alignment.
     party, label_party : str
-        The party with this state, and the asking party.
+        The feature party, and the label party.
     parties : tuple of str
         All feature parties.
     method : str
         "psi" or "hash".
     label_ids : int
-        IDs of the label party.
+        Number of IDs of the label party.
     piece : int
-        Most blocks of a message.
+        Largest number of blocks in a message.
     """
 
     session: str
@@ -94,9 +94,9 @@ class FeatureSide:
     stage : Stage
         The last stage that was answered.
     step : int
-        Its last message.
+        Number of its last message.
     processes : int
-        Processes for curve arithmetic; 0 for one a core.
+        Number of processes for curve arithmetic; 0 for one a core.
     """
 
     def __init__(self, target: Path, terms: Terms, ids: int, stage: Stage, step: int, *, processes: int = 0) -> None:
@@ -107,7 +107,7 @@ class FeatureSide:
 
     @classmethod
     def begin(cls, source: IdSource, target: Path, terms: Terms, *, processes: int = 0) -> tuple[Self, Frame]:
-        """Take the party's IDs and new keys into the state, and answer the first message.
+        """Write the party's IDs and new keys to the state, and answer the first message.
 
         Raises
         ------
@@ -134,12 +134,12 @@ class FeatureSide:
 
     @classmethod
     def resume(cls, target: Path, session: str, *, processes: int = 0) -> Self:
-        """Read the state that the message before has left.
+        """Return the side with the state that the previous message left.
 
         Raises
         ------
         ProtocolError
-            When there is none of this session.
+            When there is no state of this session.
         """
         try:
             state = json.loads((state_folder(target) / _STATE).read_text(encoding="utf8"))
@@ -157,7 +157,7 @@ class FeatureSide:
         Raises
         ------
         ProtocolError
-            When it comes out of turn or is not what it should be.
+            When it is out of order or malformed.
         StorageError
             When the disk of the state is full.
         """
@@ -169,7 +169,7 @@ class FeatureSide:
             Stage.FINISH: self._finish,
         }
         try:
-            self._check_turn(stage, message.step)
+            self._check_order(stage, message.step)
             with writing_to(self._folder):
                 reply = handlers[stage](message)
                 if stage is not Stage.FINISH:
@@ -179,8 +179,8 @@ class FeatureSide:
             raise ProtocolError(f"the label party sent what it must not: {error}; {AGAIN}") from None
         return reply
 
-    def _check_turn(self, stage: Stage, step: int) -> None:
-        """Each message comes once, in its order: the label party tries no more IDs than it announced."""
+    def _check_order(self, stage: Stage, step: int) -> None:
+        """Refuse a message out of order, or a second time: the label party tries no more IDs than it announced."""
         order = (
             [Stage.HELLO, Stage.QUERY, Stage.TABLE, Stage.MATCH, Stage.FINISH]
             if self.terms.method == "psi"
@@ -191,7 +191,7 @@ class FeatureSide:
             if stage is self._stage
             else (order[min(order.index(self._stage) + 1, len(order) - 1)], 0)
         )
-        # How many messages name matches is for the label party to say; `_finish` sees whether it has named them all.
+        # The label party chooses the number of messages of matches; `_finish` checks that all matches were named.
         complete = self._stage in (stage, Stage.MATCH) or self._step + 1 == self._messages(self._stage)
         if (stage, step) != due or not complete or step >= self._messages(stage):
             raise ProtocolError(f"message {step} of the stage {stage} of an alignment came out of turn")
@@ -199,13 +199,13 @@ class FeatureSide:
     def _messages(self, stage: Stage) -> int:
         """Return the number of messages of a stage."""
         if stage is Stage.QUERY:
-            return _count(self.terms.label_ids, self.terms.piece)
+            return _message_count(self.terms.label_ids, self.terms.piece)
         if stage is Stage.TABLE:
-            return _count(table_bytes(self._ids) // VALUE_BYTES, self.terms.piece)
+            return _message_count(table_bytes(self._ids) // VALUE_BYTES, self.terms.piece)
         if stage is Stage.HASHES:
-            return _count(self._ids, self.terms.piece)
+            return _message_count(self._ids, self.terms.piece)
         if stage is Stage.MATCH:
-            return _count(min(self._ids, self.terms.label_ids), self.terms.piece)
+            return _message_count(min(self._ids, self.terms.label_ids), self.terms.piece)
         return 1
 
     def _query(self, message: Frame) -> Frame:
@@ -237,7 +237,7 @@ class FeatureSide:
         return frame(Stage.TABLE, message.step, blocks=blocks)
 
     def _pair_keys(self, keys: bytes) -> list[bytes]:
-        """Agree with each other feature party on a secret that the label party, which relays, does not know."""
+        """Return the key shared with each other feature party; the label party, the relay, cannot compute them."""
         own = self._key(_PAIR_KEY)
         publics = dict(zip(self.terms.parties, _split(keys, POINT_BYTES), strict=True))
         if publics.pop(self.terms.party) != own.public():
@@ -257,7 +257,7 @@ class FeatureSide:
         return frame(Stage.HASHES, message.step, {}, {"hashes": blocks_of(piece, TAG_BYTES)})
 
     def _match(self, message: Frame) -> Frame:
-        """Collect the common ones of the own IDs; after the last message, write the result beside its place."""
+        """Store the tags of the common IDs; after the last message, write the result to the state folder."""
         total = message.integer("total")
         start = message.step * self.terms.piece
         if not 0 < total <= min(self._ids, self.terms.label_ids) or start >= total:
@@ -272,13 +272,13 @@ class FeatureSide:
             raise ProtocolError("the label party changed how many IDs are common")
         ids = self._read_ids()
         tags, proofs = (_split((self._folder / name).read_bytes(), TAG_BYTES) for name in (_TAGS, _PROOFS))
-        rows = sorted(matched_rows(tags, matches))  # own IDs are in their order
+        rows = sorted(matched_rows(tags, matches))  # own IDs are sorted, so the common ones are
         result = AlignmentFile(tuple(ids[row] for row in rows), self.terms.parties, self.terms.label_party)
         result.write(self._folder / _RESULT)
         return frame(Stage.MATCH, message.step, {"proof": proof_of((proofs[row] for row in rows), result.checksum)})
 
     def _finish(self, message: Frame) -> Frame:
-        """Put the result into its place and remove everything else."""
+        """Move the result to its file, and remove the state."""
         path = self._folder / _RESULT
         if not path.is_file():
             raise ProtocolError("an alignment ended before the common IDs were named")
@@ -300,7 +300,7 @@ class FeatureSide:
         layout.write_json(self._folder / _STATE, state)
 
 
-def _count(blocks: int, piece: int) -> int:
+def _message_count(blocks: int, piece: int) -> int:
     return max(1, -(-blocks // piece))
 
 

@@ -1,4 +1,4 @@
-"""The label party's side: it asks in rounds, finds the common IDs, and ends the alignment for everybody."""
+"""The label party's side of an alignment: it asks in rounds, finds the common IDs, and ends the alignment."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ from flower_vfl.version import software
 _log = logging.getLogger(__name__)
 
 
-class _Names(NamedTuple):
-    """A party's names for the own IDs, (N,) each: those that travel, and those that never do."""
+class _Identifiers(NamedTuple):
+    """A party's identifiers of the own IDs, (N,) each: tags, which are sent, and proofs, which never are."""
 
     tags: list[bytes]
     proofs: list[bytes]
 
 
 class LabelSide:
-    """One alignment, as the label party leads it.
+    """One alignment at the label party.
 
     Parameters
     ----------
@@ -59,9 +59,9 @@ class LabelSide:
     source : IdSource
         The label party's IDs.
     target : Path
-        File of its result.
+        File of the result.
     label_party : str
-        Its name.
+        Name of the label party.
     parties : tuple of str
         The feature parties.
     config : AlignConfig
@@ -87,20 +87,20 @@ class LabelSide:
         self._source, self._target, self._config, self._progress = source, target, config, progress
         self._label_party, self._parties = label_party, parties
         shared = {**fields, "parties": json.dumps(parties), "label_party": label_party}
-        self._talk = Conversation(grid, secrets.token_hex(16), shared, config.timeout)
+        self._conversation = Conversation(grid, secrets.token_hex(16), shared, config.timeout)
         self._ids: list[str] = []
         self._counts: dict[str, int] = {}
         self._publics: dict[str, bytes] = {}
 
     def run(self) -> AlignmentFile:
-        """Align.
+        """Align, and return the result.
 
         Raises
         ------
         DataError
-            When the IDs cannot be used, or nobody shares one.
+            When the IDs cannot be used, or none is common.
         PartyError, ProtocolError
-            When a party fails, refuses or sends what it must not.
+            When a party fails, refuses or breaks the protocol.
         """
         check_target(self._target)
         self._progress("reading IDs", 0.0)
@@ -109,15 +109,15 @@ class LabelSide:
             try:
                 result = self._align(path)
             except BaseException as error:
-                # What a party did stays between it and the label party; the others learn that there is no alignment.
-                self._talk.abort("no ID is common" if isinstance(error, DataError) else "it failed elsewhere")
+                # The other parties must not learn what failed at one of them, only that the alignment failed.
+                self._conversation.abort("no ID is common" if isinstance(error, DataError) else "it failed elsewhere")
                 raise
         _log.info("alignment, party %s: %d common IDs -> %s", self._label_party, len(result.ids), self._target)
         return result
 
     def _align(self, path: Path) -> AlignmentFile:
-        """Find the common IDs, write them, and only then let the parties put theirs in place."""
-        self._greet()
+        """Find the common IDs and write them; only then let the parties move their results to their files."""
+        self._exchange_terms()
         common, names = self._compare() if self._config.method == "psi" else self._compare_hashes()
         if not common.any():
             raise DataError(
@@ -126,21 +126,21 @@ class LabelSide:
             )
         ids = tuple(value for value, chosen in zip(self._ids, common, strict=True) if chosen)
         result = AlignmentFile(ids, self._parties, self._label_party)
-        self._name_matches(result, common, names)
+        self._send_matches(result, common, names)
         result.write(path)
-        self._talk.ask_all(self._parties, frame(Stage.FINISH, 0))
+        self._conversation.ask_all(self._parties, frame(Stage.FINISH, 0))
         return result
 
     @property
     def _piece(self) -> int:
         return self._config.message_mib * 2**20 // POINT_BYTES
 
-    def _greet(self) -> None:
-        """Send the terms, find each party's node, and get counts and keys."""
+    def _exchange_terms(self) -> None:
+        """Send the terms to the nodes, and keep the count and the public key of each party."""
         terms = {"ids": len(self._ids), "piece": self._piece}
         proposal = frame(Stage.HELLO, 0, {**software(), "method": self._config.method, **terms})
-        for party, reply in self._talk.open(self._parties, proposal).items():
-            with _blaming(party):
+        for party, reply in self._conversation.open(self._parties, proposal).items():
+            with _errors_named(party):
                 count, limit = reply.integer("ids"), self._config.max_ids
                 if not 0 < count <= limit:
                     raise ProtocolError(f"a count of {count} IDs; 1 to {limit} are allowed (align.max_ids)")
@@ -149,10 +149,10 @@ class LabelSide:
         counts = ", ".join(f"{party} {count}" for party, count in self._counts.items())
         _log.info("alignment by %s: %d IDs here, %s", self._config.method, len(self._ids), counts)
 
-    def _compare(self) -> tuple[NDArray[np.bool_], dict[str, _Names]]:
-        """Return which of the own IDs all have, and each party's names for them."""
+    def _compare(self) -> tuple[NDArray[np.bool_], dict[str, _Identifiers]]:
+        """Return a mask of the own IDs that all parties have, and each party's identifiers of the own IDs."""
         key, order = Key.fresh(), shuffled(len(self._ids))
-        back = np.argsort(order)
+        inverse_order = np.argsort(order)
         blinded = self._multiply("blinding IDs", key, id_blocks(self._ids), hashed=True)
         answers = self._query(rearrange(blinded, order))
         keys = blocks_of(b"".join(self._publics[party] for party in self._parties), POINT_BYTES)
@@ -162,12 +162,12 @@ class LabelSide:
         total = np.zeros((len(self._ids), 2), np.uint64)
         names = {}
         for party, (table, reply) in tables.items():
-            with _blaming(party):
+            with _errors_named(party):
                 points = self._multiply(f"reading {party}'s answers", key.inverse(), answers.pop(party), hashed=False)
-                words = words_of(rearrange(points, back), self._ids)
+                words = words_of(rearrange(points, inverse_order), self._ids)
                 seed = read_blocks(reply, "seed", 1, SEED_BYTES)
                 total ^= read_table(self._ids, words.pads, seed, table, self._counts[party])
-                names[party] = _Names(words.tags, words.proofs)
+                names[party] = _Identifiers(words.tags, words.proofs)
         return is_common(total), names
 
     def _multiply(self, what: str, key: Key, blocks: bytes, *, hashed: bool) -> bytes:
@@ -175,40 +175,40 @@ class LabelSide:
         return multiply_all(key, blocks, hashed=hashed, processes=self._config.processes, progress=progress)
 
     def _query(self, blinded: bytes) -> dict[str, bytes]:
-        """Let every party multiply the blinded points by its own key."""
+        """Return the blinded points multiplied by each party's key."""
         found: dict[str, list[bytes]] = {party: [] for party in self._parties}
         for number, start, end in pieces(len(self._ids), self._piece):
             self._progress("waiting for answers", start / len(self._ids))
             points = blocks_of(blinded[start * POINT_BYTES : end * POINT_BYTES], POINT_BYTES)
-            replies = self._talk.ask_all(self._parties, frame(Stage.QUERY, number, blocks={"points": points}))
+            replies = self._conversation.ask_all(self._parties, frame(Stage.QUERY, number, blocks={"points": points}))
             for party, reply in replies.items():
-                with _blaming(party):
+                with _errors_named(party):
                     found[party].append(read_blocks(reply, "points", end - start, POINT_BYTES))
         answers = {party: b"".join(parts) for party, parts in found.items()}
         for party, answer in answers.items():
-            with _blaming(party):
+            with _errors_named(party):
                 check_distinct(answer)
         return answers
 
     def _collect(
         self, stage: Stage, first: Frame, sizes: Mapping[str, int], name: str, width: int, what: str
     ) -> dict[str, tuple[bytes, Frame]]:
-        """Get blocks of each party in as many messages as it takes; returns them with the last answer."""
+        """Return the blocks of each party, asked for in as many messages as needed, with its last answer."""
         found: dict[str, list[bytes]] = {party: [] for party in sizes}
         last: dict[str, Frame] = {}
         for number, start, _ in pieces(max(sizes.values()), self._piece):
             self._progress(what, start / max(sizes.values()))
             due = {party: size for party, size in sizes.items() if number == 0 or start < size}
-            replies = self._talk.ask_all(tuple(due), first if number == 0 else frame(stage, number))
+            replies = self._conversation.ask_all(tuple(due), first if number == 0 else frame(stage, number))
             for party, reply in replies.items():
                 blocks = min(self._piece, due[party] - start)
-                with _blaming(party):
+                with _errors_named(party):
                     found[party].append(read_blocks(reply, name, blocks, width))
                 last[party] = reply
         return {party: (b"".join(parts), last[party]) for party, parts in found.items()}
 
-    def _compare_hashes(self) -> tuple[NDArray[np.bool_], dict[str, _Names]]:
-        """The same for the method "hash": everybody hashes with a salt that is drawn here."""
+    def _compare_hashes(self) -> tuple[NDArray[np.bool_], dict[str, _Identifiers]]:
+        """Return the same as `_compare` for the method "hash", whose salt is drawn here."""
         salt = secrets.token_bytes(SALT_BYTES)
         first = frame(Stage.HASHES, 0, blocks={"salt": blocks_of(salt, SALT_BYTES)})
         lists = self._collect(Stage.HASHES, first, self._counts, "hashes", TAG_BYTES, "waiting for hashes")
@@ -217,22 +217,22 @@ class LabelSide:
         for data, _ in lists.values():
             theirs = {data[at : at + TAG_BYTES] for at in range(0, len(data), TAG_BYTES)}
             common &= np.fromiter((tag in theirs for tag in own), bool, len(own))
-        return common, dict.fromkeys(self._parties, _Names(own, own))
+        return common, dict.fromkeys(self._parties, _Identifiers(own, own))
 
-    def _name_matches(
+    def _send_matches(
         self,
         result: AlignmentFile,
         common: NDArray[np.bool_],
-        names: Mapping[str, _Names],
+        names: Mapping[str, _Identifiers],
     ) -> None:
-        """Send each party its common IDs, in an uninformative order; all must find the same."""
+        """Send each party the tags of the common IDs, sorted; raise unless all parties find the same IDs."""
         rows, total = np.flatnonzero(common), len(result.ids)
         named = {party: b"".join(sorted(own.tags[row] for row in rows)) for party, own in names.items()}
         replies: dict[str, Frame] = {}
         for number, start, end in pieces(total, self._piece):
             self._progress("naming the common IDs", start / total)
             parts = {party: data[start * TAG_BYTES : end * TAG_BYTES] for party, data in named.items()}
-            replies = self._talk.ask(
+            replies = self._conversation.ask(
                 {
                     party: frame(Stage.MATCH, number, {"total": total}, {"tags": blocks_of(part, TAG_BYTES)})
                     for party, part in parts.items()
@@ -245,8 +245,8 @@ class LabelSide:
 
 
 @contextmanager
-def _blaming(party: str) -> Iterator[None]:
-    """Name the party that sent what the protocol does not allow."""
+def _errors_named(party: str) -> Iterator[None]:
+    """Add the party's name to a `ProtocolError` of the block."""
     try:
         yield
     except ProtocolError as error:

@@ -1,4 +1,4 @@
-"""The permissions that the owner of a host gives an alignment; none of them comes from the run config.
+"""The permissions that the owner of a host gives to alignments; none of them comes from the run config.
 
 A feature party's owner sets them in the `--node-config` of its SuperNode; the label party, which has no SuperNode, in
 the environment of its ServerApp.
@@ -30,9 +30,9 @@ class Owner:
     target : Path
         File of the result.
     method : str
-        The only method that the host joins.
+        The only method that the host accepts.
     max_ids : int
-        Most IDs that the label party may compare.
+        Largest number of IDs that the label party may compare.
     """
 
     source: IdSource
@@ -42,12 +42,12 @@ class Owner:
 
     @classmethod
     def of_node(cls, node_config: Mapping[str, object]) -> Owner:
-        """Read a deployed node's `--node-config`.
+        """Return the permissions in a deployed node's `--node-config`.
 
         Raises
         ------
         ConfigError
-            When it does not name the IDs and the place of the result, or a value cannot be.
+            When it does not name the IDs and the file of the result, or a value is not allowed.
         """
         keys = ("party", "ids", "ids-column", "alignment", "align-method", "align-max-ids")
         given = {key: str(node_config.get(key) or "") for key in keys}
@@ -65,12 +65,12 @@ class Owner:
 
     @classmethod
     def of_this_host(cls) -> Owner:
-        """Read the environment of the label party's ServerApp.
+        """Return the permissions in the environment of the label party's ServerApp.
 
         Raises
         ------
         ConfigError
-            When it does not name the IDs and the place of the result.
+            When it does not name the IDs and the file of the result.
         """
         ids, target = os.environ.get(IDS_VARIABLE), os.environ.get(RESULT_VARIABLE)
         if not ids or not target:

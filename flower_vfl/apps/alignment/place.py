@@ -1,4 +1,4 @@
-"""The place of a result, and the folder beside it with the state of an alignment while it lasts."""
+"""The file of a result, and the folder beside it with the state of an alignment that is under way."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def state_folder(target: Path) -> Path:
 
 
 def new_state(target: Path) -> Path:
-    """Make the state folder, open to its owner only, in place of one that another alignment left.
+    """Make the state folder, open to its owner only, in place of an earlier alignment's, and return it.
 
     Raises
     ------
     OutputExistsError
-        When there is a result already: each alignment lets the label party try IDs, so one needs its owner's word.
+        When there is a result already: each alignment lets the label party try IDs, so another needs consent.
     DataError
         When the folder cannot be made.
     """
@@ -38,7 +38,7 @@ def new_state(target: Path) -> Path:
 
 
 def discard(target: Path) -> None:
-    """Remove the state of an alignment, its keys with it."""
+    """Remove the state of an alignment, including its keys."""
     shutil.rmtree(state_folder(target), ignore_errors=True)
 
 
@@ -60,13 +60,12 @@ def check_target(target: Path) -> None:
 def staged(target: Path) -> Iterator[Path]:
     """Yield a path in a new state folder; once the block has ended well, the file written there becomes the result.
 
-    A place that cannot be written shows itself before anything is computed, and no error comes after the end of the
-    block.
+    A path that cannot be written is found before anything is computed, not at the end of the block.
 
     Raises
     ------
     OutputExistsError, DataError
-        As `new_state`.
+        As for `new_state`.
     """
     path = new_state(target) / target.name
     try:
@@ -77,7 +76,7 @@ def staged(target: Path) -> Iterator[Path]:
 
 
 def withdraw(targets: Iterable[Path]) -> None:
-    """Remove what an alignment of parties on one machine has left that did not come to its end: keys, IDs, results."""
+    """Remove the keys, IDs and results that an unfinished alignment on one machine has left."""
     for target in targets:
         discard(target)
         target.unlink(missing_ok=True)

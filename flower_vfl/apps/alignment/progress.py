@@ -23,18 +23,18 @@ class LoggedProgress:
     """
 
     def __init__(self, party: str) -> None:
-        self._party, self._what, self._logged = party, "", 0.0
+        self._party, self._stage, self._logged = party, "", 0.0
 
     def __call__(self, what: str, done: float) -> None:
         """Log the stage, if it is due."""
         now = time.monotonic()
-        if what != self._what or now - self._logged >= _LOG_SECONDS:
-            self._what, self._logged = what, now
+        if what != self._stage or now - self._logged >= _LOG_SECONDS:
+            self._stage, self._logged = what, now
             _log.info("alignment, party %s: %s, %.0f %%", self._party, what, 100 * done)
 
 
 def counting(progress: Progress, what: str, total: int, *, done: int = 0) -> Callable[[int], None]:
-    """Return what is to be called with how many more of `total` are done; `done` are already."""
+    """Return a function to call with the number of further items done, of `total`; `done` are done already."""
 
     def advance(more: int) -> None:
         nonlocal done

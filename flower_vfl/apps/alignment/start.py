@@ -25,9 +25,9 @@ def align_as_label(grid: Grid, config: Config, out: Path | None, progress: Progr
     grid : Grid
         Flower's grid.
     config : Config
-        `align`; in a simulation `data`, which names every party's file; when deployed `parties.features`.
+        Uses `align`; in a simulation `data`, which names every party's file; else `parties.features`.
     out : Path, optional
-        In a simulation, the folder of each party's result, in a folder of its own.
+        In a simulation, the folder of the results, which are in a folder for each party.
     progress : Callable[[str, float], None], optional
         Receives the progress; without one it is logged every ten seconds.
 
@@ -62,7 +62,7 @@ def align_as_label(grid: Grid, config: Config, out: Path | None, progress: Progr
 
 
 def sources_of(config: Config) -> tuple[str, dict[str, IdSource]]:
-    """Return the label party and everybody's IDs, from a configuration that names all files.
+    """Return the label party and the IDs of all parties, from a configuration that names all files.
 
     Raises
     ------

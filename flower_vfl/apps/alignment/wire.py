@@ -41,7 +41,7 @@ class Stage(StrEnum):
 def frame(
     stage: Stage, step: int = -1, fields: Mapping[str, Scalar] | None = None, blocks: Mapping[str, Tensor] | None = None
 ) -> Frame:
-    """Make a message."""
+    """Return the frame of a message."""
     return Frame(Kind.ALIGN, step, {**(fields or {}), "stage": str(stage)}, blocks or {})
 
 
@@ -58,13 +58,13 @@ def read_blocks(message: Frame, name: str, count: int, width: int) -> bytes:
     Raises
     ------
     ProtocolError
-        When there are not exactly as many.
+        When the number or the width of the blocks differs.
     """
     return message.tensor(name, shape=(count, width), dtype=torch.uint8).numpy().tobytes()
 
 
 def stage_of(message: Frame) -> Stage:
-    """Return what a message is for; ProtocolError when it is for nothing that is known."""
+    """Return the stage of a message; raise ProtocolError if it has none that is known."""
     try:
         if message.kind is not Kind.ALIGN:
             raise ValueError
@@ -80,10 +80,10 @@ def pieces(count: int, size: int) -> Iterator[tuple[int, int, int]]:
 
 
 def to_content(message: Frame, session: str) -> RecordDict:
-    """Write a message as Flower's records."""
+    """Return a message as Flower's records."""
     return to_records(message, session)
 
 
 def from_message(message: Message, session: str) -> Frame:
-    """Read a message that must belong to `session`."""
+    """Return the frame in a message, which must belong to `session`."""
     return from_records(message.content, session)
