@@ -57,8 +57,8 @@ def make_attack(name: str, /, **params: Any) -> AttackMethod:
     Raises
     ------
     ConfigError
-        For an unknown name, for a class that is no attack or declares impossible attributes, and for parameters that
-        the attack does not have.
+        For an unknown name, for a class that is no attack or declares invalid attributes, and for parameters that the
+        attack does not have.
 
     Examples
     --------
@@ -82,12 +82,12 @@ def _make(method: type[AttackMethod], params: Mapping[str, Any]) -> AttackMethod
 
 
 def make_attacks(calls: Iterable[Mapping[str, Any]]) -> list[AttackMethod]:
-    """Make attacks from a name with parameters each, as ``AttackConfig.calls`` has them.
+    """Make attacks from mappings of a name and parameters, as in ``AttackConfig.calls``.
 
     Raises
     ------
     ConfigError
-        As `make_attack` does, and for the same attack twice or two of one name: a log could not tell them apart.
+        As `make_attack` does, and for two attacks with one label, which a log could not distinguish.
 
     Examples
     --------

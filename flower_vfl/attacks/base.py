@@ -37,11 +37,11 @@ KINDS: Mapping[str, str] = {
 """Kinds of side information on the last step at one layer, by the name that `Attack.needs` declares."""
 
 Reads: TypeAlias = Literal["scores", "classes", "logits", "clusters"]
-"""The kind of an attack's answer on the attacked rows."""
+"""Kind of an attack's result on the attacked rows."""
 
 
 WHILE_TRAINING: tuple[Reads, ...] = ("scores", "clusters")
-"""The kinds of answer of attacks on the steps of training."""
+"""Kinds of results of attacks on the steps of training."""
 
 
 def nobody() -> NDArray[np.int64]:
@@ -56,7 +56,7 @@ class SideInformation:
     Attributes
     ----------
     tensors
-        By name, see `KINDS`.
+        Side information by name, see `KINDS`.
     left_out
         (n,) positions in the batch of the examples that supplied it. They are not measured: recognising side
         information is no attack.
@@ -96,12 +96,12 @@ NOTHING = SideInformation()
 
 
 def is_whole(value: object) -> bool:
-    """Return whether a value is a whole number from 1; true is none."""
+    """Return True if a value is a whole number from 1; a bool is none."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def whole(attack: str, name: str, value: int) -> int:
-    """Return a parameter of an attack that is a whole number from 1.
+    """Return the value of an attack's parameter if it is a whole number from 1.
 
     Raises
     ------
@@ -114,12 +114,12 @@ def whole(attack: str, name: str, value: int) -> int:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether a value is a whole or a floating point number; true is none."""
+    """Return True if a value is a whole or a floating point number; a bool is none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def truth(attack: str, name: str, value: bool) -> bool:
-    """Return a parameter of an attack that is true or false; texts are neither, "False" would count as true.
+    """Return the value of an attack's parameter if it is a bool; the text "False" would count as true.
 
     Raises
     ------
@@ -132,7 +132,7 @@ def truth(attack: str, name: str, value: bool) -> bool:
 
 
 def one_of(attack: str, name: str, value: Word, allowed: Sequence[Word]) -> Word:
-    """Return a parameter of an attack that is one of these words.
+    """Return the value of an attack's parameter if it is one of the allowed words.
 
     Raises
     ------
@@ -148,7 +148,7 @@ class AttackMethod(ABC):
     """The base class of all attacks, during and after training.
 
     A run makes one instance for each party, layer and view that is attacked, by `fresh`: the state of an instance
-    belongs to one sequence of batches. It survives a resume where `state` returns it and `restore` takes it back.
+    belongs to one sequence of batches. It survives a resume if `state` returns it and `restore` sets it.
 
     Attributes
     ----------
@@ -168,7 +168,7 @@ class AttackMethod(ABC):
 
     @property
     def params(self) -> dict[str, Any]:
-        """The attack's parameters as they go into ``result.json``; given back to the class, they make the same one."""
+        """The attack's parameters as written to ``result.json``; its class called with them makes an equal attack."""
         return {}
 
     def fresh(self) -> Self:
@@ -176,15 +176,15 @@ class AttackMethod(ABC):
         return deepcopy(self)
 
     def state(self) -> dict[str, Any]:
-        """Return the attack's state between its calls, as plain values and tensors; by default nothing.
+        """Return the attack's state between its calls, as plain values and tensors; by default it is empty.
 
-        A checkpoint has it. In a sweep whose trials are trained together, a `RowAttack` keeps the states of all runs in
-        tensors with the leading dimensions of the rows that it rates.
+        A checkpoint contains it. In a sweep whose trials are trained together, a `RowAttack` keeps the states of all
+        runs in tensors with the leading dimensions of the rows that it rates.
         """
         return {}
 
-    def restore(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most attacks keep nothing
-        """Continue from what `state` returned; by default there is nothing to take back.
+    def restore(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most attacks have no state
+        """Set the state to a result of `state`; by default do nothing.
 
         Parameters
         ----------
@@ -194,7 +194,7 @@ class AttackMethod(ABC):
 
     @cached_property
     def label(self) -> str:
-        """Its name with the parameters that differ from their defaults, as a config writes it: the name in a log."""
+        """Its name with the parameters that differ from their defaults, as in a config; the name in logs."""
         defaults = {name: entry.default for name, entry in parameters(type(self)).items()}
         given = [f"{key}={value}" for key, value in self.params.items() if value != defaults.get(key, Parameter.empty)]
         return f"{self.name}({','.join(given)})" if given else self.name
@@ -207,7 +207,7 @@ class Attack(AttackMethod):
     """An attack of a curious feature party on the gradients or embeddings of a training step.
 
     An attack sees the party's transcript and the side information that it declares, nothing else: no label, no
-    defense, no other party. Scoring its scores against the true labels is somebody else's work.
+    defense, no other party. An attack evaluator compares its scores with the true labels.
 
     Attributes
     ----------
@@ -215,11 +215,11 @@ class Attack(AttackMethod):
         Names of the side information that must be given to `score`: ``"reference"``, ``"hints"`` or ``"labels"``, see
         `KINDS`.
     reads
-        The kind of the result of `score`: ``"scores"``, or ``"clusters"``, groups without names. Of more than two
-        classes, scores are for one against the rest; the scorer chooses the positive class, by the side information.
+        The kind of the result of `score`: ``"scores"``, or ``"clusters"``, groups without names. For more than two
+        classes, scores are for one against the rest; the evaluator chooses that class and gives side information on it.
     sequential
         True if its scores depend on the steps that it has scored before. Then it is called once a step, in their order;
-        another `RowAttack` may score several steps together.
+        any other `RowAttack` may score several steps together.
     """
 
     reads: ClassVar[Reads] = "scores"
@@ -243,7 +243,7 @@ class Attack(AttackMethod):
         ----------
         transcript
             The party's view so far. An attack must not write into it: in a simulation its tensors may be those that are
-            sent, and others read them afterwards. A run refuses an attack that does.
+            sent, and others read them afterwards. A run ends with an error if an attack does.
         layer
             The attacked layer: ``"cut"``, ``"first"`` or another layer of the party's own model.
         side
@@ -252,7 +252,7 @@ class Attack(AttackMethod):
         Returns
         -------
         Tensor
-            (B,), higher means more likely positive; never NaN for finite gradients. Of clusters, whole numbers below
+            (B,), higher means more likely positive; never NaN for finite gradients. For clusters, whole numbers below
             the number of classes, ``side.classes``.
         """
 
@@ -260,9 +260,9 @@ class Attack(AttackMethod):
 class RowAttack(Attack):
     """An attack that scores gradients (..., B, D), so that it can read those of many runs at once.
 
-    It returns scores, and needs no side information or that of one name in `needs`. A sweep that trains its trials
-    together calls `rate`, a run by itself calls `score`, which is `rate` of one batch. A `sequential` one keeps a state
-    for each of the leading dimensions: these are runs, the same ones in every call.
+    It returns scores, and `needs` has at most one name. A sweep that trains its trials together calls `rate`, a single
+    run calls `score`, which is `rate` of one batch. The leading dimensions are runs, the same ones in every call; a
+    `sequential` attack keeps a state for each of them.
     """
 
     def score(self, transcript: Transcript, layer: str, side: SideInformation = NOTHING) -> Tensor:
@@ -304,7 +304,7 @@ class RowAttack(Attack):
             (..., B, D) gradients, detached and flattened.
         known
             (..., k, D) side information on each batch, of the one name in `needs`; k is 1 for ``"reference"``. None
-            where it needs nothing.
+            if `needs` is empty.
 
         Returns
         -------

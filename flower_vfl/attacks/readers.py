@@ -18,15 +18,15 @@ Reader: TypeAlias = Callable[[Tensor], Tensor]
 where the largest number names the class; never NaN for finite rows."""
 
 FLOOR = 1e-6
-"""Least variance of a class in any direction, where the known rows have 1 in the mean: a class with equal known
+"""Least variance of a class in any direction, in units of the known rows' mean variance: a class with equal known
 rows, or with one, still has a density."""
 
 RATE, MOMENTUM, DECAY = 1.0, 0.9, 1e-3
-"""Settings of gradient descent on all known rows. Adam is no choice here: its steps are as large in each coordinate, so
+"""Settings of gradient descent on all known rows. Adam is not used: its steps are equally large in each coordinate, so
 that it overfits to those without information. The decay shrinks each weight in every step, for the same reason."""
 
-_MIXTURE = 1e-6
-"""Part of the largest variance below which a mixture of blocks is rounding, and nothing of its own."""
+_RANK_TOLERANCE = 1e-6
+"""Share of the largest variance below which the variance of a combination of blocks is a rounding error."""
 
 
 def standardising(x: Tensor) -> Callable[[Tensor], Tensor]:
@@ -35,9 +35,9 @@ def standardising(x: Tensor) -> Callable[[Tensor], Tensor]:
     .. math:: z = (x - \bar x) (M \otimes I_D), \qquad M^T C M = I, \qquad
         C_{ab} = \tfrac{1}{nD} \sum_i \langle x_i^a - \bar x^a, \; x_i^b - \bar x^b \rangle
 
-    A mean, the last gradient in it and the last difference contain much of the same, after one epoch all of it: a
-    reader with equal weights would count it several times. Epochs with persistent noise have most of it in common, and
-    their differences would hardly count. Coordinates of a block keep their proportions.
+    The mean, the last gradient and the last difference overlap, after one epoch entirely: a reader with equal weights
+    would count the common part several times. Epochs share most of their persistent noise, and their differences would
+    hardly count. Coordinates of a block keep their proportions.
 
     Parameters
     ----------
@@ -47,13 +47,13 @@ def standardising(x: Tensor) -> Callable[[Tensor], Tensor]:
     Returns
     -------
     Callable[[Tensor], Tensor]
-        From rows (n, b, D) to (n, r D) of float64, with r the number of blocks that are no mixture of others.
+        Function from rows (n, b, D) to (n, r D) of float64, with r the number of linearly independent blocks.
     """
     mean = x.mean(dim=0)
     apart = (x - mean).transpose(0, 1).flatten(1)
     values, vectors = torch.linalg.eigh(apart @ apart.T / apart.shape[1])
-    which = values > _MIXTURE * values[-1]
-    mixing = vectors[:, which] / values[which].sqrt() if bool(which.any()) else torch.eye(x.shape[1]).to(x)
+    kept = values > _RANK_TOLERANCE * values[-1]
+    mixing = vectors[:, kept] / values[kept].sqrt() if bool(kept.any()) else torch.eye(x.shape[1]).to(x)
 
     def standardised(rows: Tensor) -> Tensor:
         return torch.einsum("nbd,br->nrd", rows.double() - mean, mixing).flatten(1)
@@ -62,9 +62,9 @@ def standardising(x: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def linear(x: Tensor, y: Tensor, classes: int, *, penalty: float) -> Reader:
-    """Return a linear reader of rows (n, F), fitted to known rows by `ridge`; of more than two classes one for each.
+    """Return a linear reader of rows (n, F), fitted to known rows by `ridge`; for more than two classes one for each.
 
-    It reads means: best where all classes have the same noise. Rows are read in their own number format.
+    It uses class means only, which is best where all classes have the same noise. Rows keep their number format.
     """
     targets = 2.0 * _targets(y, classes).to(x.dtype) - 1.0
     weights, offset = ridge(x, targets, penalty)
@@ -79,8 +79,8 @@ def ridge(x: Tensor, y: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
         w = X^T (X X^T + \alpha I)^{-1} y, \qquad b = \bar y - \langle w, \bar x \rangle, \qquad
         \alpha = \text{penalty} \cdot \tfrac1n \| X \|_F^2
 
-    with X and y around their means. It is the smallest reader: of a few rows with many numbers, a strong penalty leaves
-    the difference of the classes' means, which is best where noise is the same in all directions.
+    with X and y around their means. With few rows of many numbers, a strong penalty makes w nearly parallel to the
+    difference of the class means, which is best where noise is the same in all directions.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ def ridge(x: Tensor, y: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
     y
         (n,) or (n, C) their targets.
     penalty
-        In units of the rows' mean squared distance from their mean; above 0.
+        Penalty of large weights, in units of the rows' mean squared distance from their mean; above 0.
 
     Returns
     -------
@@ -112,12 +112,12 @@ def ridge(x: Tensor, y: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
 
 
 def quadratic(x: Tensor, y: Tensor, classes: int, *, shrinkage: float | None) -> Reader:
-    r"""Return the reader of rows (n, F) that a Gaussian for each class makes, fitted to known rows by `fit_gaussian`.
+    r"""Return a reader of rows (n, F) with a Gaussian for each class, fitted to known rows by `fit_gaussian`.
 
     .. math:: r(x) = \log N(x; m_1, \Sigma_1) - \log N(x; m_0, \Sigma_0)
 
-    of two classes; of more, the logarithm of the chance of each, all being as frequent. No reader is better where each
-    class is Gaussian, and the fit is right. It reads variances as well as means.
+    for two classes; for more, the logarithm of the probability of each, with equal priors. No reader is better where
+    each class is Gaussian, and the fit is right. It uses variances as well as means.
     """
     gaussians = [fit_gaussian(x[y == c], shrinkage) for c in range(classes)]
 
@@ -137,13 +137,13 @@ class Gaussian:
     Attributes
     ----------
     mean
-        m, (F,).
+        Mean m, (F,).
     axes
-        Rows a_j, (r, F), orthonormal.
+        Axes a_j, the rows of (r, F), orthonormal.
     variances
-        v_j, (r,), above 0.
+        Variances v_j along the axes, (r,), above 0.
     across
-        w, above 0.
+        Variance w in all other directions, above 0.
     """
 
     mean: Tensor
@@ -174,8 +174,7 @@ def fit_gaussian(x: Tensor, shrinkage: float | None) -> Gaussian:
     x
         (n, F) rows, float64; no variance is taken below `FLOOR`.
     shrinkage
-        Lambda in (0, 1]; None: that of `ledoit_wolf`, at least 1 / n: two rows agree with their own covariance, so that
-        the estimate finds no error in it.
+        Lambda in (0, 1]; None for that of `ledoit_wolf`, at least 1 / n: for two rows the estimate of the error is 0.
 
     References
     ----------
@@ -191,7 +190,7 @@ def fit_gaussian(x: Tensor, shrinkage: float | None) -> Gaussian:
 
 
 def ledoit_wolf(centred: Tensor) -> float:
-    r"""Return the share of the identity that brings a covariance nearest to the true one, as estimated from the rows.
+    r"""Return the share of the identity in a covariance with the least squared error, estimated from the rows.
 
     .. math:: \lambda = \min\left(1, \; \frac{\tfrac{1}{n^2} \sum_i \| x_i x_i^T - S \|_F^2}{\| S - \mu I \|_F^2}\right)
 
@@ -203,7 +202,7 @@ def ledoit_wolf(centred: Tensor) -> float:
     Returns
     -------
     float
-        From 0 to 1; 1 where there is nothing but the identity to see.
+        From 0 to 1; 1 where the covariance of the rows is a multiple of the identity.
 
     References
     ----------
@@ -211,22 +210,22 @@ def ledoit_wolf(centred: Tensor) -> float:
     """
     count, width = centred.shape
     gram = centred @ centred.T
-    squared = float(gram.square().sum()) / count**2  # of S, in the Frobenius norm
-    apart = squared - float(gram.trace() / count) ** 2 / width
-    if not apart > 0:
+    squared = float(gram.square().sum()) / count**2  # squared Frobenius norm of S
+    distance = squared - float(gram.trace() / count) ** 2 / width
+    if not distance > 0:
         return 1.0
     error = (float(gram.diagonal().square().mean()) - squared) / count
-    return min(1.0, max(0.0, error) / apart)
+    return min(1.0, max(0.0, error) / distance)
 
 
 def network(x: Tensor, y: Tensor, classes: int, *, hidden: int, steps: int, generator: torch.Generator) -> Reader:
     """Return a network with one hidden layer as a reader of rows (n, F), fitted to standardised known rows.
 
-    It reads what neither mean nor covariance of a class tells, and takes more known rows for it; see `fit_network`.
+    It uses more of a class than its mean and covariance, and needs more known rows for it; see `fit_network`.
     """
     length = x.shape[1] ** 0.5
     fitted = fit_network(x / length, _targets(y, classes), hidden=hidden, steps=steps, generator=generator)
-    return lambda rows: _say(fitted, rows / length)
+    return lambda rows: _logits(fitted, rows / length)
 
 
 def fit_network(x: Tensor, positive: Tensor, *, hidden: int, steps: int, generator: torch.Generator) -> list[Tensor]:
@@ -234,21 +233,21 @@ def fit_network(x: Tensor, positive: Tensor, *, hidden: int, steps: int, generat
 
     .. math:: r(x) = \langle w, \tanh(A x + b) \rangle + c
 
-    by the logistic loss, of more than two classes by the cross-entropy of a w and a c for each, with momentum, weight
-    decay and a fixed number of steps: there are too few known rows to set some aside that say when to stop.
+    by the logistic loss, for more than two classes by the cross-entropy with a w and a c for each, with momentum,
+    weight decay and a fixed number of steps: there are too few known rows for early stopping.
 
     Parameters
     ----------
     x
         (n, F) rows, float64, around 0 and of mean squared length 1.
     positive
-        (n,) of bool, or (n, C), where one of a row is true.
+        (n,) of bool, or (n, C) with one true entry a row.
     hidden
-        Units of the hidden layer, H.
+        Number of units of the hidden layer, H.
     steps
         Number of steps.
     generator
-        Draws the initial weights.
+        Random generator of the initial weights.
 
     Returns
     -------
@@ -260,30 +259,30 @@ def fit_network(x: Tensor, positive: Tensor, *, hidden: int, steps: int, generat
     outer = torch.randn(hidden, *target.shape[1:], generator=generator, dtype=x.dtype) / hidden**0.5
     network = [inner.to(x), x.new_zeros(hidden), outer.to(x), x.new_zeros(target.shape[1:])]
     decays = [DECAY, 0.0, DECAY, 0.0]
-    moves = [torch.zeros_like(tensor) for tensor in network]
+    momenta = [torch.zeros_like(tensor) for tensor in network]
     for _ in range(steps):
-        slopes = _slopes(network, x, target)
-        moves = [MOMENTUM * m + g + d * w for m, g, d, w in zip(moves, slopes, decays, network, strict=True)]
-        network = [tensor - RATE * move for tensor, move in zip(network, moves, strict=True)]
+        gradients = _gradients(network, x, target)
+        momenta = [MOMENTUM * v + g + d * w for v, g, d, w in zip(momenta, gradients, decays, network, strict=True)]
+        network = [tensor - RATE * momentum for tensor, momentum in zip(network, momenta, strict=True)]
     return network
 
 
-def _slopes(network: list[Tensor], x: Tensor, target: Tensor) -> list[Tensor]:
-    """Return the gradients of the mean logistic loss, written out: what reads a step keeps no graph."""
+def _gradients(network: list[Tensor], x: Tensor, target: Tensor) -> list[Tensor]:
+    """Return the gradients of the mean loss, written out, so that no autograd graph is made."""
     inner, offsets, outer, offset = network
     units = torch.tanh(x @ inner + offsets)
     logits = units @ outer + offset
-    chances = torch.sigmoid(logits) if logits.dim() == 1 else logits.softmax(dim=1)
-    error = (chances - target) / len(x)
+    probabilities = torch.sigmoid(logits) if logits.dim() == 1 else logits.softmax(dim=1)
+    error = (probabilities - target) / len(x)
     back = error.reshape(len(x), -1) @ outer.reshape(len(outer), -1).T * (1 - units.square())
     return [x.T @ back, back.sum(dim=0), units.T @ error, error.sum(dim=0)]
 
 
-def _say(network: list[Tensor], x: Tensor) -> Tensor:
+def _logits(network: list[Tensor], x: Tensor) -> Tensor:
     inner, offsets, outer, offset = network
     return torch.tanh(x @ inner + offsets) @ outer + offset
 
 
 def _targets(y: Tensor, classes: int) -> Tensor:
-    """Return whether rows are of class 1 (n,), or of each of more than two classes (n, C)."""
+    """Return the mask (n,) of rows of class 1, or for more than two classes the mask (n, C) of each class."""
     return y == 1 if classes == 2 else torch.eq(y[:, None], torch.arange(classes, device=y.device))

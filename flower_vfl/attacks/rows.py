@@ -1,8 +1,7 @@
-"""Operations on rows at every scale, shared by attacks that compare directions and lengths, or read embeddings.
+"""Operations on rows of any scale, shared by attacks that compare directions and lengths, or read embeddings.
 
-Gradients of 1e-30 and of 1e30 are compared as well as those of 1. Narrow floats are computed with as float64, where
-their squares and products keep their range; float64 has nothing wider, so that there each row is measured in units
-of its own size.
+Gradients of 1e-30 and of 1e30 are compared as well as those of 1. Narrower floats become float64, in whose range their
+squares and products stay; rows of float64 are brought to units of their own size.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LEVELS, COLUMNS = 64, 1024
-"""Values of one categorical column, and of all of them together, that get a column each in `raw_features`."""
+"""Largest numbers of values of one categorical column, and of all together, with a column each in `raw_features`."""
 
 
 def as_rows(g: Tensor) -> Tensor:
@@ -41,7 +40,7 @@ def as_known(known: Tensor, g: Tensor, name: str) -> Tensor:
     Raises
     ------
     ArgumentError
-        When there are none, or when they are no gradients of the same layer.
+        When there are none, or when they are of another width.
     """
     rows = as_rows(known)
     if not len(rows) or rows.shape[1] != g.shape[1]:
@@ -53,12 +52,12 @@ def as_known(known: Tensor, g: Tensor, name: str) -> Tensor:
 
 
 def required(known: Tensor | None, attack: str) -> Tensor:
-    """Return an attack's side information.
+    """Return the known gradients that an attack needs as side information.
 
     Raises
     ------
     ArgumentError
-        When there is none.
+        When they are None.
     """
     if known is None:
         raise ArgumentError(
@@ -73,7 +72,7 @@ def narrowed(scores: Tensor, like: Tensor) -> Tensor:
 
 
 def in_own_units(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Split rows (..., D) into rows whose largest entries lie in [1, 2), and the units (...) of them, powers of two.
+    """Split rows (..., D) into rows whose largest entries lie in [1, 2), and their units (...), powers of two.
 
     No digit changes, and no product of such rows vanishes or overflows; a row of zeros has the unit 1.
     """
@@ -84,7 +83,7 @@ def in_own_units(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 _SAFE = {torch.float32: (1e-9, 1e9), torch.float64: (1e-100, 1e100)}
-"""Range of longest rows in which no fourth power that counts beside the largest vanishes, and none overflows."""
+"""Range of the longest row's length in which no fourth power that matters vanishes, and none overflows."""
 
 
 def in_safe_units(rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -97,7 +96,7 @@ def in_safe_units(rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     -------
     tuple of Tensor
         The rows, zeros for a batch that is not finite; (...) length of the longest row in these units, 1 where all are
-        zeros; and (...) which batches are finite, None where all are.
+        zeros; and the mask (...) of finite batches, None where all are.
     """
     if not rows.numel():
         return rows, rows.new_ones(rows.shape[:-2]), None
@@ -113,9 +112,9 @@ def in_safe_units(rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
 
 
 def wide(rows: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Split rows (..., D) into float64 rows whose squares neither overflow nor vanish, and the units (...) of them.
+    """Split rows (..., D) into float64 rows whose squares neither overflow nor vanish, and their units (...).
 
-    There are no units where there is nothing to split: a float64 has room for the squares of all narrower numbers.
+    The units are None for narrower rows: the range of float64 holds the squares of all narrower numbers.
     """
     if rows.dtype == torch.float64:
         return in_own_units(rows)
@@ -149,7 +148,7 @@ def cosines(known: Tensor, rows: Tensor) -> Tensor:
 def normalised(z: Tensor) -> Tensor:
     """Return embeddings (B, ...) layer-normalised without affine: each row with mean 0 and variance 1, its shape kept.
 
-    A label party that defends with the potential energy does the same; a constant row becomes zeros.
+    The potential energy defense does the same at the label party. A constant row becomes zeros.
     """
     rows, _ = wide(as_rows(z))
     centred = rows - rows.mean(dim=1, keepdim=True)
@@ -159,14 +158,14 @@ def normalised(z: Tensor) -> Tensor:
 
 
 def rarer_side_up(along: Tensor) -> Tensor:
-    """Return scores (..., B) around 0 with their sign settled without labels; rounding errors count as zeros.
+    """Return scores (..., B) around 0 with their sign chosen without labels; rounding errors count as zeros.
 
-    Positives are the rarer class: at most half of the scores are positive; on a tie the larger third moment decides.
+    Positives are the rarer class: at most half of the scores are positive; on a tie the third moment is not negative.
     """
     if not along.numel():
         return along
     largest = along.gather(-1, along.abs().argmax(dim=-1, keepdim=True))
-    along, largest = along * largest.sign(), largest.abs()  # one of the two, whatever the eigenvectors' sign was
+    along, largest = along * largest.sign(), largest.abs()  # the same, whatever the eigenvectors' sign was
     noise = 64 * torch.finfo(along.dtype).eps
     above, below = (along > largest * noise).sum(dim=-1), (along < -largest * noise).sum(dim=-1)
     skewness = (along / largest).pow(3).mean(dim=-1)

@@ -1,4 +1,4 @@
-"""Pure functions that measure: leak AUC and what chance reaches, detection error, certificate, calibration."""
+"""Metrics as pure functions: leak AUC and its null distribution, detection error, certificate, calibration."""
 
 from flower_vfl.errors import ArgumentError
 from flower_vfl.metrics.calibration import adaptive_calibration_error

@@ -55,7 +55,7 @@ def binary(scores: Array, labels: Array) -> tuple[NDArray[Any], NDArray[np.bool_
 
 
 def refuse_nan(values: NDArray[Any], name: str) -> None:
-    """Raise where a value is not a number: it has no place in an order."""
+    """Raise an `ArgumentError` if a value is NaN, which cannot be ranked."""
     if values.dtype.kind == "f" and np.isnan(values).any():
         count = np.count_nonzero(np.isnan(values))
         raise ArgumentError(

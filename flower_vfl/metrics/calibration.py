@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def adaptive_calibration_error(probs: Array, labels: Array, bins: int = 15) -> float:
-    r"""Mean gap between predicted and observed frequency, over bins of equal mass and over classes.
+    r"""Return the mean gap between predicted and observed frequency, over bins of equal mass and over classes.
 
     .. math:: ACE = \frac{1}{C R} \sum_{c=1}^{C} \sum_{r=1}^{R} | freq(r, c) - conf(r, c) |
 
@@ -28,7 +28,7 @@ def adaptive_calibration_error(probs: Array, labels: Array, bins: int = 15) -> f
     labels
         (N,) class numbers 0 ... C - 1.
     bins
-        R; never more than there are examples.
+        Number of bins R; no more than there are examples are used.
 
     Returns
     -------

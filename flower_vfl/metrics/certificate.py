@@ -1,7 +1,7 @@
-"""Bounds from the divergence of the perturbed gradients under a model of them, and their check against measurements.
+"""Bounds on attacks from a modelled divergence of the perturbed gradients, and their check against measurements.
 
 Every bound here is marginal over rows: it holds for attacks without other information on a row than its gradient. With
-more, such as its columns or the label party's prediction, an attack may read more (docs/methods/certificate.md).
+more, such as its columns or the label party's prediction, an attack may exceed it (docs/methods/certificate.md).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def auc_bound(sum_kl: float) -> float:
-    r"""Return the largest AUC of a fixed scoring function of a gradient alone, at this divergence of the classes.
+    r"""Return the largest AUC of a fixed scoring function of a gradient alone, for a divergence of the classes.
 
     .. math:: AUC \le \tfrac12 + \tfrac12 \sqrt{\epsilon} - \tfrac18 \epsilon, \qquad 0 \le \epsilon < 4
 
@@ -59,7 +59,7 @@ def auc_bound(sum_kl: float) -> float:
 
 
 def detection_error_bound(sum_kl: float) -> float:
-    r"""Return the least detection error of a fixed scoring function of a gradient alone, at this divergence.
+    r"""Return the least detection error of a fixed scoring function of a gradient alone, for a divergence.
 
     .. math:: \min_t \tfrac12 (FNR + FPR) \ge \tfrac12 - \tfrac14 \sqrt{\epsilon}
 
@@ -107,12 +107,12 @@ def one_against_rest_bound(divergences: ArrayLike, shares: ArrayLike) -> float:
     divergences
         (C, C) symmetric divergences of the classes' distributions, at least 0; infinity is allowed.
     shares
-        (C,) how frequent the classes are.
+        (C,) relative frequencies of the classes.
 
     Returns
     -------
     float
-        The bound; of two classes it is `auc_bound`.
+        The bound; for two classes it is `auc_bound`.
 
     Raises
     ------
@@ -133,7 +133,7 @@ def one_against_rest_bound(divergences: ArrayLike, shares: ArrayLike) -> float:
 
 
 def accuracy_bound(divergences: ArrayLike, shares: ArrayLike) -> float:
-    r"""Return the largest accuracy of a rule that names a row's class by its gradient alone: the less of two bounds.
+    r"""Return the largest accuracy of a rule that predicts a class from a gradient alone: the lower of two bounds.
 
     .. math::
         \max_c p_c + \min_k \sum_c p_c T(\epsilon_{ck}), \quad
@@ -175,9 +175,9 @@ def accuracy_bound(divergences: ArrayLike, shares: ArrayLike) -> float:
     0.472
     """
     epsilon, p = _classes(divergences, shares)
-    known = float(p.max())
+    constant = float(p.max())
     variation = np.minimum(np.sqrt(epsilon) / 2.0, np.sqrt(-np.expm1(-epsilon / 2.0)))
-    by_variation = known + float((p @ variation).min())
+    by_variation = constant + float((p @ variation).min())
     pairs = p[:, None] * p
     information = float((pairs * np.where(pairs > 0.0, epsilon, 0.0)).sum()) / 2.0
     entropy = -float(np.sum(p * np.log(np.maximum(p, 1e-300))))
@@ -185,7 +185,7 @@ def accuracy_bound(divergences: ArrayLike, shares: ArrayLike) -> float:
 
 
 def _least_error(entropy: float, classes: int) -> float:
-    """Return the least e in [0, 1 - 1 / C] with h(e) + e log(C - 1) of at least so much, by bisection from below."""
+    """Return the least e in [0, 1 - 1 / C] with h(e) + e log(C - 1) of at least an entropy, by bisection from below."""
     if entropy <= 0.0:
         return 0.0
     low, high = 0.0, 1.0 - 1.0 / classes
@@ -217,15 +217,15 @@ class Exceedances:
     Attributes
     ----------
     steps
-        Steps with a measured AUC and a bound below 1.
+        Number of steps with a measured AUC and a bound below 1.
     exceeded
-        Number of them above the bound at all.
+        Number of these steps above the bound.
     beyond_chance
-        (K,) positions, in the given arrays, of those that were above it by more than chance explains.
+        (K,) positions, in the given arrays, of the steps above the bound by more than chance explains.
     expected
-        Largest expected number of those where the model holds.
+        Largest expected K where the model holds.
     worst
-        The largest difference of a measured AUC and its bound, negative where all stay below; NaN without steps.
+        Largest difference of a measured AUC and its bound, negative where all stay below; NaN without steps.
     """
 
     steps: int
@@ -245,10 +245,10 @@ def exceedances(
 
     .. math:: AUC > bound + (null_q - \tfrac12)
 
-    with the q-quantile of the AUC of a random score, on a batch of these very counts. Where the classes are
+    with the q-quantile of the AUC of a random score, on a batch with the same class counts. Where the classes are
     Gaussian as modelled and the scoring function is fixed, that happens in at most the share 1 - q of the steps: at a
-    divergence of 0 by the definition of the quantile, above it because the theorem is loose by more than the AUC
-    scatters more (checked by simulation, `tests/metrics/test_certificate.py`; not proved).
+    divergence of 0 by the definition of the quantile, at larger ones because the slack of the theorem exceeds the
+    additional scatter of the AUC (checked by simulation, `tests/metrics/test_certificate.py`; not proved).
 
     Parameters
     ----------
@@ -259,7 +259,7 @@ def exceedances(
     negatives, positives
         (N,) numbers of scored rows of each class.
     q
-        The quantile of chance that is allowed for.
+        Level of the quantile of a random score that is allowed for.
 
     Returns
     -------
@@ -292,7 +292,7 @@ def exceedances(
         return Exceedances(0, 0, known, 0.0, math.nan)
     excess = auc[known] - bound[known]
     pairs, which = np.unique(counts[known], axis=0, return_inverse=True)
-    allowed = np.array([_chance(int(n), int(p), q) - 0.5 for n, p in pairs])[which.ravel()]
+    allowed = np.array([_null_quantile(int(n), int(p), q) - 0.5 for n, p in pairs])[which.ravel()]
     return Exceedances(
         steps=known.size,
         exceeded=int(np.count_nonzero(excess > 0)),
@@ -303,6 +303,6 @@ def exceedances(
 
 
 @lru_cache(maxsize=4096)
-def _chance(negatives: int, positives: int, q: float) -> float:
-    """Return the null's quantile of one batch; a run has few different class counts and many steps."""
+def _null_quantile(negatives: int, positives: int, q: float) -> float:
+    """Return the null quantile of one batch from a cache: a run has few different class counts and many steps."""
     return null_quantile([(negatives, positives)], q)

@@ -1,4 +1,4 @@
-"""A sample of embeddings with their labels: what pictures of them are made of, at the label party alone."""
+"""A sample of embeddings with their labels, from which the label party alone draws figures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from flower_vfl.metrics.arrays import Array
 
 RECEIVED, READ = "received", "read"
-"""Embeddings as a party sent them, and as the top model reads them where a defense changes them before."""
+"""Views of embeddings: as a party sent them, and as the top model reads them where a defense changes them before."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +32,7 @@ class Embeddings:
     rows, labels
         (n,) positions in the test table and true class numbers.
     z
-        (n, d) of float32; more than n numbers a row are turned into n, see `compact`.
+        (n, d) embeddings of float32; rows of more than n numbers are rotated into n, see `compact`.
     """
 
     party: str
@@ -43,16 +43,16 @@ class Embeddings:
 
 
 def sample_rows(labels: Array, count: int, *, generator: np.random.Generator) -> NDArray[np.int64]:
-    """Draw about so many rows, as many of each class as there are, so that rare classes are seen too.
+    """Draw a sample of rows with equal shares of the classes, as far as rows suffice, so that it has rare classes.
 
     Parameters
     ----------
     labels
         (N,) class numbers.
     count
-        Largest number of rows (but one of each class).
+        Largest number of rows, except that each class has at least one.
     generator
-        Draws them.
+        Random generator of the sample.
 
     Returns
     -------
@@ -78,10 +78,9 @@ def sample_rows(labels: Array, count: int, *, generator: np.random.Generator) ->
 
 
 def compact(z: Array) -> NDArray[np.float32]:
-    """Return embeddings (n, ...) as rows of at most n numbers with the same inner products: turned, not cut off.
+    """Return embeddings (n, ...) as rows of at most n numbers with the same inner products: rotated, not cut off.
 
-    So a sample of feature maps takes no more room than its rows squared, and its lengths, distances and angles are what
-    they were.
+    So a sample of feature maps has at most n^2 numbers, and the same lengths, distances and angles.
 
     Examples
     --------

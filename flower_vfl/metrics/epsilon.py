@@ -1,8 +1,8 @@
-r"""Lower bounds on the epsilon of a training, from guesses of labels that somebody makes of its messages.
+r"""Lower bounds on the epsilon of a training run, from an attacker's guesses of labels by its messages.
 
-A mechanism is label-private with :math:`\varepsilon` where a change of one label changes the probability of whatever
-leaves by a factor of at most :math:`e^\varepsilon`. So the messages move the odds of a label by that factor at most.
-Who guesses labels right more often than that allows has refuted this epsilon.
+A mechanism is :math:`\varepsilon`-label-private if a change of one label changes the probability of any output by a
+factor of at most :math:`e^\varepsilon`. So the messages change the odds of a label by that factor at most, and guesses
+that are right more often than that allows refute this epsilon.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _GRID = np.arange(0.0, LARGEST, 0.05)
 def coin_bound(
     right: ArrayLike, guesses: ArrayLike, *, delta: float = 0.0, canaries: int = 0, beta: float = 0.05
 ) -> NDArray[np.float64]:
-    r"""Return the epsilon that guesses of fair coins exceed with confidence 1 - beta.
+    r"""Return a lower bound on epsilon with confidence 1 - beta, from guesses of fair coins.
 
-    The labels of m rows, the canaries, were drawn by a fair coin. Who has seen the messages guesses r of them, which it
-    may choose, and v guesses are right. With :math:`q = e^\varepsilon / (1 + e^\varepsilon)` and
+    The labels of m rows, the canaries, were drawn by a fair coin. An attacker that has seen the messages guesses r of
+    them, which it may choose, and v guesses are right. With :math:`q = e^\varepsilon / (1 + e^\varepsilon)` and
     :math:`W \sim \mathrm{Bin}(r, q)`, an :math:`(\varepsilon, \delta)`-private mechanism has
 
     .. math:: P[V \ge v] \le P[W \ge v] + 2 m \delta \max_{1 \le i \le v} \frac{P[v - i \le W < v]}{i}
@@ -46,14 +46,14 @@ def coin_bound(
     delta
         The delta of the claim, at least 0 and below 1.
     canaries
-        Number m of coins that were tossed; needed with a delta.
+        Number m of canaries; needed with a delta.
     beta
-        One less the confidence, between 0 and 1.
+        One minus the confidence, between 0 and 1.
 
     Returns
     -------
     NDArray
-        (...) from 0 to `LARGEST`.
+        (...) bounds from 0 to `LARGEST`.
 
     Raises
     ------
@@ -95,28 +95,28 @@ def _with_delta(v: int, r: int, delta: float, canaries: int, beta: float) -> flo
         return 0.0
     fewer = np.arange(1, v + 1)
 
-    def chance(epsilon: float) -> float:
+    def probability(epsilon: float) -> float:
         q = 1.0 / (1.0 + math.exp(-epsilon))
         below = binom.cdf(v - 1, r, q) - binom.cdf(v - 1 - fewer, r, q)
         return float(binom.sf(v - 1, r, q) + 2.0 * canaries * delta * (below / fewer).max())
 
-    above = next((epsilon for epsilon in _GRID if chance(float(epsilon)) >= beta), LARGEST)
+    above = next((epsilon for epsilon in _GRID if probability(float(epsilon)) >= beta), LARGEST)
     if above == 0.0:
         return 0.0
     low, high = float(above) - 0.05, float(above)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if chance(middle) < beta else (low, middle)
+        low, high = (middle, high) if probability(middle) < beta else (low, middle)
     return low
 
 
 def odds_bound(right: ArrayLike, priors: ArrayLike, *, eta: float = 0.0, beta: float = 0.05) -> NDArray[np.float64]:
-    r"""Return the epsilon that guesses of labels with known odds exceed with confidence 1 - beta.
+    r"""Return a lower bound on epsilon with confidence 1 - beta, from guesses of labels with known odds.
 
-    No label need be tossed where labels are independent given what else is known of the rows,
+    No label need be drawn at random where labels are independent given all else that is known of the rows,
     :math:`\pi_i(c) = P(y_i = c \mid x_i)`. Under :math:`\varepsilon`-label privacy a guess :math:`\hat y_i` is right,
-    whatever came out before, with probability at most :math:`\sigma(\varepsilon + \mathrm{logit}\, \pi_i(\hat y_i))`,
-    so that the number of right ones is stochastically below a Poisson-binomial W of these:
+    whatever the earlier ones were, with probability at most :math:`\sigma(\varepsilon + \mathrm{logit}\,
+    \pi_i(\hat y_i))`, so that the number of right ones is stochastically below a Poisson-binomial W of these:
 
     .. math:: P[V \ge v] \le P[W \ge v]
 
@@ -128,14 +128,14 @@ def odds_bound(right: ArrayLike, priors: ArrayLike, *, eta: float = 0.0, beta: f
         (..., r) the probability of each guessed label before any message was seen, at least 0 and below 1. A guess with
         a probability of 0 is always wrong, so zeros fill up rows of different lengths.
     eta
-        The logarithm of the factor by which the odds may be wrong; it is taken off the bound.
+        The logarithm of the factor by which the odds may be wrong; it is subtracted from the bound.
     beta
-        One less the confidence, between 0 and 1.
+        One minus the confidence, between 0 and 1.
 
     Returns
     -------
     NDArray
-        (...) from 0 to `LARGEST`.
+        (...) bounds from 0 to `LARGEST`.
 
     Raises
     ------
@@ -151,7 +151,7 @@ def odds_bound(right: ArrayLike, priors: ArrayLike, *, eta: float = 0.0, beta: f
     --------
     >>> round(float(odds_bound(75, np.full(100, 0.5))), 3)  # fair coins
     0.702
-    >>> round(float(odds_bound(30, np.full(100, 0.1))), 3)  # three times as many as the odds say
+    >>> round(float(odds_bound(30, np.full(100, 0.1))), 3)  # three times the expected number
     0.96
     """
     shares = np.asarray(priors, dtype=np.float64)
@@ -172,7 +172,7 @@ def odds_bound(right: ArrayLike, priors: ArrayLike, *, eta: float = 0.0, beta: f
 
 
 def poisson_binomial_tail(shares: ArrayLike, least: ArrayLike) -> NDArray[np.float64]:
-    """Return the probability that at least so many of independent events happen.
+    """Return the probability that at least a given number of independent events happen.
 
     The distribution is the convolution of its parts, pair by pair, by Fourier transforms: r log(r)^2 operations, with
     an error of about 1e-15 in a probability.
@@ -182,7 +182,7 @@ def poisson_binomial_tail(shares: ArrayLike, least: ArrayLike) -> NDArray[np.flo
     shares
         (..., r) the probability of each event.
     least
-        (...) how many.
+        (...) least number of events.
 
     Examples
     --------
@@ -196,14 +196,14 @@ def poisson_binomial_tail(shares: ArrayLike, least: ArrayLike) -> NDArray[np.flo
     padded[..., :count] = given
     parts = np.stack([1.0 - padded, padded], axis=-1)
     while parts.shape[-2] > 1:
-        parts = _products(parts[..., 0::2, :], parts[..., 1::2, :])
+        parts = _convolutions(parts[..., 0::2, :], parts[..., 1::2, :])
     mass = np.maximum(parts[..., 0, :], 0.0)
     reached = np.arange(mass.shape[-1]) >= np.asarray(least)[..., None]
     return np.asarray(np.minimum((mass * reached).sum(axis=-1), 1.0))
 
 
-def _products(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the convolutions (..., 2 n - 1) of distributions (..., n), of short ones term by term."""
+def _convolutions(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the convolutions (..., 2 n - 1) of distributions (..., n), term by term for short ones."""
     terms = left.shape[-1]
     size = 2 * terms - 1
     if terms <= _SHORT:
@@ -212,15 +212,15 @@ def _products(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[
             found[..., place : place + terms] += left[..., place, None] * right
         return found
     length = 1 << (size - 1).bit_length()
-    seen = np.fft.rfft(left, n=length, axis=-1) * np.fft.rfft(right, n=length, axis=-1)
-    return np.asarray(np.fft.irfft(seen, n=length, axis=-1)[..., :size])
+    spectrum = np.fft.rfft(left, n=length, axis=-1) * np.fft.rfft(right, n=length, axis=-1)
+    return np.asarray(np.fft.irfft(spectrum, n=length, axis=-1)[..., :size])
 
 
 def audit_power(true: float, claimed: float, guesses: ArrayLike, *, beta: float = 0.05) -> NDArray[np.float64]:
     r"""Return the probability that an audit of fair coins refutes a claimed epsilon, where another one is true.
 
-    Guesses are right with probability :math:`e^\varepsilon / (1 + e^\varepsilon)` of the true epsilon: the best that
-    anybody does against randomised response. At the claimed one it is the rate of false alarms, at most beta.
+    Guesses are right with probability :math:`e^\varepsilon / (1 + e^\varepsilon)` of the true epsilon, the largest
+    possible against randomised response. Where the claimed one is true it is the rate of false alarms, at most beta.
 
     Parameters
     ----------
@@ -229,7 +229,7 @@ def audit_power(true: float, claimed: float, guesses: ArrayLike, *, beta: float 
     guesses
         (...) numbers of guesses.
     beta
-        One less the confidence.
+        One minus the confidence.
 
     Examples
     --------
@@ -241,13 +241,13 @@ def audit_power(true: float, claimed: float, guesses: ArrayLike, *, beta: float 
 
     r = np.asarray(guesses, dtype=np.int64)
     _check(np.zeros_like(r), r, beta)
-    needed = binom.isf(beta, r, expit(claimed)).astype(np.int64)  # the most that is reached with probability beta
+    needed = binom.isf(beta, r, expit(claimed)).astype(np.int64)  # more have a probability of at most beta
     needed = np.where(binom.sf(needed, r, expit(claimed)) < beta, needed, needed + 1)
     return np.asarray(np.where(needed < r, bdtrc(np.minimum(needed, r - 1), r, expit(true)), 0.0))
 
 
 def guesses_needed(true: float, claimed: float, *, power: float = 0.95, beta: float = 0.05) -> int | None:
-    """Return from how many guesses of fair coins on an audit has this power, see `audit_power`; None above 300,000.
+    """Return the number of guesses of fair coins from which on an audit has a power; None above half a million.
 
     Examples
     --------
@@ -259,7 +259,7 @@ def guesses_needed(true: float, claimed: float, *, power: float = 0.95, beta: fl
     most = 1 << 10
     while most <= 1 << 20:
         lacking = np.flatnonzero(audit_power(true, claimed, np.arange(1, most + 1), beta=beta) < power)
-        if len(lacking) < most // 2:  # what is reached goes up and down by a guess: fewer may do by chance
+        if len(lacking) < most // 2:  # the power is not monotonic: fewer guesses may reach it, too
             return int(lacking.max(initial=-1)) + 2
         most *= 4
     return None

@@ -43,7 +43,7 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
 
 
 def share_interval(share: float, count: int) -> Interval | None:
-    """Return Wilson's interval of a share of so many independent examples, None where there is none.
+    """Return Wilson's interval of a share of ``count`` independent examples, None where there is none.
 
     References
     ----------
@@ -65,7 +65,7 @@ def share_interval(share: float, count: int) -> Interval | None:
 
 
 def mean_share_interval(shares: Array, counts: Array) -> Interval | None:
-    r"""Return an interval of the mean of independent shares, each of so many examples, None where there is none.
+    r"""Return an interval of the mean of independent shares, None without any or where one has no example.
 
     With Wilson's interval :math:`[l_c, u_c]` of each share :math:`p_c` (`share_interval`),
 
@@ -79,7 +79,7 @@ def mean_share_interval(shares: Array, counts: Array) -> Interval | None:
     shares
         (C,) between 0 and 1.
     counts
-        (C,) how many examples each is of, at least 1.
+        (C,) numbers of examples of the shares.
 
     References
     ----------
@@ -151,7 +151,7 @@ def placements(values: NDArray[Any], positive: NDArray[np.bool_]) -> tuple[NDArr
     values
         (N,) scores without NaN, of both classes.
     positive
-        (N,) which rows are positive.
+        (N,) mask of the positives.
     """
     ups, downs = np.sort(values[positive]), np.sort(values[~positive])
     below = (downs.searchsorted(values[positive], "left") + downs.searchsorted(values[positive], "right")) / 2

@@ -18,11 +18,11 @@ LARGE = 1 << 14  # from here on sorted queries save more cache misses than their
 
 
 def leak_auc(scores: Array, labels: Array) -> float:
-    r"""Area under the ROC curve: the chance that a positive scores higher than a negative, a tie counting half.
+    r"""Return the area under the ROC curve: the chance that a positive scores higher than a negative, a tie half.
 
     .. math:: AUC = \frac{1}{P N} \sum_{i: y_i=1} \sum_{j: y_j=0} [r_i > r_j] + \tfrac12 [r_i = r_j]
 
-    0.5 means that the scores tell nothing about the labels, 1 that they read them. The same number serves as test AUC.
+    0.5 means that the scores do not rank the classes, 1 that they separate them. The same number serves as test AUC.
 
     Parameters
     ----------
@@ -110,12 +110,12 @@ def _area(ordered: NDArray[Any], positives: NDArray[Any], below: NDArray[np.int6
     if not (positives.size and negatives):
         return math.nan
     below_twice = below.sum() + ordered.searchsorted(positives, "right").sum()
-    # Among themselves the positives win as many comparisons as there are pairs of them.
+    # The sum has the square of the number of positives too much, from comparisons of positives with each other.
     return int(below_twice - positives.size**2) / (2 * positives.size * negatives)
 
 
 def detection_error(scores: Array, labels: Array) -> float:
-    r"""Error of the best threshold on the scores, both kinds of mistake weighing the same.
+    r"""Return the error of the best threshold on the scores, with equal weights for both kinds of mistake.
 
     .. math:: \min_t \tfrac12 (FNR(t) + FPR(t))
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def macro_auc(scores: Array, labels: Array) -> float:
-    r"""Mean over the classes of the AUC of a class's scores against all others.
+    r"""Return the mean over the classes of the AUC of a class's scores against all others.
 
     .. math:: \frac{1}{C} \sum_{c=1}^{C} AUC(s_{\cdot c}, [y = c])
 
@@ -55,7 +55,7 @@ def macro_auc(scores: Array, labels: Array) -> float:
 
 
 def balanced_accuracy(predicted: Array, labels: Array) -> float:
-    r"""Mean over the classes of the share of a class that is recognised: its recall.
+    r"""Return the mean over the classes of the recall, the share of a class that is recognised.
 
     .. math:: \frac{1}{C} \sum_{c=1}^{C} \frac{|\{i : \hat y_i = y_i = c\}|}{|\{i : y_i = c\}|}
 
@@ -90,7 +90,7 @@ def balanced_accuracy(predicted: Array, labels: Array) -> float:
 
 
 def recalls(predicted: Array, labels: Array) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return the share of each class that is recognised and the class's size, of the classes that occur.
+    """Return the recall and the size of each class that occurs.
 
     Raises
     ------

@@ -20,31 +20,32 @@ if TYPE_CHECKING:
 _TIE = 1e-9
 """Largest difference of two equal AUCs by rounding."""
 
-EXACT_WORK = 50_000  # some milliseconds; beyond, in batches of up to a few thousand, the normal one is within 2e-3
+EXACT_WORK = 50_000  # takes some milliseconds; above, the normal one errs by at most 2e-3 in batches of a few thousand
 
 
 def null_quantile(class_counts: Iterable[tuple[int, int]], q: float = 0.95) -> float:
-    r"""Quantile of the AUC that a score without any knowledge reaches on these very batches.
+    r"""Return a quantile of the AUC of a random score on batches with these class counts.
 
-    Batch by batch ``AUC = U / (P N)`` with the Mann-Whitney statistic U. Its null distribution is exact for small
+    For each batch ``AUC = U / (P N)`` with the Mann-Whitney statistic U. Its null distribution is exact for small
     batches and normal, continuity corrected, for large ones:
 
     .. math:: E[AUC] = \tfrac12, \qquad Var[AUC] = \frac{P + N + 1}{12 P N}
 
-    The quantile is that of the mixture over the batches, so it is the number to put beside a run's q95: where the two
-    are equal the attack learned nothing. Few positives a batch make it far larger than 0.5.
+    The quantile is that of the mixture over the batches, so that a run's q95 is compared with it: where the two are
+    equal, the attack is no better than guessing. Few positives a batch make it far larger than 0.5.
 
     Parameters
     ----------
     class_counts
         One pair (negatives, positives) for each batch; batches of one class have no AUC and are left out.
     q
-        The quantile, between 0 and 1.
+        Level of the quantile, between 0 and 1.
 
     Returns
     -------
     float
-        The smallest AUC that chance stays at or below with probability ``q``; NaN where no batch has both classes.
+        The smallest AUC that a random score does not exceed with probability ``q``; NaN where no batch has both
+        classes.
 
     Raises
     ------
@@ -61,7 +62,7 @@ def null_quantile(class_counts: Iterable[tuple[int, int]], q: float = 0.95) -> f
     >>> round(null_quantile([(115, 13)]), 2)
     0.64
     """
-    mixture = [(_null_cdf(*pair), weight) for pair, weight in _counted(class_counts, q).items()]
+    mixture = [(_null_cdf(*pair), weight) for pair, weight in _batches_by_counts(class_counts, q).items()]
     if not mixture:
         return math.nan
     target = q * sum(weight for _, weight in mixture) * (1 - 1e-12)
@@ -76,7 +77,7 @@ def null_quantile(class_counts: Iterable[tuple[int, int]], q: float = 0.95) -> f
 
 
 def quantile_p_value(class_counts: Iterable[tuple[int, int]], value: float, q: float = 0.95) -> float:
-    r"""Probability that the quantile over steps of a score without any knowledge is at least a value.
+    r"""Return the probability that the quantile over steps of a random score's AUC is at least a value.
 
     Of T batches the nearest-rank quantile is the k-th smallest AUC, :math:`k = \lceil q\,T \rceil`. It is at least x
     where :math:`T - k + 1` batches or more have an AUC of at least x. Their number is Poisson binomial: the probability
@@ -87,7 +88,7 @@ def quantile_p_value(class_counts: Iterable[tuple[int, int]], value: float, q: f
     class_counts
         One pair (negatives, positives) for each batch; batches of one class are left out.
     value
-        The quantile that was reached.
+        Measured quantile.
     q
         Level of the quantile, between 0 and 1.
 
@@ -106,7 +107,7 @@ def quantile_p_value(class_counts: Iterable[tuple[int, int]], value: float, q: f
     >>> round(quantile_p_value([(1, 1)], 1.0), 2), round(quantile_p_value([(1, 1), (1, 1)], 1.0, q=0.5), 2)
     (0.5, 0.25)
     """
-    counts = _counted(class_counts, q)
+    counts = _batches_by_counts(class_counts, q)
     batches = sum(counts.values())
     if not batches:
         return math.nan
@@ -116,18 +117,18 @@ def quantile_p_value(class_counts: Iterable[tuple[int, int]], value: float, q: f
     return float(poisson_binomial_tail(np.repeat(chances, list(counts.values())), batches - rank + 1))
 
 
-def _counted(class_counts: Iterable[tuple[int, int]], q: float) -> Counter[tuple[int, int]]:
-    """Return how many batches have each pair of class counts, without those of one class, once all is checked."""
+def _batches_by_counts(class_counts: Iterable[tuple[int, int]], q: float) -> Counter[tuple[int, int]]:
+    """Return the number of batches by pair of class counts, without those of one class, after a check of arguments."""
     if not 0 < q < 1:
         raise ArgumentError(f"The quantile is {q}: give a number between 0 and 1, such as 0.95.")
     counts = Counter((int(negatives), int(positives)) for negatives, positives in class_counts)
     if any(min(pair) < 0 for pair in counts):
         raise ArgumentError("A batch has a negative number of rows: give (negatives, positives), both at least 0.")
-    return Counter({pair: many for pair, many in counts.items() if min(pair) > 0})
+    return Counter({pair: count for pair, count in counts.items() if min(pair) > 0})
 
 
 def _null_cdf(negatives: int, positives: int) -> Callable[[float], float]:
-    """Return x -> P(AUC <= x) under no knowledge; AUC lives on the lattice 0, 1/(P N), ..., 1."""
+    """Return the function x -> P(AUC <= x) of a random score; the AUC is one of 0, 1/(P N), ..., 1."""
     pairs = negatives * positives
     if pairs * min(negatives, positives) <= EXACT_WORK:
         table = _mann_whitney_cdf(min(negatives, positives), max(negatives, positives))

@@ -9,7 +9,7 @@ _BINS = 15
 
 
 def separations(scores: Tensor, positive: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what `flower_vfl.metrics.separation` gives for each vector: counts of whole numbers, the same to the bit.
+    """Return leak AUC and detection error of each vector, bit for bit those of `flower_vfl.metrics.separation`.
 
     Parameters
     ----------
@@ -18,12 +18,12 @@ def separations(scores: Tensor, positive: Tensor, kept: Tensor) -> tuple[Tensor,
     positive
         (..., B) of bool: the labels.
     kept
-        (..., B) of bool: what is measured; the others are left out.
+        (..., B) of bool: the rows that are measured.
 
     Returns
     -------
     tuple[Tensor, Tensor]
-        (...) float64 leak AUC and detection error; NaN where a class is missing among what is kept.
+        (...) float64 leak AUC and detection error; NaN where a class is missing among the measured rows.
 
     Examples
     --------
@@ -35,9 +35,9 @@ def separations(scores: Tensor, positive: Tensor, kept: Tensor) -> tuple[Tensor,
     ordered, order = scores.sort(dim=-1)
     yes = (positive & kept).gather(-1, order)
     no = (~positive & kept).gather(-1, order)
-    first = torch.searchsorted(ordered, ordered)  # where a tie begins, and ends
+    first = torch.searchsorted(ordered, ordered)  # beginning and end of each tie
     last = torch.searchsorted(ordered, ordered, right=True)
-    yes_before, no_before = (_before(which) for which in (yes, no))
+    yes_before, no_before = (_counts_before(which) for which in (yes, no))
     positives, negatives = yes_before[..., -1].double(), no_before[..., -1].double()
     no_below = no_before.gather(-1, first)
     twice = ((no_below + no_before.gather(-1, last)) * yes).sum(dim=-1)
@@ -49,8 +49,8 @@ def separations(scores: Tensor, positive: Tensor, kept: Tensor) -> tuple[Tensor,
     return auc.where(both, torch.nan), error.where(both, torch.nan)
 
 
-def _before(which: Tensor) -> Tensor:
-    """Return how many of the first 0, 1, ... B entries are true, (..., B + 1)."""
+def _counts_before(which: Tensor) -> Tensor:
+    """Return the numbers (..., B + 1) of true entries among the first 0, 1, ... B."""
     return torch.nn.functional.pad(which.cumsum(dim=-1), (1, 0))
 
 

@@ -1,4 +1,4 @@
-"""Two scores of the same rows: how much more one of them reads, and whether that may be chance."""
+"""The difference of the AUCs of two scores of the same rows, with interval and p-value."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class AucDifference:
     interval95
         Its paired 95 % interval; both ends are ``value`` where the two scores order all pairs of rows equally.
     p_value
-        One-sided, of the hypothesis that the first score reads no more than the second.
+        One-sided p-value of the hypothesis that the first AUC is not larger than the second.
     """
 
     value: float
@@ -36,9 +36,9 @@ class AucDifference:
 
 
 def auc_difference(scores: Array, baseline: Array, labels: Array) -> AucDifference | None:
-    r"""Return by how much the AUC of ``scores`` exceeds that of ``baseline``; None below two rows of a class.
+    r"""Return the AUC of ``scores`` less that of ``baseline``; None below two rows of a class.
 
-    Both AUCs are means over the same rows, so their errors go together and mostly cancel:
+    Both AUCs are means over the same rows, so their errors are correlated and mostly cancel:
 
     .. math:: Var(\Delta) = \frac{1}{P} Var_i(v_i - v'_i) + \frac{1}{N} Var_j(w_j - w'_j)
 
@@ -83,7 +83,7 @@ def auc_difference(scores: Array, baseline: Array, labels: Array) -> AucDifferen
 
 
 def auc_p_value(auc: float, negatives: int, positives: int) -> float:
-    r"""Return how likely chance alone reaches an AUC at least as large on so many rows of each class.
+    r"""Return the probability that a random score reaches an AUC at least as large on as many rows of each class.
 
     By the normal distribution of the Mann-Whitney statistic, whose variance without ties is
     :math:`(P + N + 1) / (12 P N)`; with ties it is smaller, and the value returned too large rather than too small.

@@ -17,26 +17,27 @@ _ROUNDING = 1e-14
 """Share of the largest number below which values are rounding errors; a tenth of it occurs with a thousand rows."""
 
 _INDEFINITE = 1e-9
-"""Distance below 0, a row of a matrix of correlations, beyond which an eigenvalue is no rounding error."""
+"""Distance of an eigenvalue below 0, for each row of a matrix of correlations, beyond which it is no rounding error."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Release:
     r"""The model of the perturbed gradients of one epoch.
 
-    A negative's is :math:`N(\mu_0, u I)` plus noise of variance `along[0]` on the line of the means' difference and
-    `across[0]` in each other direction; a positive's has :math:`\mu_1`, v and the second ones.
+    The gradient of a negative is :math:`N(\mu_0, u I)` plus noise of variance `along[0]` on the line of the means'
+    difference and `across[0]` in each other direction; that of a positive has :math:`\mu_1`, v, `along[1]` and
+    `across[1]`.
 
     Parameters
     ----------
     direction : ndarray, (D,)
-        That of the difference of the class means, of length 1.
+        Direction of the difference of the class means, of length 1.
     distance : float
-        That of the class means.
+        Distance of the class means.
     spread : tuple of float
-        (u, v), the variance of clean gradients a coordinate.
+        (u, v), the variances of a coordinate of clean gradients, of negatives and of positives.
     along, across : tuple of float
-        Variances of the noise of a negative's and of a positive's; along is not below across.
+        Variances of the noise of negatives and of positives; along is not below across.
 
     Raises
     ------
@@ -60,7 +61,7 @@ class Release:
         if any(one < two for one, two in zip(self.along, self.across, strict=True)):
             raise ArgumentError(f"Noise along the means, {self.along}, must not be less than across, {self.across}.")
         length = np.linalg.norm(direction)
-        if abs(length - 1.0) > _ROUNDING:  # else the same again, to the bit, where a release is made of another's
+        if abs(length - 1.0) > _ROUNDING:  # else keep its bits: it may be another release's
             direction = direction / length
         object.__setattr__(self, "direction", direction)
 
@@ -69,17 +70,17 @@ class Release:
 class ShapedRelease:
     r"""The model of the perturbed gradients of one batch, for classes with any covariances.
 
-    An example of class c has :math:`\mu_c + R_c \zeta + F_c \varepsilon` with standard normal :math:`\zeta` and
-    :math:`\varepsilon`.
+    The gradient of an example of class c is :math:`\mu_c + R_c \zeta + F_c \varepsilon` with standard normal
+    :math:`\zeta` and :math:`\varepsilon`.
 
     Parameters
     ----------
     difference : ndarray, (D,)
-        :math:`\mu_1 - \mu_0`.
+        Difference of the class means, :math:`\mu_1 - \mu_0`.
     own : ndarray, (2, D, D)
         :math:`R_c`, symmetric roots of the covariances of clean gradients, of negatives and of positives.
     noise : ndarray, (2, D, M)
-        :math:`F_c`; that of the noise is :math:`F_c F_c^T`.
+        :math:`F_c`, factors of the covariances :math:`F_c F_c^T` of the noise, of negatives and of positives.
 
     Raises
     ------
@@ -104,21 +105,21 @@ class ShapedRelease:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """The two classes of an example's releases, all epochs side by side.
+    """The joint model of an example's releases of all epochs, for each of the two classes.
 
-    The T releases are vectors of T D numbers. In r directions, of which those of the means are made, the covariances,
-    (T r, T r), are general; each of the D - r coordinates outside has the same (T, T), and no difference of means.
+    The T releases are one vector of T D numbers. In r directions, which span the differences of the means, covariances
+    (T r, T r) are general; each of the D - r coordinates outside has the same covariance (T, T), and equal means.
 
     Attributes
     ----------
     difference
-        (T r,) between the class means.
+        (T r,) difference of the class means.
     inside
         (T r, T r) covariances of negatives and of positives.
     outside
-        (T, T) of one coordinate outside, of negatives and of positives.
+        (T, T) covariances of one coordinate outside, of negatives and of positives.
     others
-        D - r.
+        Number of coordinates outside, D - r.
     """
 
     difference: NDArray[np.float64]
@@ -127,7 +128,7 @@ class Together:
     others: int
 
     def sum_kl(self) -> float:
-        """Return KL(P1 || P0) + KL(P0 || P1); inf where a direction without variance tells the classes apart."""
+        """Return KL(P1 || P0) + KL(P0 || P1); inf where a direction without variance separates the classes."""
         found = _sum_kl(self.difference, *self.inside)
         if self.others:
             found += self.others * _sum_kl(np.zeros(len(self.outside[0])), *self.outside)
@@ -165,7 +166,7 @@ def together(releases: Sequence[Release], *, rho: float, kept: float | Matrix) -
     Returns
     -------
     Together
-        The two classes.
+        Joint model of the two classes.
 
     Raises
     ------
@@ -186,7 +187,7 @@ def together(releases: Sequence[Release], *, rho: float, kept: float | Matrix) -
     """
     if not releases or len({len(release.direction) for release in releases}) != 1:
         raise ArgumentError("Give at least one release, all of one width.")
-    noise, own = _shares(rho, kept, len(releases))
+    noise, own = _correlations(rho, kept, len(releases))
     directions = np.stack([release.direction for release in releases])
     basis = np.linalg.svd(directions, full_matrices=False)[2]
     places = directions @ basis.T
@@ -221,13 +222,13 @@ def together_shaped(releases: Sequence[ShapedRelease], *, rho: float, kept: floa
     rho : float
         Correlation of the numbers :math:`\varepsilon` of two epochs, 0 to 1.
     kept : float or ndarray, (2, T D, T D)
-        Correlation of the numbers :math:`\zeta`: one share for all, from 0 to 1, or K of negatives and of positives,
-        each two epochs' numbers with each other; those of one epoch are independent.
+        Correlation of the numbers :math:`\zeta` of two epochs: one share for all, from 0 to 1, or the matrices K of
+        negatives and of positives; numbers of one epoch are independent.
 
     Returns
     -------
     Together
-        The two classes; all directions are inside.
+        Joint model of the two classes; all directions are inside.
 
     Raises
     ------
@@ -243,43 +244,43 @@ def together_shaped(releases: Sequence[ShapedRelease], *, rho: float, kept: floa
     if not releases or len({release.noise.shape for release in releases}) != 1:
         raise ArgumentError("Give at least one release, all of one shape.")
     count, width = len(releases), len(releases[0].difference)
-    noise, own = _shares(rho, kept, count, width)
+    noise, own = _correlations(rho, kept, count, width)
     covariances = []
     for c in (0, 1):
         roots, factors = (np.stack([getattr(r, name)[c] for r in releases]) for name in ("own", "noise"))
-        again = own[c].reshape(count, width, count, width)
-        blocks = np.einsum("sik,sktl,tjl->sitj", roots, again, roots, optimize=True)
+        correlations = own[c].reshape(count, width, count, width)
+        blocks = np.einsum("sik,sktl,tjl->sitj", roots, correlations, roots, optimize=True)
         blocks += np.einsum("st,sik,tjk->sitj", noise, factors, factors, optimize=True)
         covariances.append(blocks.reshape(count * width, count * width))
     difference = np.concatenate([release.difference for release in releases])
     return Together(difference, (covariances[0], covariances[1]), (np.zeros((1, 1)), np.zeros((1, 1))), 0)
 
 
-def _shares(rho: float, kept: float | Matrix, count: int, width: int = 1) -> tuple[Matrix, Matrix]:
+def _correlations(rho: float, kept: float | Matrix, count: int, width: int = 1) -> tuple[Matrix, Matrix]:
     """Return the correlations of noise, (T, T), and of the deviations of each class, (2, T width, T width)."""
     if not 0.0 <= rho <= 1.0:
         raise ArgumentError(f"rho is {rho}; a share lies between 0 and 1.")
     if isinstance(kept, int | float):
         if not 0.0 <= kept <= 1.0:
             raise ArgumentError(f"kept is {kept}; a share lies between 0 and 1.")
-        return _correlated(rho, count), np.stack([np.kron(_correlated(kept, count), np.eye(width))] * 2)
+        return _equal_correlations(rho, count), np.stack([np.kron(_equal_correlations(kept, count), np.eye(width))] * 2)
     own, size = np.asarray(kept, dtype=np.float64), count * width
     if own.shape != (2, size, size) or not np.isfinite(own).all():
         raise ArgumentError(f"Of {count} releases kept is a number or finite (2, {size}, {size}), given {own.shape}.")
-    alone = np.kron(np.eye(count), np.ones((width, width))) * own
-    if not np.allclose(own, own.transpose(0, 2, 1)) or not np.allclose(alone, np.eye(size)):
+    within_epochs = np.kron(np.eye(count), np.ones((width, width))) * own
+    if not np.allclose(own, own.transpose(0, 2, 1)) or not np.allclose(within_epochs, np.eye(size)):
         raise ArgumentError("kept are correlations: symmetric, 1 on the diagonal, 0 beside it within an epoch.")
     if (np.linalg.eigvalsh(own) < -_INDEFINITE * size).any():
         raise ArgumentError("kept are correlations: no eigenvalue is below 0.")
-    return _correlated(rho, count), own
+    return _equal_correlations(rho, count), own
 
 
-def _correlated(share: float, count: int) -> Matrix:
+def _equal_correlations(share: float, count: int) -> Matrix:
     return share + (1.0 - share) * np.eye(count)
 
 
 def _sum_kl(difference: NDArray[np.float64], first: Matrix, second: Matrix) -> float:
-    r"""Return the symmetric divergence of two Gaussians; what is the same in both for certain tells nothing.
+    r"""Return the symmetric divergence of two Gaussians; directions that are constant and equal in both add nothing.
 
     In directions in which their covariances add up to the identity, those of the first are :math:`\alpha_i`, those of
     the second :math:`1 - \alpha_i`, and with the difference m of the means the divergence is
@@ -287,16 +288,16 @@ def _sum_kl(difference: NDArray[np.float64], first: Matrix, second: Matrix) -> f
     .. math:: \tfrac12 \sum_i \frac{(1 - 2 \alpha_i)^2 + m_i^2}{\alpha_i (1 - \alpha_i)}.
     """
     scale, axes = np.linalg.eigh(first + second)
-    held = scale > _ROUNDING * scale[-1]
-    lost = difference - axes[:, held] @ (axes[:, held].T @ difference)
-    if np.linalg.norm(lost) > _ROUNDING * len(scale) * np.linalg.norm(difference):
+    varying = scale > _ROUNDING * scale[-1]
+    constant = difference - axes[:, varying] @ (axes[:, varying].T @ difference)
+    if np.linalg.norm(constant) > _ROUNDING * len(scale) * np.linalg.norm(difference):
         return math.inf
-    if not held.any():
+    if not varying.any():
         return 0.0
-    white = axes[:, held] / np.sqrt(scale[held])
-    alpha, turned = np.linalg.eigh(white.T @ first @ white)
+    white = axes[:, varying] / np.sqrt(scale[varying])
+    alpha, rotation = np.linalg.eigh(white.T @ first @ white)
     if min(alpha[0], 1.0 - alpha[-1]) <= _ROUNDING:
         return math.inf
-    away = turned.T @ (white.T @ difference)
-    found = 0.5 * float((((1.0 - 2.0 * alpha) ** 2 + away**2) / (alpha * (1.0 - alpha))).sum())
-    return found if math.isfinite(found) else math.inf  # NaN promises nothing
+    m = rotation.T @ (white.T @ difference)
+    found = 0.5 * float((((1.0 - 2.0 * alpha) ** 2 + m**2) / (alpha * (1.0 - alpha))).sum())
+    return found if math.isfinite(found) else math.inf  # NaN is no bound

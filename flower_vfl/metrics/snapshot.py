@@ -22,31 +22,31 @@ RESIDUAL, SLOPE_NORM = "residual", "slope_norm"
 SLOPE_COSINE, GRADIENT_COSINE = "slope_cosine", "gradient_cosine"
 NEGATIVE, POSITIVE, CROSS = "negative", "positive", "cross"
 MOST = 500
-"""Rows of a class and pairs of a kind that are kept: shares to about two percent points, whatever the batch."""
+"""Largest number of rows of a class, and of pairs of a kind: it gives shares to about two percentage points."""
 
 
 def snapshot(
     labels: Array, logits: Array, slopes: Array, gradients: Array, *, generator: np.random.Generator
 ) -> dict[tuple[str, str], NDArray[np.float64]]:
-    r"""Take apart the cut gradients of one batch.
+    r"""Return the parts of one batch's cut gradients, class by class.
 
-    A gradient is :math:`g = (p_1 - y) \, \partial h / \partial z` up to a constant of the batch. Kept are, for each
-    class, :math:`|p_1 - y|`, :math:`\|\partial h / \partial z\|` and :math:`\|g\|` of its rows, and the cosines of
-    :math:`\partial h / \partial z` and of g between two rows of one class and between rows of both; of large batches a
-    random sample. All of it tells labels and belongs to the label party alone.
+    A gradient is :math:`g = (p_1 - y) \, \partial h / \partial z` up to a constant of the batch. The parts are, for
+    each class, :math:`|p_1 - y|`, :math:`\|\partial h / \partial z\|` and :math:`\|g\|` of its rows, and the cosines of
+    :math:`\partial h / \partial z` and of g between two rows of one class and between rows of both; for large batches
+    those of a random sample. All of it reveals labels and belongs to the label party alone.
 
     Parameters
     ----------
     labels
         (B,) of 0 and 1, as the training uses them.
     logits
-        (B,) of the batch; the residual is computed from them without cancellation.
+        (B,) logits of the batch; the residual is computed from them without cancellation.
     slopes
         (B, D) derivatives of each row's logit by its embedding.
     gradients
         (B, D) clean cut gradients, of any scale.
     generator
-        Draws rows and pairs.
+        Random generator of the sampled rows and pairs.
 
     Returns
     -------
@@ -111,7 +111,7 @@ def _polar(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.f
 def _pairs(
     negatives: int, positives: int, generator: np.random.Generator
 ) -> dict[str, tuple[str, str, NDArray[np.int64], NDArray[np.int64]]]:
-    """Draw pairs of different rows: the groups that both come from, and their positions in them."""
+    """Draw pairs of different rows; return the groups of both rows and their positions in them, by kind of pair."""
     found = {}
     for group, count in ((NEGATIVE, negatives), (POSITIVE, positives)):
         if count > 1:
@@ -160,7 +160,7 @@ def observations(values: Values) -> Observations:
     0.5
     """
     cross = values.get((GRADIENT_COSINE, CROSS))
-    residuals, slopes = _of_both(values, RESIDUAL), _of_both(values, SLOPE_NORM)
+    residuals, slopes = _by_class(values, RESIDUAL), _by_class(values, SLOPE_NORM)
     cosines = {group: found for (quantity, group), found in values.items() if quantity == SLOPE_COSINE}
     return Observations(
         residual_above=None if residuals is None else float((residuals[1] > np.median(residuals[0])).mean()),
@@ -170,7 +170,7 @@ def observations(values: Values) -> Observations:
     )
 
 
-def _of_both(values: Values, quantity: str) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+def _by_class(values: Values, quantity: str) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
     negatives, positives = values.get((quantity, NEGATIVE)), values.get((quantity, POSITIVE))
     return None if negatives is None or positives is None else (negatives, positives)
 

@@ -1,4 +1,4 @@
-"""From one value a step to one line of a result: the leak of a whole run."""
+"""The summary of an attack's values of all steps as one entry of a result, the leak of a whole run."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def nearest_rank(values: ArrayLike, q: float = 0.95) -> float:
     """Return the smallest of the values that at least the share ``q`` of them does not exceed.
 
-    Always one of the values, never an interpolation; of fewer than 20 the 95 % quantile is the largest. NaN where there
-    are none.
+    It is always one of the values, never an interpolation; of fewer than 20 the 95 % quantile is the largest. It is NaN
+    where there are none.
 
     Examples
     --------
@@ -43,12 +43,12 @@ class LeakSummary:
     """A summary of the leak of one attack, at one layer of one party, over the steps of a run.
 
     A step has no AUC if its batch has one class only, or too few positives for the attack's side information: such
-    steps are counted by themselves, neither dropped nor called 0.5.
+    steps are counted separately, neither dropped nor set to 0.5.
 
     Attributes
     ----------
     attack, params, metric, phase, source, defended, layer, party
-        Description of the measurement; they go into the result as they are.
+        Description of the measurement; the result has them unchanged.
 
     Examples
     --------
@@ -82,9 +82,9 @@ class LeakSummary:
         detection_error: float = math.nan,
         null: float = math.nan,
     ) -> None:
-        """Take in one step: the attack's value (NaN where there is none) and what the batch was made of.
+        """Add one step: the attack's value (NaN where there is none) and the class counts of the batch.
 
-        `null` is what knowing nothing reached in this very step, where that does not follow from the class counts.
+        `null` is the value of a random score in this step, where it does not follow from the class counts.
         """
         if not math.isnan(null):
             self.nulls.append(null)
@@ -103,7 +103,7 @@ class LeakSummary:
         batches, ``q95_turned`` that of the scores turned around (of AUCs only), ``q95_p_value`` the probability that a
         random score, or the same turned around, reaches the larger of both (of AUCs of single steps only), ``steps``
         all steps, ``one_class_steps`` those of them without a value. ``detection_error_q05`` is the 5 % quantile of the
-        detection error: at one step in twenty the attack errs no more than that. ``baseline`` and ``advantage`` belong
+        detection error: at one step in twenty the attack's is no larger. ``baseline`` and ``advantage`` belong
         to attacks that are compared with training alone.
         """
         values, errors = np.array(self.values), np.array(self.errors)
@@ -135,7 +135,7 @@ class LeakSummary:
         }
 
     def _p_value(self, value: float, null: float) -> float:
-        """Return the two-sided probability that a random score reaches a value: 1 where chance does it as a rule."""
+        """Return the two-sided probability that a random score reaches a value: 1 up to its quantile `null`."""
         return 1.0 if value <= null else min(1.0, 2.0 * quantile_p_value(self.class_counts.elements(), value))
 
 

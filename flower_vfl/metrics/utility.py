@@ -46,5 +46,5 @@ def utility(logits: Tensor, labels: NDArray[Any], classes: int) -> dict[str, flo
 
 
 def predicted_classes(logits: Tensor) -> Tensor:
-    """Return the class (N,) that logits (N,) of two classes, or (N, C) of more, predict; of two the likelier one."""
+    """Return the predicted class numbers (N,) of logits, (N,) for two classes or (N, C) for more."""
     return (logits.double() > 0).long() if logits.dim() == 1 else logits.argmax(dim=1)

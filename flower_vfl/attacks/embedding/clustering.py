@@ -1,4 +1,4 @@
-"""The clustering attack: the trained embeddings fall into groups, and the groups are the classes."""
+"""The clustering attack: the trained embeddings form groups, and the groups correspond to the classes."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def assign(z: Tensor, *, classes: int, seed: int) -> Tensor:
     z
         (N, D) embeddings, one row an example; further dimensions are flattened.
     classes
-        Number of classes C, at least 2; that much the attacker knows.
+        Number of classes C, at least 2, which the attacker knows.
     seed
         Seed of the restarts of k-means; nothing else is random.
 
     Returns
     -------
     Tensor
-        (N,) the number of each row's group; the groups are not matched to classes. Equal rows make one group.
+        (N,) group number of each row; the groups are not matched to classes. One group where all rows are equal.
 
     Raises
     ------
@@ -72,7 +72,7 @@ def assign(z: Tensor, *, classes: int, seed: int) -> Tensor:
 
 
 def matched_accuracy(clusters: Array, labels: Array, *, classes: int) -> float:
-    r"""Share of examples that are right under the best assignment of groups to classes.
+    r"""Return the share of examples that are right under the best assignment of groups to classes.
 
     .. math:: \max_\pi \frac{1}{N} \sum_i [\pi(c_i) = y_i]
 
@@ -107,12 +107,12 @@ def matched_accuracy(clusters: Array, labels: Array, *, classes: int) -> float:
 
 
 def matched_balanced_accuracy(clusters: Array, labels: Array, *, classes: int) -> float:
-    r"""Mean over the classes of the share that is right, under the assignment of groups to classes that is best for it.
+    r"""Return the mean recall of the classes under the assignment of groups to classes that maximises it.
 
     .. math:: \max_\pi \frac{1}{C} \sum_c \frac{|\{i : \pi(c_i) = y_i = c\}|}{|\{i : y_i = c\}|}
 
-    That assignment need not be the one that `matched_accuracy` takes: with rare classes it is better to find some of
-    them than to call everything the frequent one.
+    That assignment may differ from that of `matched_accuracy`: with rare classes it is better to detect some of their
+    examples than to assign all groups to the frequent one.
 
     Parameters
     ----------
@@ -145,14 +145,14 @@ def matched_balanced_accuracy(clusters: Array, labels: Array, *, classes: int) -
 
 
 def _best(weights: NDArray[Any]) -> float:
-    """Return the largest sum of one weight a group and class, found exactly by the Hungarian method."""
+    """Return the largest sum of weights over the one-to-one assignments of groups to classes."""
     from scipy.optimize import linear_sum_assignment
 
     return float(weights[linear_sum_assignment(weights, maximize=True)].sum())
 
 
 def _table(clusters: Array, labels: Array, classes: int) -> NDArray[np.int64]:
-    """Return how many examples of each class (columns) each group (rows) has, (C, C)."""
+    """Return the number of examples by group (rows) and class (columns), (C, C)."""
     groups, y = as_numpy(clusters), as_numpy(labels)
     if groups.ndim != 1 or groups.shape != y.shape:
         raise ArgumentError(f"Groups {groups.shape} and labels {y.shape}: give two vectors of one length (N,).")
@@ -164,7 +164,7 @@ def _table(clusters: Array, labels: Array, classes: int) -> NDArray[np.int64]:
 
 
 def accuracy(z: Tensor, y: Array, *, classes: int, seed: int) -> float:
-    """Return how many examples k-means on the embeddings gets right, its groups assigned to classes as well as can be.
+    """Return the accuracy of k-means on the embeddings under the best assignment of its groups to classes.
 
     Parameters
     ----------
@@ -175,7 +175,7 @@ def accuracy(z: Tensor, y: Array, *, classes: int, seed: int) -> float:
     classes
         Number of classes C.
     seed
-        As for `assign`.
+        Seed of the restarts of k-means.
 
     Returns
     -------
@@ -203,7 +203,7 @@ def accuracy(z: Tensor, y: Array, *, classes: int, seed: int) -> float:
 class ClusteringAttack(InferenceAttack):
     """An attack that puts the attacked rows into as many groups as there are classes, by k-means on their embeddings.
 
-    It is measured by the accuracy under the best assignment of groups to classes. Its baseline is the same of the raw
+    It is measured by the accuracy under the best assignment of groups to classes. Its baseline is k-means on the raw
     inputs.
 
     Parameters
@@ -220,7 +220,7 @@ class ClusteringAttack(InferenceAttack):
 
     @property
     def params(self) -> dict[str, Any]:
-        """True if it uses layer-normalised embeddings."""
+        """The parameter ``normalise``."""
         return {"normalise": self.normalise}
 
     def infer(self, view: TrainedView) -> Tensor:

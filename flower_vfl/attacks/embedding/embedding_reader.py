@@ -26,7 +26,7 @@ PIECE = 1 << 22
 def read(z: Tensor, y: Tensor, attacked: Tensor, *, classes: int, kind: Kind, seed: int = 0) -> Tensor:
     """Fit a reader to labelled rows and return its scores of other rows.
 
-    Rows are centred and measured by the labelled ones (`readers.standardising`), so that their scale changes nothing.
+    Rows are standardised by the labelled ones (`readers.standardising`), so that their scale changes nothing.
 
     Parameters
     ----------
@@ -41,12 +41,12 @@ def read(z: Tensor, y: Tensor, attacked: Tensor, *, classes: int, kind: Kind, se
     kind
         "linear" for `readers.linear`, "quadratic" for `readers.quadratic`, "network" for `readers.network`.
     seed
-        Seed of the network's initial weights; the others draw nothing.
+        Seed of the network's initial weights; the other readers are not random.
 
     Returns
     -------
     Tensor
-        (N,) for two classes and (N, C) for more, float64; `classes_of` names the classes.
+        (N,) scores for two classes and (N, C) for more, float64; `classes_of` returns their classes.
 
     Raises
     ------
@@ -77,16 +77,16 @@ def read(z: Tensor, y: Tensor, attacked: Tensor, *, classes: int, kind: Kind, se
 class EmbeddingReaderAttack(ExamplesAttack):
     """An attack by a reader of embeddings that is fitted on k labelled examples of each class.
 
-    It needs no model of the label party's kind, as model completion does: the linear reader takes the embedding's mean
-    in each class, the quadratic one a Gaussian, which is the best there is where classes are Gaussian, and the network
-    what neither tells. Its baseline is the same reader of the raw inputs.
+    Unlike model completion it needs no top model. The linear reader uses the embeddings' class means, the quadratic one
+    a Gaussian for each class, which is optimal where classes are Gaussian, and the network any other difference. Its
+    baseline is the same reader of the raw inputs.
 
     Parameters
     ----------
     reader
         "linear", "quadratic" or "network".
     k
-        Labelled examples of each class, at least 1.
+        Number of labelled examples of each class, at least 1.
     draws
         Number of repetitions, with other examples.
     normalise
@@ -122,7 +122,7 @@ class EmbeddingReaderAttack(ExamplesAttack):
         known = view.examples().inputs
         if not known or not view.inputs:
             return None
-        both = raw_features([torch.cat(pair) for pair in zip(known, view.inputs, strict=True)])  # of the same columns
+        both = raw_features([torch.cat(pair) for pair in zip(known, view.inputs, strict=True)])  # one encoding for both
         return self._read(both[: len(known[0])], both[len(known[0]) :], view)
 
     def _read(self, known: Tensor, rows: Tensor, view: TrainedView) -> Tensor:

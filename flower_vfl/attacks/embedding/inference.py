@@ -59,10 +59,10 @@ class TrainedView:
     leaked
         Labelled examples, where the attack declares that it needs them.
     top
-        Makes a fresh top model for the attacked layer: rows (B, ...) to logits, (B,) or (B, 1) for two classes and
+        Factory of fresh top models for the attacked layer: rows (B, ...) to logits, (B,) or (B, 1) for two classes and
         (B, C) for more.
     network
-        Makes a fresh bottom model and a top model on it: the party's inputs to logits.
+        Factory of fresh bottom models with a top model: the party's inputs to logits.
     """
 
     embeddings: Tensor
@@ -102,7 +102,7 @@ class TrainedView:
 
 
 def classes_of(logits: Tensor) -> Tensor:
-    """Return the class numbers (N,) that logits name: (N,) of two classes, (N, C) of more."""
+    """Return the predicted class numbers (N,) of logits, (N,) for two classes and (N, C) for more."""
     return (logits > 0).long() if logits.dim() == 1 else logits.argmax(dim=1)
 
 
@@ -114,10 +114,10 @@ class InferenceAttack(AttackMethod):
     needs
         Empty, or ``{"leaked"}``: then it is measured in simulations only, where labels can leak.
     reads
-        The kind of the result of `infer`: ``"scores"``, higher means more likely positive, of two classes only
-        (measured as AUC); ``"classes"``, class numbers (accuracy); ``"logits"``, numbers of which the largest names the
-        class, (N, C), of two classes (N,), positive for class 1 (accuracy, and AUC); ``"clusters"``, groups without
-        names (accuracy of the best assignment of groups to classes).
+        The kind of the result of `infer`: ``"scores"``, higher means more likely positive, for two classes only
+        (measured as AUC); ``"classes"``, class numbers (accuracy); ``"logits"``, (N, C) with the largest number at the
+        class, for two classes (N,), positive for class 1 (accuracy, and AUC); ``"clusters"``, groups without names
+        (accuracy of the best assignment of groups to classes).
     """
 
     sees: ClassVar[Literal["gradients", "embeddings"]] = "embeddings"
@@ -138,7 +138,7 @@ class InferenceAttack(AttackMethod):
         """Return scores or classes of the rows, (N,) or, for logits of more than two classes, (N, C), see `reads`."""
 
     def baseline(self, view: TrainedView) -> Tensor | None:
-        """Return the same without the trained model, as the attacker could anyway; None where that is impossible."""
+        """Return the same kind of result without the trained model; None where that is impossible."""
         return None
 
 
@@ -148,7 +148,7 @@ class ExamplesAttack(InferenceAttack):
     Parameters
     ----------
     k
-        Labelled examples of each class, at least 1.
+        Number of labelled examples of each class, at least 1.
     draws
         Number of repetitions.
     normalise

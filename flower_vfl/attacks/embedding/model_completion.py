@@ -1,4 +1,4 @@
-"""Model completion: the attacker puts a top model of its own on its trained bottom model, from a few leaked labels."""
+"""Model completion: the attacker trains a top model of its own on its trained bottom model, with few leaked labels."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ENOUGH, EPOCHS = 0.01, 1000
-"""Training ends below this training error, or after so many epochs: as in the paper."""
+"""Training error below which training ends, and largest number of epochs: as in the paper."""
 
 ROWS = 4096
-"""Rows that are predicted at once."""
+"""Number of rows that are predicted at once."""
 
 
 def complete(top: nn.Module, z: Tensor, y: Tensor, attacked: Tensor, *, classes: int) -> Tensor:
     """Train a fresh top model on the embeddings of a few labelled examples and return its logits for other rows.
 
-    The bottom model is frozen: only its embeddings are here. A top model that is one linear layer starts at the class
-    means of the embeddings (`start_at_class_means`), any other at the weights it comes with. Nothing here is random but
-    what the model itself draws.
+    The bottom model is frozen: only its embeddings are used. A top model that is one linear layer starts at the class
+    means of the embeddings (`start_at_class_means`), any other at its own initial weights. Nothing is random except in
+    the model itself.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def complete(top: nn.Module, z: Tensor, y: Tensor, attacked: Tensor, *, classes:
     Returns
     -------
     Tensor
-        Logits of the attacked rows, (N,) for two classes and (N, C) for more; `classes_of` names the classes.
+        Logits of the attacked rows, (N,) for two classes and (N, C) for more; `classes_of` returns their classes.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def train_alone(
     network
         A fresh bottom model with a top model on it; it is trained in place.
     inputs, attacked
-        (n, ...) and (N, ...) what the network takes of the labelled examples and of the attacked rows.
+        (n, ...) and (N, ...) inputs of the network for the labelled examples and for the attacked rows.
     y
         (n,) class numbers of the labelled examples.
     classes
@@ -87,7 +87,7 @@ def train_alone(
     Returns
     -------
     Tensor
-        Logits of the attacked rows, (N,) for two classes and (N, C) for more; `classes_of` names the classes.
+        Logits of the attacked rows, (N,) for two classes and (N, C) for more; `classes_of` returns their classes.
 
     Raises
     ------
@@ -103,8 +103,8 @@ def start_at_class_means(top: nn.Module, z: Tensor, y: Tensor, *, classes: int) 
 
     .. math:: w_c = \mu_c, \qquad b_c = -\tfrac12 \| \mu_c \|^2
 
-    so that it names the class with the nearest mean before any training; with one logit, :math:`w = \mu_1 - \mu_0` and
-    likewise for the bias.
+    so that it predicts the class with the nearest mean before any training; with one logit, :math:`w = \mu_1 - \mu_0`
+    and likewise for the bias.
 
     Parameters
     ----------
@@ -148,26 +148,26 @@ def start_at_class_means(top: nn.Module, z: Tensor, y: Tensor, *, classes: int) 
 def train(model: nn.Module, inputs: Sequence[Tensor], y: Tensor, *, classes: int, learning_rate: float = 1e-3) -> int:
     """Train a model with Adam on all examples at once until its training error is below 1 %, or for 1000 epochs.
 
-    The error counts in training and in evaluation mode: a model with batch normalisation is not done before its running
-    statistics have followed.
+    The error counts in training and in evaluation mode, so that the running statistics of batch normalisation converge,
+    too.
 
     Parameters
     ----------
     model
-        Trained in place; embeddings with sparse gradients are allowed.
+        The model, trained in place; embeddings with sparse gradients are allowed.
     inputs
-        (n, ...) what the model takes.
+        (n, ...) inputs of the model.
     y
         (n,) class numbers.
     classes
         Number of classes C.
     learning_rate
-        Of Adam.
+        Learning rate of Adam.
 
     Returns
     -------
     int
-        Epochs that were needed; 0 where the model was right from the start.
+        Number of epochs of training; 0 where the error was small enough from the start.
 
     Raises
     ------
@@ -225,9 +225,9 @@ def _logits(model: nn.Module, inputs: Sequence[Tensor], classes: int) -> Tensor:
     logits: Tensor = model(*inputs)
     if classes == 2 and logits.dim() == 2 and logits.shape[1] == 1:
         logits = logits.squeeze(1)
-    wanted = (len(inputs[0]),) if classes == 2 else (len(inputs[0]), classes)
-    if logits.shape != wanted:
-        raise ArgumentError(f"The model gives logits {tuple(logits.shape)}; for {classes} classes {wanted} are needed.")
+    needed = (len(inputs[0]),) if classes == 2 else (len(inputs[0]), classes)
+    if logits.shape != needed:
+        raise ArgumentError(f"The model gives logits {tuple(logits.shape)}; for {classes} classes {needed} are needed.")
     return logits
 
 
@@ -243,13 +243,13 @@ def _error(logits: Tensor, y: Tensor) -> float:
 class ModelCompletionAttack(ExamplesAttack):
     """An attack that trains a top model on the frozen bottom model, from k known examples of each class.
 
-    Its baseline is the whole network trained on the same examples alone; what it is better by is what the trained
-    bottom model gives away: the *bottom model advantage*. A defense protects perfectly where there is none.
+    Its baseline is the whole network trained on the same examples alone. The difference of both is the information that
+    the trained bottom model reveals, the *bottom model advantage*. A defense protects perfectly where it is 0.
 
     Parameters
     ----------
     k
-        Labelled examples of each class, at least 1.
+        Number of labelled examples of each class, at least 1.
     draws
         Number of repetitions, with other examples and other initial weights.
     normalise

@@ -1,4 +1,4 @@
-"""The spectral attack: classes pull the embeddings apart along one direction, and that direction is in plain sight."""
+"""The spectral attack: the classes differ most along one direction, the first principal one of the embeddings."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from flower_vfl.protocol.transcript import Transcript
 
 EXACT = 1 << 24
-"""Up to so many numbers are computed with in float64, more of them in their own type: it would double the memory."""
+"""Largest count of numbers that are computed with in float64; for more it would take too much memory."""
 
 DENSE = 2048
-"""Up to so many rows or columns, whichever are fewer, all directions are found at once; beyond, only the first."""
+"""Largest number of rows or columns, whichever are fewer, for which all directions are computed, not only the first."""
 
 
 def score(z: Tensor) -> Tensor:
-    r"""Score each example by its embedding's place along the direction in which the embeddings differ most.
+    r"""Score each example by its embedding's coordinate along the direction in which the embeddings differ most.
 
     .. math:: r(z_i) = \pm \langle z_i - \bar z, v_1 \rangle
 
-    with :math:`v_1` the top right-singular vector of the centred embeddings. Its sign is arbitrary and is settled
-    without labels: at most half of the scores are positive, for positives are the rarer class; where as many are
-    positive as are negative, the larger third moment decides.
+    with :math:`v_1` the top right-singular vector of the centred embeddings. Its sign is chosen without labels: at most
+    half of the scores are positive, for positives are the rarer class; where as many are positive as are negative, the
+    third moment is not negative.
 
-    Neither noise on the gradients nor flipped labels undo this: the trained model separates the classes anyway.
+    Neither noise on the gradients nor flipped labels prevent this: the trained model separates the classes anyway.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def score(z: Tensor) -> Tensor:
     References
     ----------
     Sun, Yang, Yao and Wang, *Label Leakage and Protection from Forward Embedding in Vertical Federated Learning*, 2022
-    (how the sign is settled is ours).
+    (the choice of the sign is ours).
 
     Examples
     --------
@@ -116,7 +116,7 @@ def _first_direction(x: Tensor) -> Tensor:
 
 
 class SpectralAttack(Attack, InferenceAttack):
-    """An attack that scores each example by its embedding's place along the direction of the largest spread.
+    """An attack that scores each example by its embedding's coordinate along the direction of the largest spread.
 
     It scores each batch during training and, once the model is trained, all attacked rows together. Its baseline is
     the same score of the raw inputs.
@@ -136,7 +136,7 @@ class SpectralAttack(Attack, InferenceAttack):
 
     @property
     def params(self) -> dict[str, Any]:
-        """True if it uses layer-normalised embeddings."""
+        """The parameter ``normalise``."""
         return {"normalise": self.normalise}
 
     def score(self, transcript: Transcript, layer: str, side: SideInformation = NOTHING) -> Tensor:

@@ -1,4 +1,4 @@
-"""The cosine attack: an oracle that knows the direction of one positive's clean gradient."""
+"""The cosine attack: an oracle attack with the direction of one positive's clean gradient."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def score(g: Tensor, reference: Tensor) -> Tensor:
 
     .. math:: r(g_i) = \frac{\langle g_i, g_+ \rangle}{\| g_i \|_2 \, \| g_+ \|_2}
 
-    A gradient is :math:`(p_1 - y) \, \partial h / \partial z`: its sign is that of the class, and where
-    :math:`\partial h / \partial z` points much the same way for all examples, positives lie on one side and negatives
-    on the other.
+    A gradient is :math:`(p_1 - y) \, \partial h / \partial z`: the sign of the factor depends on the class, and where
+    :math:`\partial h / \partial z` has a similar direction for all examples, positives lie on one side and negatives on
+    the other.
 
     Parameters
     ----------

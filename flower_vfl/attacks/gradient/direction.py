@@ -1,4 +1,4 @@
-"""The direction attack: the class means lie on one line, and noise that hides lengths leaves it in plain sight."""
+"""The direction attack: the class means lie on one line, which noise that hides lengths does not hide."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 
 def score(g: Tensor) -> Tensor:
-    r"""Score each example by its place along the first principal direction of its batch.
+    r"""Score each example by its coordinate along the first principal direction of its batch.
 
     .. math:: r(g_i) = \pm \langle g_i, v_1 \rangle \big/ \sqrt{\textstyle\sum_j \| g_j \|_2^2 / B}
 
     with :math:`v_1` the first right-singular vector of the batch, not centred. The cut gradient of a row is
     :math:`(p - y) \, \partial h / \partial z`: both classes lie near one line through the origin, on opposite sides.
-    A defense that spends its noise along that line makes it the first principal direction of the noisy batch. Which
-    side is which is settled without labels, see `principal_direction.follow`; the attack does it on the first
-    batches of a training and follows the line from then on. This is the score of a batch that nothing precedes.
+    A defense that adds its noise along that line makes it the first principal direction of the noisy batch. The sign is
+    chosen without labels, see `principal_direction.follow`; the attack chooses it on the first batches of a training
+    run and follows the line from then on. This function scores a batch without earlier ones.
 
     Parameters
     ----------
@@ -30,8 +30,8 @@ def score(g: Tensor) -> Tensor:
     Returns
     -------
     Tensor
-        (B,), float32 for the half precisions, else of the type of ``g``; zeros for a batch of zeros, NaN for each row
-        of a batch that is not finite.
+        (B,) scores, float32 for the half precisions, else of the type of ``g``; zeros for a batch of zeros, NaN for
+        each row of a batch that is not finite.
 
     Raises
     ------
@@ -49,14 +49,14 @@ def score(g: Tensor) -> Tensor:
 
 
 class DirectionAttack(FollowingAttack):
-    """An attack that scores each example by its place along the first principal direction of the batches.
+    """An attack that scores each example by its coordinate along the first principal direction of the batches.
 
-    It needs nothing but that positives are rare and that it sees the first batches of the training: an untrained model
-    tells which side is the rarer class's. Later it keeps to what it settled then.
+    It assumes only that positives are rare and that it sees the first batches of the training run: the gradients of an
+    untrained model show the side of the rarer class. Later batches do not change the side.
     """
 
     name: ClassVar[str] = "direction"
 
     def rate(self, rows: Tensor, known: Tensor | None) -> Tensor:
-        """Return the places of the rows along the line of their runs."""
+        """Return the coordinates of the rows along the lines of their runs."""
         return narrowed(self.follower.place(rows).along, rows)

@@ -1,4 +1,4 @@
-"""The direction count: gradients of one class point one way, and the smaller of the two crowds is the rare class."""
+"""The direction count: gradients of one class have similar directions, and the smaller group is the rare class."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ Minority = Literal["positive", "negative"]
 TILE = 256
 ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 EXACT = 1 << 23
-"""Batches with at most so many products are counted in float64: there it costs less than a tenth of a millisecond."""
+"""Largest number of products of batches that are counted in float64, which costs less than a tenth of a millisecond."""
 
 
 def score(g: Tensor, *, minority: Minority = "positive") -> Tensor:
-    r"""Score each example by how few others have a gradient on the same side.
+    r"""Score each example by the number of others with a gradient on the same side, negated.
 
     .. math:: c_i = \# \{ j \neq i : \cos(g_i, g_j) > 0 \}, \qquad r(g_i) = -c_i
 
-    No oracle and no hint: all that the attacker knows is that positives are rare. Where they are the majority, the
-    score is :math:`c_i`. A row of zeros has cosine 0 with all others, hence the count 0.
+    It needs no oracle and no hint, only that positives are rare. Where they are the majority, the score is :math:`c_i`.
+    A row of zeros has cosine 0 with all others, hence the count 0.
 
     Parameters
     ----------
     g
         (B, D) gradients, one row an example; further dimensions are flattened. All pairs are compared, with
-        :math:`B^2 D / 2` products: in large batches of float32, where pairs that are orthogonal to six digits may
-        fall on either side.
+        :math:`B^2 D / 2` products, in large batches of float32: there the side of pairs that are orthogonal to six
+        digits is arbitrary.
     minority
         "positive" or "negative": the class that the attacker takes for the rarer one.
 
@@ -67,12 +67,12 @@ def _scores(rows: Tensor, minority: Minority) -> Tensor:
     """Return the scores (..., B) of rows (..., B, D), each counted among those of its own batch."""
     wide = rows.dtype == torch.float64 or rows.shape[-1] * rows.shape[-2] ** 2 <= EXACT
     x, _ = in_own_units(rows.to(torch.promote_types(rows.dtype, torch.float64 if wide else torch.float32)))
-    counts = (_same_side(x) - 1.0).clamp_(min=0.0)  # a row of zeros is not even on its own side
+    counts = (_same_side(x) - 1.0).clamp_(min=0.0)  # without itself, which a row of zeros does not count
     return 0.0 - counts if minority == "positive" else counts
 
 
 def _same_side(x: Tensor) -> Tensor:
-    """Return for each row of (..., B, D) with how many of its batch it has a positive inner product, itself included.
+    """Return for each row of (..., B, D) the number of rows of its batch on its side, by inner product, with itself.
 
     Inner products are symmetric: only those on and above the diagonal are computed, a band of rows at a time.
     """
@@ -90,8 +90,8 @@ def _same_side(x: Tensor) -> Tensor:
 def _products(x: Tensor, y: Tensor) -> Tensor:
     """Return the inner products (..., B, C) of rows (..., B, D) and (..., C, D).
 
-    On a CPU by oneDNN: its kernels use the whole vector unit of every maker's processors; the library behind ``@`` took
-    1.8 times as long on an AMD one (1,024 rows of 256 columns, in bands, counting included).
+    On a CPU oneDNN computes them: its kernels use the whole vector unit of all vendors' processors; the library behind
+    ``@`` took 1.8 times as long on an AMD one (1,024 rows of 256 columns, in bands, counting included).
     """
     return linear(x.to_mkldnn(), y).to_dense() if _by_onednn(x) else x @ y.mT
 

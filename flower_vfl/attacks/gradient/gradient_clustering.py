@@ -1,4 +1,4 @@
-"""The clustering attack on gradients: those of one class point one way, also where there are many classes."""
+"""The clustering attack on gradients: those of one class have similar directions, also with many classes."""
 
 from __future__ import annotations
 
@@ -21,26 +21,24 @@ def groups(g: Tensor, *, classes: int, directions: bool = True) -> Tensor:
 
     .. math:: \min_{c, m} \sum_i \| x_i - m_{c_i} \|_2^2, \qquad x_i = g_i / \| g_i \|_2
 
-    The gradient of the cross-entropy is :math:`\sum_k (p_k - [y = k]) \, \partial l_k / \partial z`: however sure the
-    model is, it points away from its class. So directions are put together (spherical k-means), not lengths, which
-    are about how wrong the model is.
+    The gradient of the cross-entropy is :math:`\sum_k (p_k - [y = k]) \, \partial l_k / \partial z`: it points away
+    from its class, whatever the model's confidence. So directions are clustered (spherical k-means), not lengths, which
+    depend on the model's error.
 
     Parameters
     ----------
     g
         (B, D) gradients, one row an example; further dimensions are flattened.
     classes
-        Number of classes C, at least 2; that much the attacker knows.
-    seed
-        Seed of the restarts of k-means; nothing else is random.
+        Number of classes C, at least 2, which the attacker knows.
     directions
-        True if rows are brought to one length first; a row of zeros stays one.
+        True if rows are scaled to one length first; a row of zeros stays zeros.
 
     Returns
     -------
     Tensor
-        (B,) the number of each row's group; the groups are not matched to classes. One group where there are fewer
-        rows than classes, and where a gradient is not finite.
+        (B,) group number of each row; the groups are not matched to classes. One group where there are fewer rows than
+        classes, and where a gradient is not finite.
 
     Raises
     ------
@@ -72,8 +70,7 @@ class GradientClusteringAttack(Attack):
     """An attack that puts the gradients of a batch into as many groups as there are classes; it needs only that number.
 
     It is measured by the accuracy under the best assignment of groups to classes. On a small batch even random groups
-    are right more often than one time in C. The null value beside the measurement is that of the same groups, given to
-    the rows in random order.
+    are right in more than 1 / C of the rows. The null value is the accuracy of the same groups in random order.
 
     Parameters
     ----------
@@ -89,7 +86,7 @@ class GradientClusteringAttack(Attack):
 
     @property
     def params(self) -> dict[str, Any]:
-        """True if it uses directions only."""
+        """The parameter ``directions``."""
         return {"directions": self.directions}
 
     def score(self, transcript: Transcript, layer: str, side: SideInformation = NOTHING) -> Tensor:

@@ -18,7 +18,7 @@ Measure = Literal["inner", "cosine", "distance"]
 
 
 def score(g: Tensor, hints: Tensor, measure: Measure = "inner") -> Tensor:
-    r"""Score each example by how near its gradient is to the nearest of those that are known to be positives'.
+    r"""Score each example by the nearness of its gradient to the nearest gradient of a known positive.
 
     .. math::
 
@@ -36,13 +36,13 @@ def score(g: Tensor, hints: Tensor, measure: Measure = "inner") -> Tensor:
         (k, D) the perturbed gradients of k > 0 known positives at the same layer; further dimensions are flattened.
         Hinted examples must be left out of the measurement.
     measure
-        "inner", "cosine" or "distance".
+        Measure of nearness: "inner", "cosine" or "distance".
 
     Returns
     -------
     Tensor
-        (B,); float64 for inner products, which leave the range of float32; else float32 for the half precisions and
-        the type of ``g`` for the others. A row of zeros has cosine 0 with every hint.
+        (B,) scores; float64 for inner products, which leave the range of float32; else float32 for the half precisions
+        and the type of ``g`` for the others. A row of zeros has cosine 0 with every hint.
 
     Raises
     ------
@@ -68,17 +68,17 @@ def score(g: Tensor, hints: Tensor, measure: Measure = "inner") -> Tensor:
 
 
 def _nearness(rows: Tensor, known: Tensor, measure: Measure) -> Tensor:
-    """Return how near rows (..., B, D) are to the nearest of those known of their batch (..., k, D), (..., B)."""
+    """Return the nearness (..., B) of rows (..., B, D) to the nearest known row (..., k, D) of their batch."""
     if measure == "inner":
         return inner_products(known, rows).amax(dim=-2)
     if measure == "cosine":
         return narrowed(cosines(known, rows).amax(dim=-2), rows)
     if measure == "distance":
-        return narrowed(-_nearest(rows, known), rows)
+        return narrowed(-_distances(rows, known), rows)
     raise ArgumentError(f"There is no measure {measure!r}; {suggestion(str(measure), get_args(Measure))}.")
 
 
-def _nearest(rows: Tensor, known: Tensor) -> Tensor:
+def _distances(rows: Tensor, known: Tensor) -> Tensor:
     """Return the Euclidean distance (..., B) of each row from the nearest known row of its batch.
 
     Differences are taken entry by entry: the usual way over inner products loses all digits of a small distance.
@@ -97,9 +97,9 @@ class HintAttack(RowAttack):
     ----------
     k
         Number of positives that it knows, at least 1. A batch with fewer positives than that cannot be scored, one with
-        just as many leaves no positive to find: such steps are counted with those of one class.
+        just as many has no other positive: such steps are counted with those of one class.
     measure
-        "inner", "cosine" or "distance".
+        Measure of nearness: "inner", "cosine" or "distance".
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The inner product attack: the cosine attack's oracle, with the lengths of the gradients left in."""
+"""The inner product attack: the cosine attack without the division by the lengths of the gradients."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def score(g: Tensor, reference: Tensor) -> Tensor:
 
     .. math:: r(g_i) = \langle g_i, g_+ \rangle
 
-    Direction and length in one number: where positives are also the confident mistakes, it reads more than the cosine
-    does, and noise that is stronger than the gradients hurts it less.
+    It combines direction and length: where positives are also the confident mistakes, it is more accurate than the
+    cosine, and noise that is stronger than the gradients affects it less.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ def score(g: Tensor, reference: Tensor) -> Tensor:
     Returns
     -------
     Tensor
-        (B,) float64, whatever the type of ``g``: the product of two numbers of 1e-30 is no float32 any more.
+        (B,) float64, whatever the type of ``g``: the product of two numbers of 1e-30 is out of float32's range.
 
     Raises
     ------

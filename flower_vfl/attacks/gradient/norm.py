@@ -1,4 +1,4 @@
-"""The norm attack: confident mistakes have long gradients, and the rare class is where the mistakes are."""
+"""The norm attack: confident mistakes have long gradients, and are mostly on examples of the rare class."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def score(g: Tensor) -> Tensor:
 
     .. math:: r(g_i) = \| g_i \|_2, \qquad g_i = (p_i - y_i) \, \partial h / \partial z
 
-    With few positives the model is rarely far off on a negative, so \|p - y\| and with it the norm are larger on
+    With few positives the model is rarely wrong on a negative, so \|p - y\| and with it the norm are larger on
     positives. No scale of the gradients is too small or too large: neither 1e-30 nor 1e30 loses the ranking.
 
     Parameters
@@ -60,9 +60,9 @@ def _norms(rows: Tensor) -> Tensor:
     ends = torch.aminmax(norms) if norms.numel() else (torch.ones(()), torch.ones(()))
     low, high = torch.stack(ends).tolist()
     if not (low > shortest and high < longest):
-        odd = ~((norms > shortest) & (norms < longest))
-        x, unit = in_own_units(rows[odd])
-        norms[odd] = torch.linalg.vector_norm(x, dim=-1) * unit
+        unsafe = ~((norms > shortest) & (norms < longest))
+        x, unit = in_own_units(rows[unsafe])
+        norms[unsafe] = torch.linalg.vector_norm(x, dim=-1) * unit
     return norms
 
 

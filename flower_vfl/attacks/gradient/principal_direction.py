@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 KEPT = 0.5
-"""Weight of the earlier batches beside the next one."""
+"""Weight of the earlier batches relative to the next one, the forgetting factor."""
 
 FIRST, NEXT = 16, 2
-"""Power iterations on the first batch, and on each later one, which start at the direction that was found before."""
+"""Numbers of power iterations on the first batch, and on each later one, which start at the direction before it."""
 
 CLEAR = 4.0
-"""Standard deviations of the evidence at which the side is settled."""
+"""Number of standard deviations of the evidence at which the side is settled."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,14 +34,14 @@ class Line:
     Attributes
     ----------
     direction
-        (..., D) of length 1; zeros where no batch had any.
+        (..., D) of length 1; zeros where all gradients were zero.
     weight
-        (...) the sum of squares along it, in units of the batches' mean squared lengths.
+        (...) discounted sum of squares along it, in units of the batches' mean squared lengths.
     evidence
         (...) the sum of standard scores of the batches for a side; at least 0 means that `direction` points to the
         rarer class.
     batches
-        (...) number of batches in it.
+        (...) number of batches in the evidence.
     """
 
     direction: Tensor
@@ -57,25 +57,25 @@ class Line:
         return cls(direction, weight, evidence, batches)
 
     def state(self) -> dict[str, Tensor]:
-        """Return its tensors in main memory."""
+        """Return copies of its tensors in main memory, by name."""
         return {one.name: getattr(self, one.name).cpu().clone() for one in fields(self)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placed:
-    """A batch beside its line.
+    """The coordinates of a batch along its line, and the line after it.
 
     Attributes
     ----------
     along
-        (..., B) place of each row along the line, the rarer class on the positive side; NaN of a batch that is not
-        finite.
+        (..., B) coordinate of each row along the line, the rarer class on the positive side; NaN for a batch that is
+        not finite.
     lengths
         (..., B) lengths of the rows.
     line
-        (...) what is known with this batch.
+        The line after this batch.
 
-    Lengths and places are in units of the root mean square length of the batch's rows.
+    Lengths and coordinates are in units of the root mean square length of the batch's rows.
     """
 
     along: Tensor
@@ -84,7 +84,7 @@ class Placed:
 
 
 def follow(rows: Tensor, line: Line | None = None) -> Placed:
-    r"""Place rows along the principal direction of their batch, the same way round as in the batches before.
+    r"""Return the coordinates of rows along the principal direction of their batch, oriented as in earlier batches.
 
     The direction is the first right-singular vector of the rows, not centred, together with one row for the earlier
     batches (incremental principal components with a forgetting factor):
@@ -92,12 +92,12 @@ def follow(rows: Tensor, line: Line | None = None) -> Placed:
     .. math:: v_t = \arg\max_{\|v\| = 1} \;
         \sum_i \langle x_i, v \rangle^2 / m_t + \lambda w_{t-1} \langle v_{t-1}, v \rangle^2
 
-    with :math:`m_t` the mean squared length of the batch's rows and :math:`w_{t-1}` the maximum of the batch before.
-    Among the two directions it is the one with :math:`\langle v_t, v_{t-1} \rangle \ge 0`.
+    with :math:`m_t` the mean squared length of the batch's rows and :math:`w_{t-1}` the maximum for the batch before.
+    Of the two signs it has the one with :math:`\langle v_t, v_{t-1} \rangle \ge 0`.
 
     The side of the rarer class follows from the first batches, without a label. The mean over a batch of
-    :math:`(p - y) \, \partial h / \partial z` lies on the side of the more frequent class as long as the model predicts
-    less of it than there is, as an untrained one does; and the rarer class has the longer tail. Each batch adds the
+    :math:`(p - y) \, \partial h / \partial z` lies on the side of the more frequent class as long as the model
+    underestimates its share, as an untrained one does; and the rarer class has the longer tail. Each batch adds the
     standard scores of both, :math:`-\sqrt B \, \bar a / s` and :math:`\sqrt{B / 6}` times the skewness, until the sum
     is beyond `CLEAR` standard deviations; then the side is settled.
 
@@ -106,17 +106,17 @@ def follow(rows: Tensor, line: Line | None = None) -> Placed:
     rows
         (..., B, D) gradients of any scale.
     line
-        The line of the batches before, with the same leading dimensions and width.
+        The line after the batches before, with the same leading dimensions and width; None for the first batch.
 
     Returns
     -------
     Placed
-        Float32, or float64 where the rows are.
+        Coordinates, lengths and line of float32, or of float64 where the rows are.
 
     Raises
     ------
     ArgumentError
-        When the line is of other runs or of another width.
+        When the line has other leading dimensions or another width.
 
     References
     ----------
@@ -137,31 +137,31 @@ def follow(rows: Tensor, line: Line | None = None) -> Placed:
             f"Gradients {tuple(rows.shape)} came after batches with a principal direction "
             f"{tuple(line.direction.shape)}: an attack that follows batches sees those of one layer and party."
         )
-    placed = _placed(x, line, NEXT if started else FIRST)
+    placed = _updated(x, line, NEXT if started else FIRST)
     if finite is None:
         return placed
     return replace(placed, along=placed.along.where(finite[..., None], torch.nan))
 
 
-def _placed(x: Tensor, line: Line, iterations: int) -> Placed:
-    """Return rows (..., B, D) of finite numbers beside the line with them in it."""
+def _updated(x: Tensor, line: Line, iterations: int) -> Placed:
+    """Return the coordinates of finite rows (..., B, D) along the line, updated by them."""
     lengths = torch.linalg.vector_norm(x, dim=-1)
     square = lengths.square().mean(dim=-1) if x.shape[-2] else x.new_zeros(x.shape[:-2])
-    some = square > 0.0
-    square = square.where(some, 1.0)
+    nonzero = square > 0.0
+    square = square.where(nonzero, 1.0)
     found, weight = _direction(x, lengths, square, line, iterations)
-    found, weight = found.where(some[..., None], line.direction), weight.where(some, line.weight)
+    found, weight = found.where(nonzero[..., None], line.direction), weight.where(nonzero, line.weight)
     size = square.sqrt()[..., None]
     along = (x @ found[..., None])[..., 0] / size
-    evidence, batches = _settled(along, line)
+    evidence, batches = _updated_evidence(along, line)
     side = torch.where(evidence < 0.0, -1.0, 1.0)[..., None]
     return Placed(along * side, lengths / size, Line(found, weight, evidence, batches))
 
 
 def _direction(x: Tensor, lengths: Tensor, square: Tensor, line: Line, iterations: int) -> tuple[Tensor, Tensor]:
-    """Return the direction (..., D) and its weight (...), by power iterations from where the last batch left it.
+    """Return the direction (..., D) and its weight (...), by power iterations that start at the direction before.
 
-    The matrix has no negative eigenvalue, so that the product with the direction before is not negative either.
+    The matrix has no negative eigenvalue, so that the inner product with the direction before is not negative.
     """
     if not x.numel():
         return line.direction, line.weight
@@ -178,8 +178,8 @@ def _direction(x: Tensor, lengths: Tensor, square: Tensor, line: Line, iteration
     return v, weight
 
 
-def _settled(along: Tensor, line: Line) -> tuple[Tensor, Tensor]:
-    """Return the evidence (...) with the places (..., B) of a batch, and how many batches are in it."""
+def _updated_evidence(along: Tensor, line: Line) -> tuple[Tensor, Tensor]:
+    """Return the evidence (...) with the coordinates (..., B) of a batch, and the number of batches in it."""
     rows = along.shape[-1]
     if rows < 2:
         return line.evidence, line.batches
@@ -190,22 +190,22 @@ def _settled(along: Tensor, line: Line) -> tuple[Tensor, Tensor]:
     deviation = deviation.where(varied, 1.0)
     skewness = (apart / deviation[..., None]).pow(3).mean(dim=-1)
     score = math.sqrt(rows / 6.0) * skewness - math.sqrt(rows) * mean[..., 0] / deviation
-    still = varied & ((line.batches == 0.0) | (line.evidence.abs() < CLEAR * line.batches.sqrt()))
-    return torch.where(still, line.evidence + score, line.evidence), line.batches + still.to(line.batches)
+    unsettled = varied & ((line.batches == 0.0) | (line.evidence.abs() < CLEAR * line.batches.sqrt()))
+    return torch.where(unsettled, line.evidence + score, line.evidence), line.batches + unsettled.to(line.batches)
 
 
 class Follower:
-    """Follows the line of one sequence of batches, and places each batch once for all attacks that share it."""
+    """The line of one sequence of batches, which each batch updates once for all attacks that share it."""
 
     def __init__(self) -> None:
         self._line: Line | None = None
         self._last: tuple[Tensor, int, Placed] | None = None
 
     def place(self, rows: Tensor) -> Placed:
-        """Return the rows (..., B, D) beside the line, which has them in it then."""
+        """Return the coordinates of rows (..., B, D) along the line, updated once by these rows."""
         if self._last is not None:
-            last, version, placed = self._last  # these rows are held: no other tensor can lie where they do
-            same = last is rows or (rows.data_ptr() and _where(last) == _where(rows))  # no address: an empty batch
+            last, version, placed = self._last  # these rows are kept alive: no other tensor has their memory
+            same = last is rows or (rows.data_ptr() and _storage(last) == _storage(rows))  # empty: no address
             if version == rows._version and same:
                 return placed
         line = self._line
@@ -216,21 +216,21 @@ class Follower:
         return placed
 
     def state(self) -> dict[str, Any]:
-        """Return the line."""
+        """Return the line's tensors by name; empty before the first batch."""
         return {} if self._line is None else self._line.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` returned."""
+        """Set the line to a result of `state`."""
         self._line, self._last = Line(**state) if state else None, None
 
 
-def _where(rows: Tensor) -> tuple[Any, ...]:
-    """Return where in memory rows lie, and how."""
+def _storage(rows: Tensor) -> tuple[Any, ...]:
+    """Return address, layout, type and device of rows."""
     return rows.data_ptr(), rows.shape, rows.stride(), rows.dtype, rows.device
 
 
 class FollowingAttack(RowAttack):
-    """An attack that follows the first principal direction from batch to batch; what it keeps is a `Line`."""
+    """An attack that follows the first principal direction from batch to batch; its state is a `Line`."""
 
     sequential = True
 
@@ -239,22 +239,22 @@ class FollowingAttack(RowAttack):
         """The line that it follows; attacks on the same gradients may share one."""
 
     def fresh(self) -> Self:
-        """Return an instance that has seen nothing."""
+        """Return an instance without a line."""
         return type(self)(**self.params)
 
     def state(self) -> dict[str, Any]:
-        """Return the line."""
+        """Return the line's tensors by name; empty before the first batch."""
         return self.follower.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` returned."""
+        """Set the line to a result of `state`."""
         self.follower.restore(state)
 
 
 def fresh_together(attacks: Iterable[Attack]) -> list[Attack]:
-    """Return fresh instances of attacks on one layer of one party, side by side.
+    """Return fresh instances of attacks on one layer of one party.
 
-    Those that follow its principal direction share one `Follower`: each batch is placed once.
+    Those that follow its principal direction share one `Follower`: each batch updates the line once.
     """
     follower, found = Follower(), [attack.fresh() for attack in attacks]
     for attack in found:

@@ -1,4 +1,4 @@
-"""The residual attack: gradients lie near a few directions, noise does not, and one class may have more of it."""
+"""The residual attack: gradients lie near a few directions, noise does not, and one class may have more noise."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DENSE = 64
-"""Up to so many rows or columns, whichever are fewer, all principal directions are found, in float64."""
+"""Largest number of rows or columns, whichever are fewer, for which all directions are computed, in float64."""
 
 SPARE = 2
-"""Beyond, the first ones come from so many more than are wanted, in two rounds of subspace iteration."""
+"""Number of additional directions in the subspace iteration that finds the first ones of more rows and columns."""
 
 ODD = 100
-"""One row of so many at either end counts as the next ones where lengths are parted: a few odd ones are no class."""
+"""Number of rows for each one that is clamped at either end before lengths are split: a few outliers are no class."""
 
 _ROUNDING = 16.0
-"""Of the longest row, in units of the gradients' precision: residual lengths up to this may be rounding errors."""
+"""Residual length, in units of the longest row times the gradients' precision, up to which it may be rounding."""
 
 
 def score(g: Tensor, *, r: int = 4) -> Tensor:
-    r"""Score each example by the length of what the first principal directions of its batch leave of its gradient.
+    r"""Score each example by the length of its gradient without the first principal directions of its batch.
 
     .. math:: r(g_i) = \pm \big( \log \| (I - V_r V_r^\top)(g_i - \bar g) \|_2 - c \big)
 
-    with :math:`V_r` the top r principal directions of the batch, and c the place that parts the logarithms best into
-    two groups (2-means on a line, the hundredth at either end drawn in to the next). The sign is settled without
-    labels: the smaller group counts as positive, of two equal ones that with the longer residuals.
+    with :math:`V_r` the top r principal directions of the batch, and c the threshold that splits the logarithms best
+    into two groups (2-means on a line, with the hundredth at either end clamped). The sign is chosen without labels:
+    the smaller group counts as positive, of two equal ones that with the longer residuals.
 
-    A defense that adds noise in all directions to one class more than to the other, as the optimal noise of Marvell's
-    isotropic model does, leaves two kinds of lengths there: that of the noise, and those of the other class, mostly
-    next to nothing. These spread over orders of magnitude, and their longest reach into the noise's where few
-    directions are left; as logarithms both kinds are compact. No scale of the gradients is too small or too large.
+    A defense that adds more noise in all directions to one class than to the other, as the optimal noise of Marvell's
+    isotropic model does, makes two groups of residual lengths: those of the noise, and the mostly tiny ones of the
+    other class. The tiny ones spread over orders of magnitude, and the longest overlap with the noise where few
+    directions are left; as logarithms both groups are compact. No scale of the gradients is too small or too large.
 
     Parameters
     ----------
@@ -48,13 +48,13 @@ def score(g: Tensor, *, r: int = 4) -> Tensor:
         directions come from two rounds of subspace iteration: those whose variance is near that of the next ones are
         mixed with them.
     r
-        Number of directions that are taken out, at least 1; never more than half of D, and fewer than B.
+        Number of directions that are removed, at least 1; never more than half of D, and fewer than B.
 
     Returns
     -------
     Tensor
-        (B,), float32 for the half precisions, else of the type of ``g``; lengths that may be rounding errors of the
-        longest row count as equal, so that there are zeros where r directions hold all there is and where all rows are
+        (B,) scores, float32 for the half precisions, else of the type of ``g``; lengths that may be rounding errors of
+        the longest row count as equal, so that all scores are 0 where r directions span the rows and where all rows are
         equal. NaN for each row of a batch that is not finite.
 
     Raises
@@ -81,7 +81,7 @@ def _scores(rows: Tensor, r: int) -> Tensor:
     x = rows.to(torch.promote_types(rows.dtype, torch.float32))
     x, longest, finite = in_safe_units(x if x.dim() < 4 else x.flatten(0, -3))
     rounding = _ROUNDING * torch.finfo(torch.promote_types(rows.dtype, torch.float32)).eps
-    scores = _parted((residual_lengths(x, r) / longest[..., None].double()).clamp_(min=rounding).log_())
+    scores = _split((residual_lengths(x, r) / longest[..., None].double()).clamp_(min=rounding).log_())
     if finite is not None:
         scores = scores.where(finite[..., None], torch.nan)
     return narrowed(scores, rows).view(rows.shape[:-1])
@@ -90,7 +90,7 @@ def _scores(rows: Tensor, r: int) -> Tensor:
 def residual_lengths(x: Tensor, r: int) -> Tensor:
     """Return the lengths (B,) or (R, B) of rows (B, D) or (R, B, D), once centred, outside r principal directions.
 
-    Never more than half of D directions are taken out, and fewer than B.
+    At most half of D directions are removed, and fewer than B.
     """
     count, width = x.shape[-2:]
     r = max(min(r, width // 2, count - 1), 0)
@@ -100,39 +100,39 @@ def residual_lengths(x: Tensor, r: int) -> Tensor:
 
 
 def _lengths_beyond(x: Tensor, r: int) -> Tensor:
-    """Return them from all principal directions."""
+    """Return the residual lengths by all principal directions."""
     x = x - x.mean(dim=-2, keepdim=True)
     lengths: Tensor
     if r > 0 and x.shape[-1] <= x.shape[-2]:
-        x = x @ _all(x)[..., :-r]
-    elif r > 0:  # what principal directions leave is the same from both sides, X (I - V V') = (I - U U') X
-        u = _all(x.mT)[..., -r:]
+        x = x @ _right_singular_vectors(x)[..., :-r]
+    elif r > 0:  # the residual is the same from both sides, X (I - V V') = (I - U U') X
+        u = _right_singular_vectors(x.mT)[..., -r:]
         x = x - u @ (u.mT @ x)
     lengths = torch.linalg.vector_norm(x, dim=-1)
     return lengths
 
 
 def _lengths_beyond_most(x: Tensor, r: int) -> Tensor:
-    """Return nearly the same where all directions would take too long: the first ones from two subspace iterations.
+    """Return nearly the same lengths in less time, by the first directions from two subspace iterations.
 
-    Rows are centred in the products, not by themselves: each pass over them takes as long as a product. Places (B, k)
-    on a few directions are columns: as rows (k, B), they take twice as long.
+    The products are centred, not the rows: each pass over the rows takes as long as a product. Coordinates (B, k) along
+    a few directions are columns: as rows (k, B), they take twice as long.
     """
     start = _start(x.shape[-1], r + SPARE, x.dtype).to(x.device).expand(*x.shape[:-2], -1, -1)
-    basis = torch.linalg.qr((_places(x, start).mT @ x).mT).Q
+    basis = torch.linalg.qr((_coordinates(x, start).mT @ x).mT).Q
     ones = x.new_ones((*x.shape[:-1], 1))
-    products = torch.cat([_places(x, basis.mT.contiguous()), ones], dim=-1).mT @ x
+    products = torch.cat([_coordinates(x, basis.mT.contiguous()), ones], dim=-1).mT @ x
     basis, small = torch.linalg.qr(products[..., :-1, :].mT)
     directions = (basis @ torch.linalg.svd(small).U[..., :r]).mT.contiguous()
-    taken = torch.cat([_places(x, directions), ones], dim=-1)
+    taken = torch.cat([_coordinates(x, directions), ones], dim=-1)
     out = torch.cat([directions, products[..., -1:, :] / x.shape[-2]], dim=-2)
     subtract = torch.addmm if x.dim() == 2 else torch.baddbmm
     lengths: Tensor = torch.linalg.vector_norm(subtract(x, taken, out, alpha=-1), dim=-1)
     return lengths
 
 
-def _places(x: Tensor, directions: Tensor) -> Tensor:
-    """Return how far rows (..., B, D) lie from their mean along directions (..., k, D), (..., B, k)."""
+def _coordinates(x: Tensor, directions: Tensor) -> Tensor:
+    """Return the centred coordinates (..., B, k) of rows (..., B, D) along directions (..., k, D)."""
     return _centred(x @ directions.mT, dim=-2)
 
 
@@ -140,7 +140,7 @@ def _centred(values: Tensor, dim: int = -1) -> Tensor:
     return values - values.mean(dim=dim, keepdim=True)
 
 
-def _all(tall: Tensor) -> Tensor:
+def _right_singular_vectors(tall: Tensor) -> Tensor:
     """Return the right-singular vectors (..., D, D) of (..., N, D), the largest last."""
     vectors: Tensor = torch.linalg.eigh(tall.mT @ tall).eigenvectors
     return vectors
@@ -148,29 +148,29 @@ def _all(tall: Tensor) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _start(width: int, rows: int, dtype: torch.dtype) -> Tensor:
-    """Return where the search begins, (rows, D): the same each time, along no axis."""
+    """Return the fixed random vectors (rows, D) at which the subspace iteration starts."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(min(width, rows), width, generator=generator, dtype=torch.float64).to(dtype)
 
 
-def _parted(values: Tensor) -> Tensor:
-    """Return values (..., B) around the place that parts them with the least squares, the smaller group above 0.
+def _split(values: Tensor) -> Tensor:
+    """Return values (..., B) less the threshold that splits them with the least squares, the smaller group above 0.
 
-    Around a common mean of 0, what the groups' means explain is S^2 (1 / k + 1 / (B - k)), S the sum of the k smallest.
+    With a common mean of 0, the groups' means explain S^2 (1 / k + 1 / (B - k)), S the sum of the k smallest.
     """
     ordered = values.sort(dim=-1).values
     count = values.shape[-1]
-    odd = count // ODD
-    ordered = ordered.clamp(ordered[..., odd, None], ordered[..., count - 1 - odd, None])
-    weights, sides, ends = _cuts(count, values.device)
+    clamped = count // ODD
+    ordered = ordered.clamp(ordered[..., clamped, None], ordered[..., count - 1 - clamped, None])
+    weights, sides, ends = _split_weights(count, values.device)
     explained = _centred(ordered).cumsum(dim=-1)[..., :-1].square() * weights
     best = explained.argmax(dim=-1, keepdim=True)
-    place = ordered.gather(-1, best + ends).mean(dim=-1, keepdim=True)
-    return (values - place) * sides[best]
+    threshold = ordered.gather(-1, best + ends).mean(dim=-1, keepdim=True)
+    return (values - threshold) * sides[best]
 
 
 @lru_cache(maxsize=16)
-def _cuts(count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def _split_weights(count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Return, for each size k of the lower group, 1 / k + 1 / (B - k) and the sign of the upper one; and (0, 1)."""
     below = torch.arange(1, count, dtype=torch.float64, device=device)
     sides = torch.where(2 * below < count, -1.0, 1.0).double()
@@ -178,12 +178,12 @@ def _cuts(count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class ResidualAttack(RowAttack):
-    """Scores each example by how far its gradient lies from the few directions of its batch; needs nothing.
+    """An attack that scores each example by its gradient's length outside the first directions of its batch.
 
     Parameters
     ----------
     r
-        Number of directions that are taken out, at least 1; never more than half of the width, and fewer than the rows.
+        Number of directions that are removed, at least 1; never more than half of the width, and fewer than the rows.
     """
 
     name: ClassVar[str] = "residual"
@@ -193,9 +193,9 @@ class ResidualAttack(RowAttack):
 
     @property
     def params(self) -> dict[str, Any]:
-        """The number of directions that are taken out."""
+        """The number of directions that are removed."""
         return {"r": self.r}
 
     def rate(self, rows: Tensor, known: Tensor | None) -> Tensor:
-        """Return how far the rows lie from the few directions of their batch."""
+        """Return the scores of the rows, each within its batch."""
         return _scores(rows, self.r)

@@ -1,4 +1,4 @@
-"""The shell attack: a defense that gives all rows one expected length leaves those without noise exactly there."""
+"""The shell attack: where a defense gives all rows one expected length, rows with little noise have that length."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ if TYPE_CHECKING:
 
 
 def score(g: Tensor) -> Tensor:
-    r"""Score each example by how near its length is to the batch's root mean square, with the side of its direction.
+    r"""Score each example by the nearness of its length to the batch's root mean square, with the sign of its side.
 
     .. math:: r(g_i) = \frac{\pm \operatorname{sign} \langle g_i, v_1 \rangle}{1 + |\log (\| g_i \|_2 / \rho)|},
         \qquad \rho^2 = \tfrac1B \sum_j \| g_j \|_2^2
 
     with :math:`v_1` the first principal direction of the batch. The max-norm defense stretches each row along itself
     so that its expected squared length is the largest of the batch, which :math:`\rho^2` estimates. Long rows get
-    little noise and lie on the shell of that radius, short ones anywhere; and no row leaves its line, so that its side
-    stays what it was but for a chance that is the smaller the longer the row is. Rows on the shell are thus surest of
-    their side: first come positives' side on the shell, last the other side on the shell. Which side is which, one bit,
-    is settled without labels and followed from batch to batch, see `principal_direction.follow`. This is the score of a
-    batch that nothing precedes.
+    little noise and lie on the shell of that radius, short ones anywhere. No row leaves its line, and the longer it is,
+    the less likely the noise changes its side. So the side is most reliable on the shell: the highest scores are there
+    on the positives' side, the lowest there on the other. The sign is chosen without labels and followed from batch to
+    batch, see `principal_direction.follow`. This function scores a batch without earlier ones.
 
     Parameters
     ----------
@@ -53,7 +52,7 @@ def score(g: Tensor) -> Tensor:
 
 
 def _scores(placed: Placed) -> Tensor:
-    """Return the scores (..., B) of rows beside their line."""
+    """Return the scores (..., B) of rows from their lengths and coordinates."""
     sides = placed.along.sign().where(placed.along.isfinite(), torch.nan)  # the sign of NaN would be 0
     return sides / (1.0 + placed.lengths.clamp(min=1e-30).log().abs())
 
@@ -61,12 +60,12 @@ def _scores(placed: Placed) -> Tensor:
 class ShellAttack(FollowingAttack):
     """An attack that scores each example by its length's distance from the batch's root mean square, and by its side.
 
-    It is made for `max_norm`. It needs nothing but that positives are rare and that it sees the first batches of the
-    training, which settle the side.
+    It is made for the defense `max_norm`. It assumes only that positives are rare and that it sees the first batches of
+    the training run, which settle the side.
     """
 
     name: ClassVar[str] = "shell"
 
     def rate(self, rows: Tensor, known: Tensor | None) -> Tensor:
-        """Return the scores of the rows by the line of their runs."""
+        """Return the scores of the rows by the lines of their runs."""
         return narrowed(_scores(self.follower.place(rows)), rows)

@@ -49,7 +49,7 @@ class JointView:
     Attributes
     ----------
     gradients
-        (n, D) of training rows: the mean over the epochs, within the batches (`centred_in_batch_units`).
+        (n, D) mean gradient of each training row over the epochs, centred in its batches (`centred_in_batch_units`).
     train
         Columns and embeddings of the same n rows.
     test
@@ -77,10 +77,10 @@ class JointScores:
     Attributes
     ----------
     train, test
-        (n,) and (N,).
+        (n,) and (N,) scores.
     without_own
-        (n,) scores of the training rows by the same reader without each row's own gradient, as it reads test rows; a
-        further baseline of ``train``. None where there is none.
+        (n,) scores of the training rows by the same reader without each row's own gradient, as for test rows; a
+        further baseline of ``train``. None if the attack has none.
     """
 
     train: Tensor
@@ -100,7 +100,7 @@ class JointAttack(AttackMethod):
         Empty; or ``{"leaked"}``, the labels of `leaks` rows of each class.
     reads_own
         True if the score of a training row depends on that row's own gradient. If not, it uses a model of all
-        rows, which any useful training gives away, and no p-value is reported for its advantage.
+        rows, which any useful training reveals, and no p-value is reported for its advantage.
     """
 
     reads_own: ClassVar[bool] = True
@@ -115,7 +115,7 @@ class JointAttack(AttackMethod):
         """Score the training rows and the test rows of a view; never NaN for finite views."""
 
     def baselines(self, view: JointView) -> Mapping[str, JointScores]:
-        """Return what the party could read without the gradients, with the same labels, by what is read.
+        """Return the scores of readers without gradients, with the same labels, by the name of the data they use.
 
         An attack is compared with the best of these; without one, with guessing.
         """

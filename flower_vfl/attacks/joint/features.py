@@ -1,4 +1,4 @@
-"""A party's columns and embeddings as the rows of a matrix, made piece by piece."""
+"""The encoding of a party's columns and embeddings as the rows of a matrix, piece by piece."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from flower_vfl.attacks.joint.base import OwnRows, Sees
 
 PIECE = 8192
-"""Rows of a piece."""
+"""Number of rows of a piece."""
 
 WIDEST = 1024
-"""Numbers of a row up to which plain numbers are read as columns; of wider ones the embedding is read alone."""
+"""Largest width of floating point inputs that are read as columns; of wider ones only the embedding is read."""
 
 PROJECTED = 256
-"""Numbers of an embedding that are read; a wider one is projected to so many at random."""
+"""Largest width of embeddings that are read as they are; wider ones are projected to it at random."""
 
 
 def narrow(rows: Tensor, width: int) -> Tensor:
-    """Return rows (n, F) with at most so many numbers, wider ones by a fixed random projection that keeps distances.
+    """Return rows (n, F) of at most a width, wider ones by a fixed random projection that nearly keeps distances.
 
     References
     ----------
@@ -48,12 +48,12 @@ class Features:
     Attributes
     ----------
     columns, embeddings
-        True if the matrix has them.
+        True if the matrix contains them.
     levels
-        Of each integer column the values that have a column of their own, the most frequent ones; of texts, of all
-        positions together.
+        For each integer column its most frequent values, each with a column of the matrix; for texts, the most frequent
+        words of all positions.
     words
-        True if a column counts a word of a text.
+        True if integers are word ids, and a column of the matrix counts one word.
     centre, unit
         (F,) mean of each column over the rows that it was fitted to, and the unit that it is divided by.
     """
@@ -67,11 +67,11 @@ class Features:
 
     @property
     def width(self) -> int:
-        """Numbers of one row, F."""
+        """The width of the matrix, F."""
         return len(self.centre)
 
     def pieces(self, rows: OwnRows) -> Iterator[Tensor]:
-        """Yield the matrix of rows, (n, F) of float32 a piece."""
+        """Yield the matrix of rows in pieces (n, F) of float32."""
         for low in range(0, len(rows), PIECE):
             yield self.at(rows, slice(low, low + PIECE))
 
@@ -98,12 +98,12 @@ class Features:
 
 
 def fit_features(rows: OwnRows, sees: Sequence[Sees], *, words: bool = False) -> Features | None:
-    """Fit to rows how they become rows of a matrix; None where nothing of them can be read.
+    """Fit the encoding of rows as rows of a matrix; return None where there is nothing to encode.
 
     Parameters
     ----------
     rows
-        The rows.
+        The rows that levels, means and units come from.
     sees
         "columns", "embeddings" or both.
     words
@@ -115,27 +115,27 @@ def fit_features(rows: OwnRows, sees: Sequence[Sees], *, words: bool = False) ->
     if not (columns or embeddings) or not len(rows):
         return None
     levels = _levels(integers, words=words) if columns else ()
-    bare = Features(columns, embeddings, levels, words and bool(integers), torch.zeros(1), torch.ones(1))
-    width = bare.at(rows, slice(0, 1)).shape[1]
+    unscaled = Features(columns, embeddings, levels, words and bool(integers), torch.zeros(1), torch.ones(1))
+    width = unscaled.at(rows, slice(0, 1)).shape[1]
     total, squares = torch.zeros(width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64)
-    for piece in bare.pieces(rows):
+    for piece in unscaled.pieces(rows):
         wide = piece.double()
         total, squares = total + wide.sum(dim=0), squares + wide.square().sum(dim=0)
     mean = total / len(rows)
     variance = (squares / len(rows) - mean.square()).clamp(min=0.0)
-    return Features(*(columns, embeddings, levels, bare.words), mean.float(), _units(bare, rows, variance))
+    return Features(*(columns, embeddings, levels, unscaled.words), mean.float(), _units(unscaled, rows, variance))
 
 
-def _units(bare: Features, rows: OwnRows, variance: Tensor) -> Tensor:
-    """Return what columns are divided by: numbers by their own deviation, all of an embedding by one, categories by 1.
+def _units(unscaled: Features, rows: OwnRows, variance: Tensor) -> Tensor:
+    """Return the unit of each column: a number's own deviation, one deviation for a whole embedding, 1 for categories.
 
-    A level of few people would count as much as one of half of them if each had its own deviation.
+    With a unit of its own, a category of few rows would count as much as one of half of them.
     """
     unit = torch.ones(len(variance), dtype=torch.float64)
-    if bare.columns:
+    if unscaled.columns:
         numbers = sum(_numbers(tensor, slice(0, 1)).shape[1] for tensor in rows.inputs if _are_columns(tensor))
         unit[:numbers] = variance[:numbers].sqrt()
-    if bare.embeddings:
+    if unscaled.embeddings:
         embedded = min(as_rows(rows.embeddings[:1]).shape[1], PROJECTED)
         unit[-embedded:] = variance[-embedded:].mean().sqrt()
     return unit.where(unit > 0, 1.0).float()
@@ -150,7 +150,7 @@ def _numbers(tensor: Tensor, where: slice | Tensor) -> Tensor:
 
 
 def _levels(integers: Sequence[Tensor], *, words: bool) -> tuple[Tensor, ...]:
-    """Return the most frequent values of each column; of texts, those of all positions."""
+    """Return the most frequent values of each column; for texts, those of all positions."""
     if words:
         return (_frequent(torch.cat([tensor.flatten() for tensor in integers]), COLUMNS // 4),) if integers else ()
     columns = [column for tensor in integers for column in tensor.unbind(dim=1)]

@@ -33,9 +33,9 @@ class Margins:
     Attributes
     ----------
     known
-        (k,) of the known rows, each by a fit to the others.
+        (k,) scores of the known rows, each by a fit to the others.
     train, test
-        (n,) and (N,) of all training rows and the test rows.
+        (n,) and (N,) scores of all training rows and the test rows.
     """
 
     known: Tensor
@@ -44,7 +44,7 @@ class Margins:
 
 
 def read_own(view: JointView, sees: tuple[Sees, ...]) -> Margins | None:
-    """Fit a ridge regression of the known labels on columns or embeddings; None where there are none to read."""
+    """Return the scores of a ridge regression of the known labels on columns or embeddings; None where it has none."""
     features = fit_features(view.train, sees, words=view.words)
     if features is None:
         return None
@@ -95,10 +95,10 @@ def combine(known: Tensor, labels: Tensor, *others: Tensor) -> list[Tensor]:
 class JointReaderAttack(JointAttack):
     """An attack that scores each row by a reader of its gradient, columns and embedding, fitted on k rows a class.
 
-    Two kinds of fit are joined: ridge regressions of the known labels on columns, on embeddings and on both, of which
-    the mean counts, and the label-free regression of all rows' gradients on both (`JointRegressionAttack`). A linear
-    discriminant of the known rows weighs them with the row's own gradient: its place along the first direction, its
-    length, and its residual length without the first directions. Test rows have no gradient.
+    It combines two kinds of fit: the mean of ridge regressions of the known labels on columns, on embeddings and on
+    both, and the label-free regression of all rows' gradients on both (`JointRegressionAttack`). A linear discriminant
+    of the known rows weighs them with the row's own gradient: its coordinate along the first direction, its length, and
+    its residual length without the first directions. Test rows have no gradient.
 
     Parameters
     ----------

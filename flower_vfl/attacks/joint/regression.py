@@ -28,7 +28,7 @@ Target: TypeAlias = Literal["both", "direction", "length"]
 EVERYTHING: tuple[Sees, Sees] = ("columns", "embeddings")
 
 _SHORTEST = 1e-6
-"""Shortest length of a gradient in units of its batch; the logarithm of a shorter one is that of this."""
+"""Length, in units of the batch, to which shorter gradients are raised before the logarithm is taken."""
 
 _DIRECTIONS = 4
 
@@ -37,16 +37,16 @@ _WIDEST = 1024
 
 
 def evidence(gradients: Tensor) -> Tensor:
-    r"""Return three numbers of each gradient that its label has moved, each with mean 0 and variance 1.
+    r"""Return three numbers of each gradient that depend on its label, each with mean 0 and variance 1.
 
-    The first is the place along the first principal direction, :math:`\langle g_i - \bar g, v_1 \rangle`. Its side is
-    arbitrary. The second is the logarithm of the length, :math:`\log \| g_i \|`. The third is the logarithm of the
-    residual length without the first principal directions, at most four of them and at most half of all.
+    The first is the coordinate along the first principal direction, :math:`\langle g_i - \bar g, v_1 \rangle`; fewer
+    rows are on its positive side. The second is the logarithm of the length, :math:`\log \| g_i \|`. The third is the
+    logarithm of the residual length without the first principal directions, at most four and at most half of all.
 
     Parameters
     ----------
     gradients
-        (n, D) in units of their batches.
+        (n, D) gradients in units of their batches.
 
     Returns
     -------
@@ -65,7 +65,7 @@ def evidence(gradients: Tensor) -> Tensor:
 
 
 def _residuals(rows: Tensor) -> Tensor:
-    """Return what the first principal directions leave of rows (n, D); the rows where there is one direction alone."""
+    """Return centred rows (n, D) without their first principal directions; rows of width 1 as they are."""
     count = min(_DIRECTIONS, rows.shape[1] // 2)
     if not count:
         return rows
@@ -77,7 +77,7 @@ def _residuals(rows: Tensor) -> Tensor:
 
 
 def standard(values: Tensor, like: Tensor | None = None) -> Tensor:
-    """Return values (n,) less the mean of other ones and in units of their deviation; zeros where that is zero."""
+    """Return values (n,) standardised by mean and deviation of ``like``, by default their own; zeros if it is 0."""
     like = values if like is None else like
     deviation = float(like.std(unbiased=False)) if len(like) else 0.0
     if not deviation > 1e-12 * float(like.abs().amax() if len(like) else 0.0):
@@ -92,11 +92,11 @@ class GradientFit:
     Attributes
     ----------
     own
-        (n, 3) `evidence` of the training rows' own gradients, its side settled.
+        (n, 3) `evidence` of the training rows' own gradients, with its sign chosen.
     train
-        (n, 3) its prediction by a fit to other rows, each column with mean 0 and variance 1.
+        (n, 3) prediction of it by a fit to other rows, each column with mean 0 and variance 1.
     test
-        (N, 3) its prediction for rows that were not trained on.
+        (N, 3) prediction of it for rows that were not trained on.
     """
 
     own: Tensor
@@ -107,9 +107,9 @@ class GradientFit:
 def fit_gradients(gradients: Tensor, train: OwnRows, test: OwnRows, *, words: bool = False) -> GradientFit:
     r"""Regress the evidence of gradients on columns and embeddings by `cross_fitted`, without any label.
 
-    The side of the first direction is that on which gradients are expected to be longer: examples of the rarer class
-    are the ones that a model is wrong about, so that their gradients are longer on average. Where nothing is known of
-    lengths, the side stays the one with fewer rows.
+    The positive side of the first direction is that on which gradients are predicted to be longer: a model errs more on
+    examples of the rarer class, so that their gradients are longer on average. Where lengths are not predictable, it is
+    the side with fewer rows.
 
     Raises
     ------
@@ -133,7 +133,7 @@ def fit_gradients(gradients: Tensor, train: OwnRows, test: OwnRows, *, words: bo
 
 
 def principal(train: OwnRows, test: OwnRows, sees: tuple[Sees, ...], *, words: bool) -> JointScores | None:
-    """Return the places of rows along the first principal direction of columns or embeddings; None without any."""
+    """Return the coordinates of rows along the first principal direction of columns or embeddings; None without any."""
     features = fit_features(train, sees, words=words)
     if features is None:
         return None
@@ -150,14 +150,14 @@ def principal(train: OwnRows, test: OwnRows, sees: tuple[Sees, ...], *, words: b
 class JointRegressionAttack(JointAttack):
     """An attack that scores each row by its gradient as predicted from its columns and embedding; needs no label.
 
-    The place along the gradients' first direction, the logarithm of their length, or both are regressed on the columns
-    and the embeddings of all training rows. Training rows are scored by a fit to other rows, so that the scores show
-    what the party has learned from all rows, not the effect of a row's own gradient.
+    The coordinate along the gradients' first direction, the logarithm of their length, or both are regressed on the
+    columns and the embeddings of all training rows. Training rows are scored by a fit to other rows, so that a score
+    does not depend on the row's own gradient.
 
     Parameters
     ----------
     target
-        "direction", "length", or "both", the sum of the two.
+        Quantity that is predicted: "direction", "length", or "both", the sum of the two.
     """
 
     name: ClassVar[str] = "joint_regression"
@@ -180,7 +180,7 @@ class JointRegressionAttack(JointAttack):
         return JointScores(fit.train[:, place], fit.test[:, place])
 
     def baselines(self, view: JointView) -> Mapping[str, JointScores]:
-        """Return the first directions of the columns and of the embeddings, and a guess: no label is known."""
+        """Return the scores along the first directions of the columns and of the embeddings, and those of guessing."""
         nothing = JointScores(*(torch.zeros(len(rows), dtype=torch.float64) for rows in (view.train, view.test)))
         found = {"guessing": nothing}
         for sees in EVERYTHING:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FOLDS = 5
-"""Row i lies in fold i mod FOLDS; it is scored by a fit to the others."""
+"""Number of folds. Row i is in fold i mod FOLDS, and is predicted by a fit to the other folds."""
 
 PENALTIES = tuple(10.0**power for power in range(-4, 3))
 """Penalties that are tried, in units of the number of rows."""
@@ -22,19 +22,19 @@ FEW_PENALTIES = tuple(10.0**power for power in (-3, -2.5, -2, -1.5, -1, -0.5, 0,
 
 
 def cross_fitted(rows: Callable[[], Iterable[Tensor]], targets: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Regress targets on rows, and predict each row by a fit to the other rows.
+    r"""Regress targets on rows, and predict the targets of each row by a fit to the other folds.
 
     .. math:: w_\alpha = (X^T X + \alpha n I)^{-1} X^T t
 
     The penalty of each target is the one of `PENALTIES` with the smallest squared error of rows that it was not fitted
-    to. The rows are read twice; what is held is one (F, F) matrix a fold.
+    to. The rows are read twice; memory holds one (F, F) matrix a fold.
 
     Parameters
     ----------
     rows
-        Yields the rows each time that it is called, (n, F) a piece; each column has the mean 0.
+        Function that yields the rows in pieces (n, F); each column has the mean 0.
     targets
-        (n, T), each with mean 0 and variance 1, or zeros.
+        (n, T) targets, each with mean 0 and variance 1, or zeros.
 
     Returns
     -------
@@ -62,7 +62,7 @@ def cross_fitted(rows: Callable[[], Iterable[Tensor]], targets: Tensor) -> tuple
             found = piece[mine] @ weights[fold].to(piece)
             held_out[at] = found.double().reshape(-1, len(PENALTIES), targets.shape[1])
         low += len(piece)
-    best = (held_out - targets[:, None]).square().sum(dim=0).argmin(dim=0)  # of each target
+    best = (held_out - targets[:, None]).square().sum(dim=0).argmin(dim=0)  # index of each target's penalty
     every = _solutions(grams.sum(0), crosses.sum(0), float(len(targets)))
     chosen = torch.arange(targets.shape[1])
     return held_out[:, best, chosen], every[:, best, chosen]
@@ -98,7 +98,7 @@ def _solutions(gram: Tensor, cross: Tensor, count: float) -> Tensor:
 
 
 def leave_one_out(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Fit the labels of known rows, and say of each of them what a fit to the others expects.
+    r"""Fit the labels of known rows, and predict the label of each by a fit to the others.
 
     .. math:: H_\alpha = K (K + \alpha I)^{-1}, \qquad \hat y_i^{(-i)} = y_i - \frac{y_i - (H y)_i}{1 - H_{ii}},
         \qquad K = X X^T
@@ -111,12 +111,12 @@ def leave_one_out(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     x
         (n, F) rows, float64, around their mean.
     y
-        (n,) of -1 and 1.
+        (n,) labels -1 and 1.
 
     Returns
     -------
     tuple[Tensor, Tensor]
-        (n,) what is expected of each row, and the weights (F,) of the fit to all.
+        (n,) predictions, each by a fit to the other rows, and the weights (F,) of the fit to all.
     """
     gram = x @ x.T
     unit = float(gram.diagonal().mean())

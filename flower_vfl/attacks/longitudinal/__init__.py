@@ -1,1 +1,1 @@
-"""Attacks on the gradients of all epochs: they have a history for each row."""
+"""Attacks on the gradients of all epochs, the history of each row."""

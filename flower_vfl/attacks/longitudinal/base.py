@@ -1,9 +1,9 @@
 """The interface of longitudinal attacks: the history of each row over the epochs in, a score for each row out.
 
 Attacks on one step see each person once, with the noise of that step. A party that adds up the gradients of the same
-person averages fresh noise away. Such an attack runs after each epoch, over all rows that have occurred until then. It
-sees a row memory, and the labels of the few rows that it declares to know: it is a *reader* of the memory, fitted on
-known rows where it knows some.
+person averages fresh noise away. A longitudinal attack runs after each epoch, over all rows that have occurred until
+then. It sees a row memory, and the labels of the few rows that it declares to know: it is a *reader* of the memory,
+fitted on the known rows, if any.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ Kept: TypeAlias = Literal["mean", "last", "difference", "epochs"]
 epoch, its difference from the epoch before, and the gradients of all epochs side by side."""
 
 DEPTH: dict[Kept, float] = {"mean": 1, "last": 2, "difference": 3, "epochs": math.inf}
-"""Largest number of epochs with running sums that must be kept for it."""
+"""Largest number of running sums, of one epoch each, that a statistic needs."""
 
 Sums: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
 """Running sums (n, D)."""
 
 PIECE = 1 << 20
-"""Numbers of one piece of a memory: 4 MiB, which stay in a processor's cache."""
+"""Count of numbers in one piece of a memory: 4 MiB, which fit into a processor's cache."""
 
 _SAFE = (1e-12, 1e18)
-"""Between these no square of a batch's norm that matters has vanished or overflowed in float32."""
+"""Range of a batch's norm in which no square that matters has vanished or overflowed in float32."""
 
 
 def in_batch_units(g: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ def in_batch_units(g: Tensor) -> Tensor:
 
     .. math:: x_i = g_i \Big/ \sqrt{\tfrac{1}{BD} \sum_{j} \| g_j \|^2}
 
-    Losses fall and gradients shrink while a network learns; a sum of them as they are would be that of the first epoch.
+    Gradients shrink while a network learns; the first epoch would dominate a sum of them as they are.
 
     Parameters
     ----------
@@ -79,10 +79,10 @@ def in_batch_units(g: Tensor) -> Tensor:
 def centred_in_batch_units(g: Tensor) -> Tensor:
     r"""Return gradients less their batch's mean, in units of the root mean square of the differences.
 
-    The mean of a batch depends on how many positives it has, in whatever order its rows come. Added up over epochs, it
+    The mean of a batch depends on its number of positives, whatever the order of its rows. Added up over epochs, it
     would show for each row the number of its batches with many positives, perhaps with itself among them: a property of
     batches, not of the row's gradient. Gradients that were shuffled within their batches would seem to leak. A batch
-    of one row has nothing to compare it with, and becomes zeros.
+    of one row becomes zeros.
 
     Examples
     --------
@@ -102,19 +102,18 @@ class Memory:
     Attributes
     ----------
     order
-        (N,) the rows of the training table that have occurred, in the order of their last occurrence. Large files have
-        this order, and the rows are read and scored in it.
+        (N,) the rows of the training table that have occurred, in the order of their last occurrence. Large files are
+        in this order, and the rows are read and scored in it.
     times
         Number of occurrences of each of them, at least 1.
     sums
-        Running sums of gradients in units of their batches (`in_batch_units`; where the mean alone is read,
-        `centred_in_batch_units`), (R, D) each: now, before the
-        last occurrence, and before that; so many as are kept. Of float32, or of float16 where the mean alone
-        is read. They may be larger than the machine's memory: read them piece by piece. In a run they are read-only,
-        as all arrays here: training goes on from them.
+        Running sums (R, D) of gradients in units of their batches (`in_batch_units`; where the mean alone is read,
+        `centred_in_batch_units`): now, before the last occurrence, before the one before, as many as are kept. Of
+        float32, or of float16 where the mean alone is read. They may be larger than the machine's memory: read them
+        piece by piece. In a run they are read-only, as all arrays here: training goes on from them.
     places
-        The place of each row of the table in each of them, (R,): in the first, in this `order`. None where all are at
-        their own place.
+        (R,) position of each row of the table in each of the sums; the first are in this `order`. Empty where all rows
+        are at their own position.
 
     Examples
     --------
@@ -137,7 +136,7 @@ class Memory:
 
     @property
     def width(self) -> int:
-        """Numbers of one row, D."""
+        """The width of a row, D."""
         return int(self.sums[0].shape[1])
 
     def pieces(self, kept: Kept) -> Iterator[Tensor]:
@@ -151,21 +150,21 @@ class Memory:
         step = max(1, PIECE // max(1, self.width * (self.times if kept == "epochs" else 1)))
         for low in range(0, self.rows, step):
             piece = slice(low, min(low + step, self.rows))
-            as_they_lie = kept == "mean" and self.places
-            yield self._mean(self.sums[0][piece]) if as_they_lie else self.at(self.order[piece], kept)
+            in_order = kept == "mean" and self.places
+            yield self._mean(self.sums[0][piece]) if in_order else self.at(self.order[piece], kept)
 
     def at(self, rows: NDArray[np.integer], kept: Kept) -> Tensor:
-        """Return rows (n, D) by their place in the table; "epochs" (n, T D), of the first epoch first.
+        """Return a statistic of rows (n, D) by their positions in the table; "epochs" (n, T D), the first one first.
 
         Raises
         ------
         ArgumentError
             When the memory does not keep this statistic.
         """
-        wanted = int(min(DEPTH[kept], self.times))  # before the first time all sums are zero
-        if len(self.sums) < wanted:
+        depth = int(min(DEPTH[kept], self.times))  # before the first occurrence all sums are zero
+        if len(self.sums) < depth:
             raise ArgumentError(f"The memory does not give {kept!r}: an attack declares what it reads in `keeps`.")
-        places = [where.take(rows) for where in self.places[:wanted]] or [rows] * wanted
+        places = [place.take(rows) for place in self.places[:depth]] or [rows] * depth
         taken = [sums.take(at, axis=0) for sums, at in zip(self.sums, places, strict=False)]
         if kept == "mean":
             return self._mean(taken[0])
@@ -193,7 +192,7 @@ class KnownRows:
     Attributes
     ----------
     rows
-        (n,) their places in the training table; all of them have occurred.
+        (n,) their positions in the training table; all of them have occurred.
     labels
         (n,) 0 or 1.
     """
@@ -202,12 +201,12 @@ class KnownRows:
     labels: NDArray[np.int64] = field(default_factory=nobody)
 
     def require(self, *classes: int) -> KnownRows:
-        """Return itself where it has rows of each of these classes.
+        """Return itself if it has rows of each of these classes.
 
         Raises
         ------
         ArgumentError
-            When one is missing: the attack must declare its side information.
+            When a class is missing: the attack must declare its side information.
         """
         missing = [str(label) for label in classes if label not in self.labels]
         if missing:
@@ -222,7 +221,7 @@ class MemoryAttack(AttackMethod):
     """An attack of a curious feature party on its memory of each row over the epochs.
 
     It sees the memory of one layer and the labels that it declares to know, nothing else. It is run at the end of each
-    epoch; scoring its scores against the true labels is somebody else's work.
+    epoch; an evaluator compares its scores with the true labels.
 
     Attributes
     ----------
@@ -232,7 +231,7 @@ class MemoryAttack(AttackMethod):
     keeps
         The statistics that it reads; nothing else is kept for it. An attribute of the class, or set by its parameters.
     first_epoch
-        Number of occurrences of a row before there is something to read; likewise.
+        First epoch after which it can score, counted from 1; set in the same way.
     """
 
     keeps: frozenset[Kept] = frozenset({"mean"})

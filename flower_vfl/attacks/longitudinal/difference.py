@@ -23,14 +23,14 @@ class RememberedDifferenceAttack(MemoryAttack):
 
     .. math:: d_i = x_{iT} - x_{i,T-1}
 
-    Everything that is the same in both cancels, noise too: where a defense gives each row a persistent share of noise,
-    that share is gone. It cannot read anything before the second epoch. Needs no label.
+    Everything that is the same in both cancels, also the persistent share of the noise that a defense gives each row.
+    The attack needs two epochs, and no label.
 
     Parameters
     ----------
     by
-        "norm": scores by the length of the difference; "direction": by its place along the direction in which the
-        differences differ most, the rarer side counting as positive.
+        Score of a difference: "norm", its length; "direction", its coordinate along the first principal direction of
+        the differences, the rarer side counting as positive.
     """
 
     name: ClassVar[str] = "remembered_difference"

@@ -1,4 +1,4 @@
-"""The first direction of the row memory: over many rows and epochs the classes' means emerge from the noise."""
+"""The first principal direction of the row memory: over many rows and epochs noise averages out, class means do not."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     Pieces = Callable[[], Iterable[Tensor]]
 
 WIDEST = 512
-"""Width up to which all eigenvectors are computed; of more, as cuts of images have, Lanczos' method finds the first."""
+"""Largest width for which all eigenvectors are computed; for larger ones, as of images, Lanczos finds the first."""
 
 
 def score(pieces: Pieces) -> Tensor:
-    r"""Score each row by its place along the first principal direction of all rows.
+    r"""Score each row by its coordinate along the first principal direction of all rows.
 
     .. math:: r(x_i) = \pm \langle x_i - \bar x, v_1 \rangle
 
-    with :math:`v_1` the top eigenvector of the rows' covariance. The sign is settled without labels: positives are the
-    rarer class, so at most half of the scores are positive; on a tie the larger third moment decides.
+    with :math:`v_1` the top eigenvector of the rows' covariance. The sign is chosen without labels: positives are the
+    rarer class, so at most half of the scores are positive; on a tie the third moment is not negative.
 
-    The rows are gone through twice, piece by piece; what is held is one (D, D) matrix of moments.
+    The rows are read twice, piece by piece; memory holds one (D, D) matrix of moments.
 
     Parameters
     ----------
     pieces
-        Yields the rows each time that it is called, (n, D) a piece.
+        Function that yields the rows in pieces (n, D).
 
     Returns
     -------
@@ -49,7 +49,7 @@ def score(pieces: Pieces) -> Tensor:
     """
     mean, covariance = moments(pieces)
     value, direction = _first(covariance)
-    if not value > 1e-12 * mean.square().sum():  # what is left of equal rows are rounding errors
+    if not value > 1e-12 * mean.square().sum():  # rows are equal up to rounding errors
         return torch.cat([piece.new_zeros(len(piece), dtype=torch.float64) for piece in pieces()])
     along = torch.cat([piece @ direction.to(piece) for piece in pieces()]).double()
     return rarer_side_up(along - mean @ direction)
@@ -90,13 +90,13 @@ def moments(pieces: Pieces) -> tuple[Tensor, Tensor]:
 
 
 class RememberedDirectionAttack(MemoryAttack):
-    """An attack that scores each row by the place of its mean gradient along the direction in which these differ most.
+    """An attack that scores each row by its mean gradient's coordinate along the direction in which these differ most.
 
-    Needs no label: the rarer side counts as positive.
+    It needs no label: the rarer side counts as positive.
     """
 
     name: ClassVar[str] = "remembered_direction"
 
     def score(self, memory: Memory, known: KnownRows = NOBODY) -> Tensor:
-        """Return the places along the first direction of the mean gradients, (N,)."""
+        """Return the coordinates of the mean gradients along their first direction, (N,)."""
         return score(partial(memory.pieces, "mean"))

@@ -19,18 +19,18 @@ Measure = Literal["inner", "cosine"]
 
 
 def score(pieces: Callable[[], Iterable[Tensor]], known: Tensor, measure: Measure = "inner") -> Tensor:
-    r"""Score each row by how near it is to the mean of known positives, both seen from the mean of all rows.
+    r"""Score each row by its nearness to the mean of known positives, both relative to the mean of all rows.
 
     .. math:: r(x_i) = \langle x_i - \bar x, \; \bar h - \bar x \rangle \quad \text{or their cosine}
 
     Parameters
     ----------
     pieces
-        Yields the rows each time that it is called, (n, D) a piece.
+        Function that yields the rows in pieces (n, D).
     known
         (k, D) rows of positives, k > 0.
     measure
-        "inner" or "cosine".
+        Measure of nearness: "inner" or "cosine".
 
     Returns
     -------

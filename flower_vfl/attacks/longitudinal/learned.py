@@ -25,16 +25,16 @@ BLOCKS: Mapping[History, tuple[Kept, ...]] = {
     "difference": ("difference",),
     "epochs": ("epochs",),
 }
-"""The input of a reader. With "last" it reads the gradients of one epoch alone; with "epochs" those of all epochs, each
-by itself."""
+"""Statistics that a reader uses, by its parameter ``reads``: with "last" the gradients of one epoch alone, with
+"epochs" those of all epochs, each by itself."""
 
 
 class LearnedAttack(MemoryAttack):
     """An attack that scores each row by a reader of its history, fitted on k known rows of each class.
 
     The history of a row is its mean gradient, its last gradient and the difference of its last two, or one of them,
-    each measured in the root mean square of the known rows; or its gradients of all epochs, measured together. These
-    are b blocks of D numbers. A subclass fits the reader.
+    each in units of the known rows' root mean square; or its gradients of all epochs, in one common unit. These are b
+    blocks of D numbers. A subclass fits the reader.
 
     Parameters
     ----------
@@ -71,15 +71,15 @@ class LearnedAttack(MemoryAttack):
         Parameters
         ----------
         x
-            (n, b, D) histories of the known rows, float64; of each block, or of all epochs, the root mean square is 1,
-            or 0.
+            (n, b, D) histories of the known rows, float64; the root mean square of each block, or of all epochs
+            together, is 1 or 0.
         positive
             (n,) of bool; both classes occur.
 
         Returns
         -------
         Reader
-            Scores histories (n, b, D) of float32; never NaN for finite ones.
+            Function from histories (n, b, D) of float32 to scores; never NaN for finite ones.
         """
 
     def score(self, memory: Memory, known: KnownRows = NOBODY) -> Tensor:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class RememberedFitAttack(LearnedAttack):
     """An attack that scores each row by a linear reader of its history, fitted on k known rows of each class.
 
-    The reader is that of `ridge`.
+    The reader is a ridge regression (`readers.ridge`).
 
     Parameters
     ----------

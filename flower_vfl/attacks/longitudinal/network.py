@@ -1,4 +1,4 @@
-"""A small network, fitted on a few known rows: it reads what no mean and no variance of a class tells."""
+"""A small network as a reader of the row memory, fitted on a few rows with known labels."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 class RememberedNetworkAttack(LearnedAttack):
     """An attack that scores each row by a network with one hidden layer, fitted on k known rows of each class.
 
-    Rows are standardised by the known ones (`standardising`). The same seed gives the same network of the same rows.
+    Rows are standardised by the known ones (`standardising`). The same seed and rows give the same network.
 
     Parameters
     ----------
     k
         Number of labelled rows of each class that it knows, at least 1.
     hidden
-        Units of the hidden layer, at least 1.
+        Number of units of the hidden layer, at least 1.
     steps
-        Steps of training, at least 1.
+        Number of steps of training, at least 1.
     seed
-        Seed of its initial weights, from 0; it protects nothing.
+        Seed of its initial weights, from 0; it is no secret.
     reads
         "all", for mean, last and difference; or one of these, or "epochs".
     """

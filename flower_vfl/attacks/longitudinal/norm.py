@@ -18,8 +18,8 @@ class RememberedNormAttack(MemoryAttack):
 
     .. math:: r_i = \Big\| \tfrac1T \sum_{t=1}^{T} x_{it} \Big\|_2
 
-    with :math:`x_{it}` the row's gradient in epoch t, in units of its batch. Of independent noise of variance v a
-    coordinate, v / T is left. Needs no label.
+    with :math:`x_{it}` the row's gradient in epoch t, in units of its batch. Independent noise of variance v a
+    coordinate has the variance v / T in the mean. The attack needs no label.
     """
 
     name: ClassVar[str] = "remembered_norm"

@@ -1,4 +1,4 @@
-"""A Gaussian for each class, fitted on a few known rows: their likelihood ratio reads variances as well as means."""
+"""The likelihood ratio of a Gaussian for each class, fitted on a few known rows: it uses variances and means."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class RememberedQuadraticAttack(LearnedAttack):
 
     .. math:: r(x) = \log N(x; m_1, \Sigma_1) - \log N(x; m_0, \Sigma_0)
 
-    No reader is better where each class is Gaussian, as Marvell's model and its certificate have it, and the fit is
-    right. It reads classes that differ in their variance alone, of which a linear reader reads nothing. With one known
-    row of each class it chooses the nearer one. Blocks are made uncorrelated before (`standardising`).
+    No reader is better where each class is Gaussian, as Marvell's model and its certificate assume, and the fit is
+    right. It separates classes that differ in their variance alone, which a linear reader cannot. With one known row of
+    each class it chooses the nearer one. Blocks are decorrelated before (`standardising`).
 
     Parameters
     ----------
