@@ -1,1 +1,1 @@
-"""Auditing: where attacks and readers meet true labels, and what a run may say about its leakage."""
+"""Auditing: the comparison of attacks and readers with true labels, and the verdict of a run on its leakage."""

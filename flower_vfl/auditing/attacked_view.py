@@ -1,4 +1,4 @@
-"""A view of what one party, or several together, receive, with the evaluators of the attacks on it."""
+"""A view of the messages to one party or colluding group, with the evaluators of the attacks on it."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ class AttackedView:
     every : int
         Steps from one scored step to the next; the row memory takes in every step.
     memory : Path, optional
-        Folder of the row memory; without one it is in files without a name, gone with the process.
+        Folder of the row memory; without one, the memory ends with the process.
     prefix : str
-        Prefix of the names of the values for `recorder`, see `AttackEvaluator`.
+        Prefix of the metrics' names in `recorder`, see `AttackEvaluator`.
     keeps : Iterable[Kept]
         Statistics of the cut in the row memory besides those of the attacks.
     take : Take, optional
-        Receives the means of each layer after each epoch.
+        Function that receives the row memory of each layer after each epoch.
 
     Attributes
     ----------
     transcript
-        The last step that an attack read.
+        The transcript, with the last step that an attack read.
     history
         The evaluator of longitudinal attacks, with the row memory; None where nothing needs it.
     """
@@ -87,22 +87,22 @@ class AttackedView:
         longitudinal = [attack for attack in attacks if isinstance(attack, MemoryAttack)]
         self.history: LongitudinalEvaluator | None = None
         if longitudinal or keeps:
-            remembered = layers if longitudinal else ["cut"]
+            memory_layers = layers if longitudinal else ["cut"]
             self.history = LongitudinalEvaluator(
-                longitudinal, remembered, labels, schedule, folder=memory, keeps=keeps, take=take, **shared
+                longitudinal, memory_layers, labels, schedule, folder=memory, keeps=keeps, take=take, **shared
             )
 
     def reads(self, step: int) -> bool:
-        """Return whether an attack reads this step."""
+        """Return True if an attack reads this step."""
         return self.history is not None or self._steps.scores(step)
 
     def observe(self, trace: StepTrace, reference: Reference | None = None) -> None:
-        """Let the attacks read a step, with the side information of oracle attacks where there is one.
+        """Run the attacks on a step, with the side information of oracle attacks where there is one.
 
         Raises
         ------
         ConfigError
-            When an attack writes into what it is shown.
+            When an attack writes into its inputs.
         """
         self.transcript.record(trace)
         if not self._labels.complete:
@@ -113,17 +113,17 @@ class AttackedView:
 
     @property
     def latest(self) -> float:
-        """The largest leak that was last found, by attacks on a step or longitudinal ones."""
+        """The largest leak of attacks on the last compared step, without pending ones, and of longitudinal attacks."""
         return largest([self._steps.latest, self._longitudinal])
 
     @property
     def last(self) -> float:
-        """The same, with the last step in it."""
+        """The largest leak of attacks on the last scored step, and of longitudinal attacks."""
         return largest([self._steps.last, self._longitudinal])
 
     @property
     def epoch_leak(self) -> float:
-        """The largest leak over the steps of this epoch, or of longitudinal attacks since the last one."""
+        """The largest leak of attacks on the steps of this epoch, and of longitudinal attacks after the last epoch."""
         return largest([self._steps.epoch_leak, self._longitudinal])
 
     @property
@@ -131,20 +131,20 @@ class AttackedView:
         return math.nan if self.history is None else self.history.latest
 
     def settle(self) -> None:
-        """Write down what attacks on steps read so far."""
+        """Score the pending steps and record the values."""
         if self._labels.complete:
             self._steps.settle()
 
     def step_entries(self) -> list[dict[str, Any]]:
-        """Return one entry an attack on steps and layer for `result.json`; none where nothing could be scored."""
+        """Return the entries of attacks on steps for `result.json`; none where nothing could be scored."""
         return self._steps.entries() if self._labels.complete else []
 
     def history_entries(self) -> list[dict[str, Any]]:
-        """Return the same of longitudinal attacks."""
+        """Return the entries of longitudinal attacks for `result.json`; none where nothing could be scored."""
         return self.history.entries() if self.history is not None and self._labels.complete else []
 
     def check(self) -> None:
-        """Check that the row memory fits the state that was gone back to."""
+        """Check the row memory against the restored state."""
         if self.history is not None:
             self.history.check()
 
@@ -154,19 +154,19 @@ class AttackedView:
             self.history.forget()
 
     def state(self) -> dict[str, Any]:
-        """Return what was measured so far, as plain values and tensors."""
+        """Return the measurements so far, as plain values and tensors."""
         return {
             "steps": self._steps.state(),
             "remembered": None if self.history is None else self.history.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Restore the result of `state`."""
         self._steps.restore(state["steps"])
         if self.history is not None:
             self.history.restore(state["remembered"])
 
 
 def largest(values: Iterable[float]) -> float:
-    """Return the largest of the values that are numbers; NaN where none is."""
+    """Return the largest of the values that are not NaN; NaN without any."""
     return max((value for value in values if not math.isnan(value)), default=math.nan)

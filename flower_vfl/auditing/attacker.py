@@ -1,4 +1,4 @@
-"""An attacker: an observer that runs attacks on what a feature party receives; the party follows the protocol."""
+"""An attacker: an observer that runs attacks on a feature party's messages; the party follows the protocol."""
 
 from __future__ import annotations
 
@@ -31,24 +31,25 @@ from flower_vfl.protocol.transcript import StepTrace
 from flower_vfl.registry import suggestion
 
 AUDIT_REFERENCE, AUDIT_ROW = "audit.reference", "audit.row"
-"""In a simulation, the tensor (D,) and the field of a step's frame that carry a clean gradient to the scorer."""
+"""In a simulation, the names of the tensor (D,) and the field of a step's frame with a clean gradient and its row."""
 
 
-class _Seen:
-    """The outputs and gradients of the watched layers in this step.
+class _WatchedTensors:
+    """The outputs and gradients of the watched layers in the current step.
 
-    The hooks hold this and not the attacker: it would hold itself by its own model, with its data open, after the run.
+    The hooks refer to this object and not to the attacker: a cycle of references through the model would keep the
+    attacker and its open data alive after the run.
     """
 
     def __init__(self) -> None:
-        self.wanted = True
-        """True if an attack scores this step; other steps are not held, which would cost time."""
+        self.active = True
+        """True if an attack reads this step; tensors of other steps are not held, which would cost time."""
         self.outputs: dict[str, Tensor] = {}
         self.gradients: dict[str, Tensor] = {}
 
     def watch(self, layer: str) -> Any:
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            if self.wanted and isinstance(output, Tensor) and output.requires_grad:
+            if self.active and isinstance(output, Tensor) and output.requires_grad:
                 output.register_hook(keep)  # type: ignore[no-untyped-call] # `retain_grad` would copy it
                 self.outputs[layer] = output
 
@@ -59,14 +60,14 @@ class _Seen:
 
 
 class Attacker(PartyObserver):
-    """An observer of a feature party that attacks what the party receives.
+    """An observer of a feature party that attacks the gradients that the party receives.
 
     It records a transcript: cut gradients, and the gradients of the party's own earlier layers, from the party's
     backward pass. In a simulation a scorer beside it compares the attacks' scores with true labels that come over the
     audit channel, and gives oracle attacks the clean gradient of one positive that arrives the same way; the attacks
     themselves see the transcript and the side information that they declare. Longitudinal attacks read, after each
     epoch, the row memory. Once training is finished, attacks on the trained model read the test rows, and joint attacks
-    read gradients together with columns and embeddings, scored in the same way.
+    read gradients together with columns and embeddings; their scores are compared in the same way.
 
     Parameters
     ----------
@@ -77,20 +78,20 @@ class Attacker(PartyObserver):
     fresh : FreshModels, optional
         The factories of its own models; attacks on the trained model need them.
     layers : Sequence[str]
-        The attacked layers: "cut", a layer that the model watches or any of its modules by name; by default the cut and
-        all that the model watches.
+        The attacked layers: "cut", a watched layer of the model or any of its modules by name; by default the cut and
+        all watched layers.
     simulation : bool
         True if the audit channel may be opened; a deployment refuses it.
     defended : bool
-        True if a defense is in force by the run's configuration, for the record.
+        True if a defense is in force by the run's configuration; entries of the result state it.
     recorder : Recorder, optional
-        Receives leak AUCs.
+        Recorder of leak AUCs.
     every : int
         Steps from one scored step to the next; the row memory takes in every step.
     positives : Sequence[int]
         Classes that attacks on gradients detect, see `AuditLabels`.
     memory : Path, optional
-        Folder of the row memory; without one it is in files without a name, gone with the process.
+        Folder of the row memory; without one, the memory ends with the process.
 
     Attributes
     ----------
@@ -116,18 +117,18 @@ class Attacker(PartyObserver):
         self._simulation, self._defended, self._fresh = simulation, defended, fresh
         self._trained_attacks = [attack for attack in attacks if isinstance(attack, InferenceAttack)]
         self._recorder = recorder or NoRecorder()
-        self._seen = _Seen()
+        self._tensors = _WatchedTensors()
         self._reference: tuple[int, Tensor] | None = None
         self._references: Reference | None = None
-        self._received = False
+        self._received_clean = False
         watched = chosen_layers(point.bottom, layers, point.party)
         self._watched = watched.keys()
         self._changed = False
-        """True if a gradient arrived that is not the clean one: then a defense is in force."""
+        """True if a received gradient was not the clean one: then a defense is in force."""
         self._rows_independent: bool | None = None
-        self._left_traces = False
+        self._has_side_effects = False
         for layer, module in watched.items():
-            module.register_forward_hook(self._seen.watch(layer))
+            module.register_forward_hook(self._tensors.watch(layer))
         self._layers = {layer: watched.get(layer) for layer in layers or ["cut", *watched]}
         self._audit = AuditLabels(len(point.table.train), positives=positives)
         self._test_audit = AuditLabels(len(point.table.test))
@@ -164,20 +165,21 @@ class Attacker(PartyObserver):
             self._joint.take(epoch, memory)
 
     def begin_step(self, step: int) -> None:
-        """Hold what passes the watched layers where an attack reads this step."""
-        self._seen.wanted = self.view.reads(step)
+        """Hold the tensors of the watched layers if an attack reads this step."""
+        self._tensors.active = self.view.reads(step)
 
     def before_backward(self, observation: Observation) -> None:
-        """Take in the clean gradient of an oracle, if there is one, and follow it to the watched layers."""
+        """Read the clean gradient for oracle attacks, if there is one, and propagate it to the watched layers."""
         self._reference, self._references = self._read_reference(observation), None
-        self._received = False
-        if self._reference is not None and not self._changed:  # it is always right to follow: a GPU is read once
-            self._received = _holds(observation.gradient, *self._reference)
-            self._changed = not self._received
+        self._received_clean = False
+        # To propagate is correct for any gradient: after the first changed one, no comparison waits for the GPU.
+        if self._reference is not None and not self._changed:
+            self._received_clean = _holds(observation.gradient, *self._reference)
+            self._changed = not self._received_clean
         self._follow(observation.rows, observation.output)
 
     def _read_reference(self, observation: Observation) -> tuple[int, Tensor] | None:
-        """Return the row of the known positive and its clean cut gradient (D,), if the frame tells them."""
+        """Return the row of the known positive and its clean cut gradient (D,); None where the frame has none."""
         frame, gradient = observation.frame, observation.gradient
         if not any(name.startswith("audit.") for name in (*frame.tensors, *frame.fields)):
             return None
@@ -190,12 +192,13 @@ class Attacker(PartyObserver):
         return row, clean.to(gradient.device)
 
     def _follow(self, rows: Rows, output: Tensor) -> None:
-        """Take the clean cut gradient of the one row through the party's own model, to the layers that are watched.
+        """Propagate the clean cut gradient of one row through the party's own model, to the watched layers.
 
-        This is not what the attacker could do, but what an oracle tells it. Neither weights nor what is recorded of the
-        step change by it, not by a bit. Where the gradient that was received is the clean one, the step itself does it.
+        No real attacker can do this; it is an oracle's side information. The weights and the recorded tensors of the
+        step stay the same bit for bit. Where the received gradient is the clean one, the step's own backward pass
+        does the work.
         """
-        if self._reference is None or self._received:
+        if self._reference is None or self._received_clean:
             return
         row, clean = self._reference
         if not self._watched:
@@ -207,63 +210,63 @@ class Attacker(PartyObserver):
         self._references = Reference(row, {"cut": clean, **found})
 
     def _follow_alone(self, rows: Rows, expected: Tensor, clean: Tensor) -> dict[str, Tensor] | None:
-        """Do it with a pass of that row alone; None where its embedding then is not the one that it has in the batch.
+        """Return the layers' clean gradients by a pass of that row alone; None where its embedding then is another one.
 
-        It goes twice, because a model need not take one row, and every model was asked for two at the start.
+        The pass has the row twice, because a model need not accept a single row; each was tried with two at the start.
         """
         if self._rows_independent is False:
             return None
-        of_batch, self._seen.outputs = self._seen.outputs, {}
+        of_batch, self._tensors.outputs = self._tensors.outputs, {}
         inputs = self._placement.bring_all(self._point.table.train.gather(rows))
         output = (
             self._placement.forward(self._point.bottom, *inputs) if self._rows_independent else self._dry_run(inputs)
         )
-        alone, self._seen.outputs = self._seen.outputs, of_batch
+        alone, self._tensors.outputs = self._tensors.outputs, of_batch
         apart, size = (output.detach()[0] - expected).abs(), expected.abs()
         same = bool((apart <= self._placement.rounding * (size + 0.1 * size.max())).all())
-        self._rows_independent = same and not self._left_traces
+        self._rows_independent = same and not self._has_side_effects
         if not self._rows_independent:
             return None
         found = torch.autograd.grad(output[0], list(alone.values()), clean.view_as(expected), allow_unused=True)
         return {layer: g[0].flatten() for layer, g in zip(alone, found, strict=True) if g is not None}
 
     def _dry_run(self, inputs: list[Tensor]) -> Tensor:
-        """Do the first pass of single rows where it can leave no trace, and see whether it would leave one."""
+        """Return the output of a first pass without side effects, and detect if it would have had any."""
         bottom, dropout = self._point.bottom, self._point.dropout
         copies = {name: buffer.clone() for name, buffer in bottom.named_buffers()}
         drawn = None if dropout is None else dropout.get_state()
         with torch.random.fork_rng(devices=[self._placement.device] if self._placement.on_gpu else []):
             output = self._placement.forward(partial(functional_call, bottom, copies), tuple(inputs))
         if any(not torch.equal(copies[name], buffer) for name, buffer in bottom.named_buffers()):
-            self._left_traces = True
+            self._has_side_effects = True
         if dropout is not None and drawn is not None and not torch.equal(drawn, dropout.get_state()):
             dropout.set_state(drawn)
-            self._left_traces = True
+            self._has_side_effects = True
         return output
 
     def _follow_among(self, row: int, output: Tensor, clean: Tensor) -> dict[str, Tensor]:
-        """Do it in the graph of the batch, before the backward pass with the received gradient frees it."""
+        """Return the layers' clean gradients by the batch's graph, before the step's backward pass frees the graph."""
         seed = torch.zeros_like(output)
         seed[row] = clean.view_as(output[row])
-        watched = self._seen.outputs
+        watched = self._tensors.outputs
         found = torch.autograd.grad(output, list(watched.values()), seed, retain_graph=True, allow_unused=True)
         return {layer: g[row].flatten() for layer, g in zip(watched, found, strict=True) if g is not None}
 
     def after_backward(self, observation: Observation) -> None:
-        """Record the step, and attack it where its scores can be compared with the labels."""
+        """Record the step if an attack reads it, and attack it once all true labels are there."""
         step, rows = observation.step, observation.rows
         if not self.view.reads(step):
             return
-        gradients = {"cut": observation.gradient, **self._seen.gradients}
-        outputs = {layer: output.detach() for layer, output in self._seen.outputs.items()}
-        self._seen.outputs, self._seen.gradients = {}, {}
+        gradients = {"cut": observation.gradient, **self._tensors.gradients}
+        outputs = {layer: output.detach() for layer, output in self._tensors.outputs.items()}
+        self._tensors.outputs, self._tensors.gradients = {}, {}
         missing = self._watched - gradients.keys()
         if missing:
             raise ConfigError(
                 f"party {self._point.party!r} gets no gradient at {', '.join(sorted(missing))}: watch "
                 "modules whose output is one tensor on the way to the embedding (attack.layers)"
             )
-        if self._reference is not None and self._received:
+        if self._reference is not None and self._received_clean:
             row, _ = self._reference
             self._references = Reference(row, {layer: g[row].flatten() for layer, g in gradients.items()})
         epoch, embedding = self._point.schedule.epoch_of(step), observation.output.detach()
@@ -271,7 +274,7 @@ class Attacker(PartyObserver):
             self.view.observe(StepTrace(step, epoch, read_only(rows), embedding, gradients, outputs), self._references)
 
     def answer(self, frame: Frame) -> Frame | None:
-        """Take in true labels for scoring, which come over the audit channel."""
+        """Take in true labels for scoring from the audit channel; return None for other frames."""
         if frame.kind is not Kind.AUDIT:
             return None
         if not self._simulation:
@@ -293,31 +296,31 @@ class Attacker(PartyObserver):
         self.view.forget()
 
     def settle(self) -> None:
-        """Write down what the attacks read so far."""
+        """Score the pending steps and record the values."""
         self.view.settle()
         self._recorder.flush()
 
     def report(self, steps: int, *, trained: bool) -> dict[str, Any]:
-        """Attack the trained model, and return what the attacks read where it could be scored."""
+        """Attack the trained model, and return the entries of all attacks that could be scored."""
         self.settle()
         leakage = [*self.view.step_entries(), *self.view.history_entries()]
         if trained:
-            leakage += [*self._read_jointly(), *self._read_trained_model(steps)]
+            leakage += [*self._joint_entries(), *self._trained_model_entries(steps)]
         return {"leakage": leakage}
 
-    def _read_jointly(self) -> list[dict[str, Any]]:
-        """Run the joint attacks where true labels are at hand to score them."""
+    def _joint_entries(self) -> list[dict[str, Any]]:
+        """Run the joint attacks and return their entries; none without the true labels."""
         history = self.view.history
         if self._joint is None or history is None or not self._audit.complete:
             return []
-        if not self._joint.taken and self._joint.epoch:  # by another process, or before a checkpoint
+        if not self._joint.taken and self._joint.epoch:  # taken by another process, or before a checkpoint
             memory = history.again("cut", self._joint.epoch)
             if memory is not None:
                 self._joint.take(self._joint.epoch, memory)
         return self._joint.entries(self._point.bottom, history.unread.get("cut", ""))
 
-    def _read_trained_model(self, steps: int) -> list[dict[str, Any]]:
-        """Run the attacks on the trained model where true labels of the test rows are at hand to score them."""
+    def _trained_model_entries(self, steps: int) -> list[dict[str, Any]]:
+        """Run the attacks on the trained model and return their entries; none without true labels of the test rows."""
         labels = self._test_audit.numbers
         if not (self._trained_attacks and self._fresh and self._test_audit.complete and len(labels)):
             return []
@@ -342,7 +345,7 @@ class Attacker(PartyObserver):
         return model.entries(self._trained_attacks, self._layers, scorer)
 
     def state(self) -> dict[str, Any]:
-        """Return what was measured so far, with the labels that it was compared with."""
+        """Return the measurements so far, with the true labels."""
         audits = {
             name: torch.from_numpy(audit.numbers) if audit.complete else None
             for name, audit in (("audit", self._audit), ("test_audit", self._test_audit))
@@ -352,7 +355,7 @@ class Attacker(PartyObserver):
         return {**self.view.state(), **audits, **more}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Restore the result of `state`."""
         self.view.restore(state)
         self._changed = state["changed"]
         if self._joint is not None:
@@ -363,12 +366,12 @@ class Attacker(PartyObserver):
 
 
 def chosen_layers(bottom: nn.Module, layers: Sequence[str], party: str) -> dict[str, nn.Module]:
-    """Return the watched modules of a bottom model, by the name of the layer.
+    """Return the attacked modules of a bottom model, by the name of the layer.
 
     Raises
     ------
     ConfigError
-        When `layers` names one that the party's model does not have.
+        When `layers` names a layer that the party's model does not have.
     """
     watched = watched_layers(bottom)
     if not layers:
@@ -384,5 +387,5 @@ def chosen_layers(bottom: nn.Module, layers: Sequence[str], party: str) -> dict[
 
 
 def _holds(gradient: Tensor, row: int, clean: Tensor) -> bool:
-    """Return whether a received gradient (B, ...) has the clean one (D,) in that row: then no defense changed it."""
+    """Return True if that row of a received gradient (B, ...) is the clean one (D,): then no defense changed it."""
     return torch.equal(gradient[row].flatten(), clean)

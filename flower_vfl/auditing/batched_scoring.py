@@ -2,10 +2,10 @@
 
 Between two steps of training nothing that an attack needs is in the processor's caches, so 16 steps in a row take about
 half of the time of 16 that are scored one at a time between steps of training. On a GPU each call is a dozen small
-operations, and each result waits for all earlier work; there attacks on single steps score the steps together, and one
-copy brings all scores. Sequential attacks score one step after the other. Attacks that are no `RowAttack` read the
-transcript, and score each step when it is there; so does, in main memory, an attack of another package, whose first
-scores are compared with those of a second instance.
+operations, and each result waits for all earlier work; there attacks on single steps score the steps together, and all
+scores come back in one copy. Sequential attacks score one step after the other. Attacks that are no `RowAttack` read
+the transcript and score each step at once. So do, in main memory, attacks of other packages, whose first scores are
+compared with those of a second instance.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from flower_vfl.protocol.transcript import Transcript
 from flower_vfl.registry import from_elsewhere
 
 TOGETHER = 16
-"""Steps that are read in a row while training goes on."""
+"""Number of steps that are scored in a row during training."""
 
 HELD = 2**27
-"""Largest number of bytes of what one party receives that may wait to be read."""
+"""Largest number of bytes of one party's tensors in pending steps."""
 
 Target = tuple[Attack, str]
 """An attack, and the layer that it scores."""
@@ -42,22 +42,22 @@ Target = tuple[Attack, str]
 
 @dataclass(slots=True, eq=False)
 class PendingStep:
-    """A step that waits to be scored.
+    """A step that is not scored yet.
 
     Attributes
     ----------
     step, epoch
-        Their numbers.
+        Numbers of the step and of its epoch.
     labels
         (B,) true class numbers.
     positive
-        The class that is to be detected.
+        The class that is detected in this step.
     sides
-        Side information of each target; None where the batch does not have what it needs.
+        Side information of each target; None where the batch lacks it.
     scores
         (B,) scores of each target; None where it lacks side information, or has not scored yet.
     gradients
-        (B, ...) by layer, not yet scored.
+        (B, ...) gradients by layer, for attacks that score later.
     """
 
     step: int
@@ -70,16 +70,16 @@ class PendingStep:
 
     @property
     def held(self) -> int:
-        """Bytes of the gradients that wait."""
+        """Number of bytes of the held gradients."""
         return sum(gradient.nbytes for gradient in self.gradients.values())
 
     def found(self, place: int) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
-        """Return the scores of the target of that place, and the rows that it knows; None where it has not scored."""
+        """Return a target's scores, and the positions of the rows that it knows; None without side information."""
         side = self.sides[place]
         return None if side is None else (self.scores[place], side.left_out)
 
     def add(self, target: Target, transcript: Transcript, side: SideInformation | None, shown: list[Tensor]) -> None:
-        """Let a target score the transcript's last step, now or later.
+        """Add a target that scores the transcript's last step, now or later.
 
         Parameters
         ----------
@@ -88,14 +88,14 @@ class PendingStep:
         transcript : Transcript
             The party's transcript.
         side : SideInformation, optional
-            The attack's side information; None where the batch does not have what it needs.
+            The attack's side information; None where the batch lacks it.
         shown : list of Tensor
-            All tensors that it receives and must not write into.
+            All tensors that the attack receives and must not write into.
 
         Raises
         ------
         ConfigError
-            When it writes into them.
+            When the attack writes into them.
         """
         attack, layer = target
         self.sides.append(side)
@@ -117,35 +117,35 @@ def answer(targets: Sequence[Target], waiting: Sequence[PendingStep]) -> None:
     Raises
     ------
     ArgumentError
-        When an attack does not return one number a row.
+        When an attack does not return one number for each row.
     """
     shared: dict[Any, Tensor] = {}
-    asked: list[tuple[int, RowAttack, str, Unasked]] = []
+    calls: list[tuple[int, RowAttack, str, Unasked]] = []
     for place, (attack, layer) in enumerate(targets):
         if isinstance(attack, RowAttack):
-            found = _unasked(waiting, place, layer, sequential=attack.sequential)
-            asked += [(place, attack, layer, steps) for steps in found]
-    # In the order of steps: sequential attacks on one layer share the line that they follow, and each batch must update
-    # it once. In main memory, what several attacks read of a step is then still in the caches.
-    asked.sort(key=lambda one: one[-1][0][0].step)
-    together = [_ask_together(attack, layer, steps, shared) for _, attack, layer, steps in asked]
-    for (place, *_, steps), scores in zip(asked, _brought(together), strict=True):
+            found = _unscored(waiting, place, layer, sequential=attack.sequential)
+            calls += [(place, attack, layer, steps) for steps in found]
+    # In the order of steps: sequential attacks on one layer share the direction that they track, and each batch must
+    # update it once. In main memory, the gradients of a step are then still in the caches for the next attack.
+    calls.sort(key=lambda one: one[-1][0][0].step)
+    together = [_score_together(attack, layer, steps, shared) for _, attack, layer, steps in calls]
+    for (place, *_, steps), scores in zip(calls, _on_cpu(together), strict=True):
         for (step, _), own in zip(steps, scores, strict=True):
             step.scores[place] = own
     alone = [(step, place) for step in waiting for place, scores in enumerate(step.scores) if scores is not None]
-    for (step, place), scores in zip(alone, _brought([step.scores[place] for step, place in alone]), strict=True):
+    for (step, place), scores in zip(alone, _on_cpu([step.scores[place] for step, place in alone]), strict=True):
         step.scores[place] = checked_scores(targets[place][0], scores, len(step.labels))
     for step in waiting:
         step.gradients = {}
 
 
 def checked_scores(attack: AttackMethod, scores: Any, rows: int) -> NDArray[Any]:
-    """Return an attack's scores of so many rows as an array (N,).
+    """Return an attack's scores of N rows as an array (N,).
 
     Raises
     ------
     ArgumentError
-        When it is not one number a row.
+        When there is not one number for each row.
     """
     found = as_numpy(scores)
     if found.shape != (rows,):
@@ -163,7 +163,7 @@ def rate(attack: RowAttack, rows: Tensor, known: Tensor | None) -> Tensor:
     rows : Tensor
         (..., B, D) gradients.
     known : Tensor, optional
-        (..., k, D) its side information.
+        (..., k, D) rows of the attack's side information.
 
     Returns
     -------
@@ -173,22 +173,22 @@ def rate(attack: RowAttack, rows: Tensor, known: Tensor | None) -> Tensor:
     Raises
     ------
     ArgumentError
-        When the attack does not return one number a row.
+        When the attack does not return one number for each row.
     ConfigError
-        When it writes into its inputs.
+        When the attack writes into its inputs.
     """
     scores = ask(attack, partial(attack.rate, rows, known), [rows] if known is None else [rows, known])
     if not isinstance(scores, Tensor) or scores.shape != rows.shape[:-1]:
         given = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-        wanted = tuple(rows.shape[:-1])
-        raise ArgumentError(f"the attack {attack.label!r} returned {given} for several batches: {wanted} is needed")
+        needed = tuple(rows.shape[:-1])
+        raise ArgumentError(f"the attack {attack.label!r} returned {given} for several batches: {needed} is needed")
     return scores
 
 
-def _unasked(waiting: Sequence[PendingStep], place: int, layer: str, *, sequential: bool) -> list[Unasked]:
-    """Return the steps that a target has not scored yet, on a GPU those with gradients of one shape together.
+def _unscored(waiting: Sequence[PendingStep], place: int, layer: str, *, sequential: bool) -> list[Unasked]:
+    """Return groups of the steps that a target has not scored yet, on a GPU one for each shape of gradients.
 
-    In main memory, and for a sequential attack, each step stands by itself, in their order.
+    In main memory, and for a sequential attack, each step is a group of its own, in their order.
     """
     groups: defaultdict[Any, list[tuple[PendingStep, SideInformation]]] = defaultdict(list)
     for step in waiting:
@@ -200,10 +200,10 @@ def _unasked(waiting: Sequence[PendingStep], place: int, layer: str, *, sequenti
     return list(groups.values())
 
 
-def _ask_together(attack: RowAttack, layer: str, steps: Unasked, shared: dict[Any, Tensor]) -> Tensor:
-    """Return an attack's scores of steps with gradients of one shape; `shared` has what other attacks read too.
+def _score_together(attack: RowAttack, layer: str, steps: Unasked, shared: dict[Any, Tensor]) -> Tensor:
+    """Return an attack's scores of steps with gradients of one shape; `shared` caches these for other attacks.
 
-    Rows of one step have no leading dimension.
+    The rows of a single step have no leading dimension.
     """
     if len(steps) == 1:
         ((step, side),) = steps
@@ -217,8 +217,8 @@ def _ask_together(attack: RowAttack, layer: str, steps: Unasked, shared: dict[An
     return rate(attack, shared[key], torch.stack(given) if given else None)
 
 
-def _brought(scores: Sequence[Any]) -> list[Any]:
-    """Return all scores in main memory, also those on a GPU."""
-    there = [isinstance(one, Tensor) and one.device.type != "cpu" for one in scores]
-    found = iter(brought([one for one, is_there in zip(scores, there, strict=True) if is_there]))
-    return [next(found) if is_there else one for one, is_there in zip(scores, there, strict=True)]
+def _on_cpu(scores: Sequence[Any]) -> list[Any]:
+    """Return all scores in main memory; one copy brings those on a GPU."""
+    on_gpu = [isinstance(one, Tensor) and one.device.type != "cpu" for one in scores]
+    found = iter(brought([one for one, remote in zip(scores, on_gpu, strict=True) if remote]))
+    return [next(found) if remote else one for one, remote in zip(scores, on_gpu, strict=True)]

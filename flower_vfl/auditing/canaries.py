@@ -1,7 +1,7 @@
 """Canaries: rows whose labels are replaced by coins before training, so that a lower bound on epsilon needs no odds.
 
-The label party draws them, and nobody else knows which they are. Their columns say nothing about a coin: who reads
-coins reads them from the messages. They cost utility, for the model learns wrong labels of so many rows.
+Coins are random classes. The label party draws the rows and the coins in secret. The columns are independent of the
+coins, so that a reader can detect these from the messages alone. Canaries cost utility: many of their labels are wrong.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.rng import Secret
 
 FEWEST = 100
-"""Canaries of which an audit can tell anything: a third of them serve to weigh what readers say."""
+"""Smallest number of canaries for an audit: a third of them calibrate the readers' scores."""
 
 LARGEST_SHARE = 0.1
-"""Of the rows that are trained on: more coins would make it another training."""
+"""Largest share of canaries among the training rows: more would change the training too much."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,9 +29,9 @@ class Canaries:
     Attributes
     ----------
     rows
-        (m,) sorted.
+        (m,) rows of the training table, sorted.
     coins
-        (m,) each class is as likely, whatever the row.
+        (m,) random classes, uniform and independent of the row.
 
     Examples
     --------
@@ -45,12 +45,12 @@ class Canaries:
 
     @classmethod
     def draw(cls, trained: NDArray[np.int64], count: int, classes: int, secret: Secret) -> Canaries:
-        """Draw so many of the rows that are trained on, and a coin for each, from the label party's secret.
+        """Return ``count`` of the rows that are trained on, and a coin for each, drawn from the label party's secret.
 
         Raises
         ------
         ConfigError
-            For fewer than `FEWEST`, and more than `LARGEST_SHARE` of the rows.
+            When there are fewer than `FEWEST`, except for 0, or more than `LARGEST_SHARE` of the rows.
         """
         most = int(len(trained) * LARGEST_SHARE)
         if count and not FEWEST <= count <= most:
@@ -62,11 +62,11 @@ class Canaries:
         return cls(rows.astype(np.int64), generator.integers(classes, size=count))
 
     def into(self, labels: NDArray[Any]) -> NDArray[Any]:
-        """Return labels (N,) with the coins in their places."""
+        """Return a copy of labels (N,) with the coins in the rows of the canaries."""
         found = labels.copy()
         found[self.rows] = self.coins
         return found
 
 
 NO_CANARIES = Canaries(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
-"""No label is replaced."""
+"""The canaries of a run that replaces no label."""

@@ -1,4 +1,4 @@
-"""Batches that are kept for readers: what was sampled of one epoch."""
+"""The sampled batches of one epoch, which are kept for informed readers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Collected:
     steps
         The steps, in their order.
     pieces
-        For each of them its rows (B,), gradient columns (B, F) and embeddings (B, E).
+        Rows (B,), gradient columns (B, F) and embeddings (B, E) of each step.
     """
 
     steps: list[int] = field(default_factory=list)
     pieces: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
 
     def add(self, step: int, rows: NDArray[np.int64], columns: Tensor, z: Tensor) -> None:
-        """Take in one step."""
+        """Add the rows, gradient columns and embeddings of one step."""
         self.steps.append(step)
         self.pieces.append((torch.from_numpy(rows.copy()), columns, z))
 
@@ -56,7 +56,7 @@ class Collected:
         return torch.cat([piece[place] for piece in self.pieces]) if self.pieces else torch.zeros(0, 1)[:, :place]
 
     def state(self) -> dict[str, Any]:
-        """Return all of it as plain values and tensors."""
+        """Return the batches as plain values and tensors."""
         names = ("rows", "columns", "embeddings")
         return {
             "steps": list(self.steps),
@@ -65,6 +65,6 @@ class Collected:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Collected:
-        """Return what `state` was of."""
+        """Return the object with this `state`."""
         pieces = [(piece["rows"], piece["columns"], piece["embeddings"]) for piece in state["pieces"]]
         return cls(list(state["steps"]), pieces)

@@ -1,7 +1,7 @@
-"""The informed reader of a party that has columns: what it could read that knew the labels of half of its rows.
+"""The informed reader of gradients together with a party's columns, which knows the labels of half of the rows.
 
-In a simulation the columns of all parties are at hand. The readers of the informed audit are fitted to one half of the
-rows, with the gradients and without, and both are scored on the other half.
+A simulation has the columns of all parties. The readers of the informed audit are fitted to one half of the rows, with
+the gradients and without, and both are scored on the other half.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from flower_vfl.metrics import LeakSummary
 SEES = ["columns", "embeddings", "gradients"]
 
 MOST_FIT = 8192
-"""Rows to which trees and a network are fitted; they are fitted twice, with the gradients and without."""
+"""Largest number of rows to which trees and a network are fitted, twice: with the gradients and without."""
 
 Matrix = NDArray[np.float32]
 
@@ -37,12 +37,12 @@ Matrix = NDArray[np.float32]
 def joint_view(
     tables: Sequence[PartyTable], rows: NDArray[np.int64], gradients: torch.Tensor, embeddings: torch.Tensor
 ) -> JointView:
-    """Return what parties hold of training rows together: gradients, columns and embeddings, side by side.
+    """Return the joint view of training rows: the parties' gradients, columns and embeddings, side by side.
 
     Parameters
     ----------
     tables : Sequence[PartyTable]
-        The parties' columns. Where some have texts and others category numbers, the texts are left to the embeddings.
+        The parties' columns. Where some have texts and others category numbers, the texts are left out.
     rows : NDArray
         (n,) rows of the training table.
     gradients, embeddings : Tensor
@@ -51,8 +51,8 @@ def joint_view(
     texts = [table for table in tables if table.spec.vocabulary > 0]
     read = tables if len(texts) == len(tables) else [table for table in tables if table not in texts]
     inputs = tuple(tensor for table in read for tensor in table.train.gather(rows))
-    nobody = OwnRows(tuple(tensor[:0] for tensor in inputs), embeddings[:0])
-    return JointView(gradients, OwnRows(inputs, embeddings), nobody, words=bool(texts) and len(texts) == len(tables))
+    empty = OwnRows(tuple(tensor[:0] for tensor in inputs), embeddings[:0])
+    return JointView(gradients, OwnRows(inputs, embeddings), empty, words=bool(texts) and len(texts) == len(tables))
 
 
 def read_with_columns(
@@ -76,9 +76,9 @@ def read_with_columns(
     y : NDArray
         (n,) true class of each of its training rows.
     parts : NDArray
-        (n,) what each row is for, see `Split`.
+        (n,) part of each row, see `Split`.
     party : str
-        The feature party, or several that put together what they have, as "a+b".
+        The feature party, or a colluding group such as "a+b".
     defended : bool
         True if any defense is in force.
     lengths : Tensor, optional
@@ -117,18 +117,18 @@ def read_background(
     classes: int,
     positives: Sequence[int],
 ) -> list[Candidate]:
-    """Return readers of columns and embeddings, without any gradient: they give the odds of labels.
+    """Return readers that are fitted to columns and embeddings, without any gradient: they give the odds of labels.
 
     Parameters
     ----------
     tables : Sequence[PartyTable]
-        All columns that are at hand.
+        All available columns.
     rows : NDArray
         (n,) rows of the training table.
     embeddings : Tensor
-        (n, E) all parties' last embeddings that are known of these rows.
+        (n, E) last known embeddings of these rows, of all parties.
     y, parts : NDArray
-        (n,) classes, and what each row is for.
+        (n,) classes and parts of the rows, see `Split`.
     classes : int
         Number of classes.
     positives : Sequence[int]
@@ -151,7 +151,7 @@ def read_background(
 
 
 def _read(bare: Sample, matrices: list[Matrix], *, classes: int, positives: Sequence[int]) -> list[Candidate]:
-    """Fit discriminants and a network to columns that are 0 or 1 for each category, trees to category numbers."""
+    """Return readers: discriminants and a network fitted to one-hot categories, trees fitted to category numbers."""
     coded, ordered = (bare.with_columns(matrix) for matrix in matrices)
     trees: Mapping[str, Fit] = {"trees": partial(LEARNERS["trees"], most=MOST_FIT)}
     others: Mapping[str, Fit] = {**DISCRIMINANTS, "network": partial(LEARNERS["network"], most=MOST_FIT)}
@@ -163,7 +163,7 @@ def _read(bare: Sample, matrices: list[Matrix], *, classes: int, positives: Sequ
 
 
 def _matrices(rows: OwnRows, *, words: bool) -> tuple[Matrix, Matrix]:
-    """Return columns and embeddings as rows of numbers: with a column for each category, and with category numbers."""
+    """Return columns and embeddings as two matrices: with one-hot categories, and with category numbers."""
     features = fit_features(rows, ("columns", "embeddings"), words=words)
     every = torch.cat(list(features.pieces(rows))) if features is not None else torch.zeros(len(rows), 0)
     if words or features is None:

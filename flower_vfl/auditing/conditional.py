@@ -2,7 +2,7 @@
 
 A certificate is marginal over rows: it bounds attacks without other information on a row than its gradient. Each
 gradient is (p - y) dh/dz before the noise, with the label party's own prediction p for the row and the slope dh/dz of
-its logit. This oracle knows p, dh/dz and the law of the noise, so that only the label is left open, and ranks rows by
+its logit. This oracle knows p, dh/dz and the law of the noise, so that only the label is unknown, and ranks rows by
 the likelihood ratio of the two labels. No real reader has that knowledge. The oracle is a measurement of the defense.
 """
 
@@ -29,22 +29,22 @@ NEEDS = ("noise", "predictions", "reference", "slopes")
 """Its side information; `reference`, a clean gradient, makes it an oracle for every reader of a result."""
 
 Record = Callable[..., None]
-"""Takes a value by the keywords `step`, `epoch`, `party`, `layer`, `attack`, `metric` and `value`."""
+"""A recorder of a value: the keywords are `step`, `epoch`, `party`, `layer`, `attack`, `metric` and `value`."""
 
 
 class ConditionalOracle:
-    """Scores, step by step, what each party and each group of parties would read with that knowledge.
+    """A scorer of the conditional oracle at each party and each group of parties, step by step.
 
     Parameters
     ----------
     parties : Sequence[str]
-        Feature parties, and groups of them that put together what they see, such as "a+b".
+        Feature parties, and colluding groups of them, such as "a+b".
     labels : NDArray
         (N,) true labels, 0 or 1.
     every : int
         Number of steps from one scored step to the next.
     record : Record
-        Called with each value.
+        Function that is called with each value.
     """
 
     def __init__(self, parties: Sequence[str], labels: NDArray[Any], *, every: int, record: Record) -> None:
@@ -68,13 +68,13 @@ class ConditionalOracle:
         step, epoch : int
             The step and its epoch.
         rows : NDArray
-            (B,) its rows.
+            (B,) rows of the step.
         sent : Mapping[str, Tensor]
-            (B, ...) what was sent to each feature party, in the order of the columns.
+            (B, ...) gradients sent to each feature party, in the order of the columns.
         known : Tensor
             (2, B, D) the gradients before the noise with either label, see `flower_vfl.auditing.noise.hypotheses`.
         noise : Sequence of NoiseModel
-            One for all parties, or one for each, in their order; None where nothing is known of a batch's noise.
+            One model for all parties, or one for each, in their order; None where a batch's noise is unknown.
         """
         places, start = dict[str, slice](), 0
         for party, tensor in sent.items():
@@ -95,15 +95,15 @@ class ConditionalOracle:
                 )
 
     def entries(self) -> list[dict[str, Any]]:
-        """Return one entry a party for `result.json`; none for whom no step could be scored."""
+        """Return one entry for each party with a scored step, for `result.json`."""
         return [{**leaks.result(), "label": CONDITIONAL} for leaks in self._leaks.values() if leaks.values]
 
     def state(self) -> dict[str, Any]:
-        """Return what was measured so far, as plain values and tensors."""
+        """Return the measurements so far, as plain values and tensors."""
         return {name: summary_state(leaks) for name, leaks in self._leaks.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned; counts that are not in it begin at zero."""
+        """Restore the result of `state`; parties that are not in it start without measurements."""
         for name, leaks in self._leaks.items():
             restore_summary(leaks, state.get(name) or summary_state(_summary(name)))
 
@@ -115,30 +115,30 @@ def _summary(party: str) -> LeakSummary:
 def log_ratio(
     sent: Mapping[str, Tensor], known: Tensor, noise: Sequence[NoiseModel | None], places: Mapping[str, slice]
 ) -> Tensor | None:
-    """Return the log-likelihood ratio of each row, (B,), for parties that see this together.
+    """Return the log-likelihood ratio of each row, (B,), for parties that share their gradients.
 
     Parameters
     ----------
     sent : Mapping[str, Tensor]
-        (B, ...) what they received.
+        (B, ...) gradients that each party received.
     known : Tensor
         (2, B, D) gradients before the noise, with label 0 and with label 1.
     noise : Sequence of NoiseModel
-        One for all parties, or one for each of `places`.
+        One model for all parties, or one for each of `places`.
     places : Mapping[str, slice]
         The columns of each feature party, in order.
 
     Returns
     -------
     Tensor or None
-        None where nothing is known of the noise, or the gradients are wider than `WIDEST`.
+        The ratios; None where the noise is unknown, or the gradients are wider than `WIDEST`.
     """
     order = list(places)
-    apart = len(noise) == len(order)  # each party has noise of its own
-    models = [noise[order.index(party)] for party in sent] if apart else [*noise]
+    separate = len(noise) == len(order)  # each party has noise of its own
+    models = [noise[order.index(party)] for party in sent] if separate else [*noise]
     if None in models or sum(places[party].stop - places[party].start for party in sent) > WIDEST:
         return None
-    if not apart:
+    if not separate:
         joined = torch.cat([tensor.flatten(1) for tensor in sent.values()], dim=1)
         return _ratio(models[0], joined, known, [places[party] for party in sent])
     ratios = [

@@ -24,7 +24,7 @@ REFERENCE = "reference"
 """The side information, a clean gradient of the batch, that makes an attack an oracle."""
 
 CONDITIONAL = "conditional_oracle"
-"""The reader that knows each row's prediction and the noise; no attack that a configuration could name."""
+"""Name of the reader that knows each row's prediction and the noise; a configuration cannot name it."""
 
 ORACLES = frozenset({"cosine", "inner_product", CONDITIONAL})
 """Oracles by name, for results that do not list what each attack needs."""
@@ -34,7 +34,7 @@ NO_GRADIENTS = "no_gradients"
 
 
 def sends_nothing(result: Result) -> bool:
-    """Return whether nothing that depends on labels left the label party in a run: there is nothing to attack."""
+    """Return True if nothing that depends on labels left the label party in a run: there is nothing to attack."""
     return result.get("baseline") == NO_GRADIENTS
 
 
@@ -49,12 +49,12 @@ def phase_of(entry: Entry) -> str:
 
 
 def is_remembered(entry: Entry) -> bool:
-    """Return whether an entry belongs to a longitudinal attack, which keeps the gradients of each row over epochs."""
+    """Return True if an entry belongs to a longitudinal attack, which reads the gradients of each row over epochs."""
     return phase_of(entry) == REMEMBERED
 
 
 def is_oracle(result: Result, entry: Entry) -> bool:
-    """Return whether an entry's attack needs what no real attacker has, such as a clean gradient of the batch."""
+    """Return True if an entry's attack needs information that no real attacker has, such as a clean gradient."""
     needs = entry.get("needs")
     if entry.get("attack") == CONDITIONAL or (isinstance(needs, list) and REFERENCE in needs):
         return True
@@ -65,21 +65,18 @@ def is_oracle(result: Result, entry: Entry) -> bool:
 
 
 def on_embeddings(result: Result, attack: str) -> bool:
-    """Return whether an attack, given by its label, reads embeddings: noise on gradients promises nothing there."""
+    """Return True if an attack, given by its label, reads embeddings, which noise on gradients does not protect."""
     return any(a.get("label") == attack and a.get("sees") == "embeddings" for a in result.get("attacks", ()))
 
 
 def as_sent(result: Result, entry: Entry) -> bool:
-    """Return whether an entry measured the sent gradients: defended where the run has a defense."""
+    """Return True if an entry measured the sent gradients: defended ones where the run has a defense."""
     defended = bool(result["defenses"])
     return bool(entry.get("defended", defended)) == defended
 
 
 def received(result: Result) -> list[Entry]:
-    """Return the leak AUCs of the gradients that the parties really received, defended where there is a defense.
-
-    Those of single steps and those of longitudinal attacks.
-    """
+    """Return the leak AUCs of the gradients that the parties received, of single steps and of longitudinal attacks."""
     return [
         entry
         for entry in result["leakage"]
@@ -93,15 +90,15 @@ def read(result: Result) -> list[Entry]:
 
 
 def unrepeated(entries: Sequence[Entry]) -> list[Entry]:
-    """Return entries of one phase without what the monitor repeats: the attack, party and layer of an attacker's.
+    """Return entries of one phase without those of the monitor whose attack, party and layer an attacker reported.
 
     Only the monitor has measured entries that no attacker reported, such as those of colluding parties.
     """
-    reported = {_where(entry) for entry in entries if entry.get("source") != "monitor"}
-    return [entry for entry in entries if entry.get("source") != "monitor" or _where(entry) not in reported]
+    reported = {_key_of(entry) for entry in entries if entry.get("source") != "monitor"}
+    return [entry for entry in entries if entry.get("source") != "monitor" or _key_of(entry) not in reported]
 
 
-def _where(entry: Entry) -> tuple[Any, ...]:
+def _key_of(entry: Entry) -> tuple[Any, ...]:
     return label_of(entry), entry.get("party"), entry.get("layer")
 
 
@@ -111,10 +108,10 @@ def null_of(entry: Entry) -> float:
 
 
 def turns(entry: Entry) -> bool:
-    """Return whether scores of single steps are nearly always wrong, so that turned around they read more labels.
+    """Return True if scores of single steps are nearly always wrong, so that turned around they read more labels.
 
-    The side is chosen once, for all steps of a run: where they are wrong on average as clearly as chance is right in
-    one step of twenty.
+    The side is chosen once, for all steps of a run: scores are turned around where they are wrong on average as
+    clearly as random ones are right in one step of twenty.
 
     Examples
     --------
@@ -130,8 +127,8 @@ def turns(entry: Entry) -> bool:
 def reached(entry: Entry) -> float:
     """Return the leak AUC that an attacker reaches: scores that are nearly always wrong read labels, turned around.
 
-    Of a longitudinal attack, with one AUC over all rows an epoch, the largest. Of single steps, which scatter, it is
-    the q95, of the scores as they are or, see `turns`, turned around.
+    For a longitudinal attack, with one AUC over all rows after each epoch, it is the largest. For single steps, which
+    scatter, it is the q95 of the scores as they are or, see `turns`, turned around.
 
     Examples
     --------
@@ -144,7 +141,7 @@ def reached(entry: Entry) -> float:
 
 
 def turned(entry: Entry) -> float:
-    """Return the q95 of scores turned around; of older results, which do not hold it, the mean turned around."""
+    """Return the q95 of scores turned around; for older results, which lack it, the mean turned around."""
     known = entry.get("q95_turned")
     return 1.0 - float(entry["mean"]) if known is None else float(known)
 

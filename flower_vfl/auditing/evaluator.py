@@ -1,4 +1,4 @@
-"""From attack scores to a measured leak: the only place where attacks meet true labels."""
+"""The evaluator of attacks on training steps: it compares their scores with the true labels."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ class AuditLabels:
     Parameters
     ----------
     rows : int
-        Rows of the training table.
+        Number of rows of the table.
     positives : Sequence[int]
-        Classes that attacks detect, one a scored step, in turn; empty: class 1 of two classes, each of more.
+        Classes that attacks detect, one in each scored step, in turn; if empty, class 1 of two, or all of more.
     """
 
     PIECE = 32_768
-    """Labels in one frame."""
+    """Largest number of labels in one frame."""
 
     CLASSES = 256
-    """Class numbers that a label, one byte, can hold."""
+    """Number of class numbers that a label of one byte can hold."""
 
     def __init__(self, rows: int, *, positives: Sequence[int] = ()) -> None:
         self._labels = np.zeros(rows, dtype=np.uint8)
@@ -55,18 +55,18 @@ class AuditLabels:
 
     @classmethod
     def of(cls, labels: NDArray[Any], *, classes: int = 2, positives: Sequence[int] = ()) -> AuditLabels:
-        """Wrap labels that are at hand."""
+        """Return complete audit labels with these class numbers."""
         audit = cls(0, positives=positives)
         audit._labels, audit._filled, audit.classes = labels, len(labels), classes
         return audit
 
     def fill(self, offset: int, piece: torch.Tensor, *, classes: int) -> None:
-        """Put in one piece; pieces come in their order.
+        """Fill in one piece; the pieces must come in order.
 
         Raises
         ------
         ProtocolError
-            When it does not follow the last piece, and for a number of classes that cannot be.
+            When the piece does not follow the last one, or the number of classes is impossible.
         """
         if not 2 <= classes <= self.CLASSES:
             raise ProtocolError(f"audit labels of {classes} classes came; 2 to {self.CLASSES} are possible")
@@ -83,12 +83,12 @@ class AuditLabels:
 
     @property
     def complete(self) -> bool:
-        """True if all labels are there."""
+        """True if all labels are filled in."""
         return self._filled == len(self._labels)
 
     @property
     def positives(self) -> Sequence[int]:
-        """The classes that are detected, one a scored step, in turn."""
+        """The classes that are detected, one in each scored step, in turn."""
         return self._positives or ((1,) if self.classes == 2 else range(self.classes))
 
     def positive(self, turn: int) -> int:
@@ -109,7 +109,7 @@ class Reference:
     row
         Position of that positive in the batch; it is left out of the measurement.
     gradients
-        (D,) for each layer at which it is known.
+        (D,) the clean gradient, for each layer at which it is known.
     """
 
     row: int
@@ -119,8 +119,8 @@ class Reference:
 def draw_positives(labels: NDArray[Any], step: int, kind: str) -> NDArray[np.int64]:
     """Return the positions of the batch's positives in random order.
 
-    The draw depends on the step and on what it is for, on nothing else: every engine, every party and a run that goes
-    on after an interruption draw the same, and two defenses that are compared are attacked with the same knowledge.
+    The draw depends on the step and on its purpose alone: every engine, every party and a resumed run draw the same,
+    and two defenses are compared with the same side information.
     """
     positives = np.flatnonzero(labels)
     numbers = positives.astype(np.uint64) + np.uint64((_DRAWS[kind] << 60) + (step << 24))
@@ -130,13 +130,13 @@ def draw_positives(labels: NDArray[Any], step: int, kind: str) -> NDArray[np.int
 def draw_examples(labels: NDArray[Any], draw: int, *, classes: int, count: int) -> NDArray[np.int64]:
     """Return the rows (C * count,) of labelled examples that leak, the same number of each class.
 
-    The draw depends on its number and on nothing else, and a smaller one is part of a larger one: two defenses, and two
-    numbers of leaked labels, are compared with the same knowledge.
+    The draw depends on its number alone, and a smaller one is part of a larger one: two defenses, and two numbers of
+    leaked labels, are compared with the same side information.
 
     Raises
     ------
     ConfigError
-        When a class has fewer rows than that.
+        When a class has fewer rows than ``count``.
     """
     drawn = []
     for number in range(classes):
@@ -152,21 +152,21 @@ def draw_examples(labels: NDArray[Any], draw: int, *, classes: int, count: int) 
 
 
 def check_side_information(attacks: Iterable[Attack], *, positives: int, batch_size: int) -> None:
-    """Refuse attacks that nobody could tell what they need in any batch.
+    """Refuse attacks whose side information no batch can supply.
 
     Parameters
     ----------
     attacks : Iterable[Attack]
         The attacks that are run.
     positives : int
-        Positives among the training rows.
+        Number of positives among the training rows.
     batch_size : int
-        Rows of one step.
+        Number of rows of one step.
 
     Raises
     ------
     ConfigError
-        For hints that leave no positive to find, and for side information that does not exist.
+        When side information does not exist, or leaves no positive to detect.
     """
     for attack in attacks:
         unknown = attack.needs - KINDS.keys()
@@ -188,7 +188,7 @@ def check_side_information(attacks: Iterable[Attack], *, positives: int, batch_s
 
 @contextmanager
 def naming(attack: AttackMethod) -> Iterator[None]:
-    """Let an error about an attack's scores begin with the attack's name."""
+    """Prefix an error about an attack's scores with the attack's name."""
     try:
         yield
     except ArgumentError as error:
@@ -196,7 +196,7 @@ def naming(attack: AttackMethod) -> Iterator[None]:
 
 
 class Oracle:
-    """A chooser of the positive with the clean gradient that oracle attacks receive.
+    """A source of the clean gradient of one positive of each batch, for oracle attacks.
 
     Parameters
     ----------
@@ -205,11 +205,11 @@ class Oracle:
     labels : AuditLabels
         The true labels.
     every : int
-        Steps that are scored: each so many.
+        Number of steps from one scored step to the next.
     """
 
     def __init__(self, attacks: Sequence[Attack], labels: AuditLabels, every: int) -> None:
-        self._wanted = any(REFERENCE in attack.needs for attack in attacks)
+        self._needed = any(REFERENCE in attack.needs for attack in attacks)
         self._labels, self._every = labels, every
 
     def positives_in(self, step: int, rows: Rows) -> NDArray[np.bool_]:
@@ -225,11 +225,11 @@ class Oracle:
         step : int
             The step.
         rows : Rows
-            (B,) its rows.
+            (B,) rows of the step.
         clean : Mapping[str, Tensor]
             (B, ...) cut gradients before any defense, by party.
         """
-        if not self._wanted or step % self._every:
+        if not self._needed or step % self._every:
             return {}
         positives = draw_positives(self.positives_in(step, rows), step, REFERENCE)
         if not positives.size:
@@ -241,9 +241,9 @@ class Oracle:
 class AttackEvaluator:
     """An evaluator that runs attacks on a transcript's last step and records their accuracy.
 
-    It also tells attacks the side information that they declare, and leaves the examples that supplied it out: the
-    reference comes from an `Oracle`, hints are the gradients of positives that it draws from the true labels. A batch
-    that has too few positives for that is counted with the batches of one class.
+    It also gives attacks the side information that they declare, and does not measure the examples that supplied it:
+    the reference comes from an `Oracle`, hints are the gradients of positives that it draws from the true labels. A
+    batch with too few positives for that is counted with the batches of one class.
 
     Parameters
     ----------
@@ -264,11 +264,11 @@ class AttackEvaluator:
     every : int
         Number of steps from one scored step to the next.
     together : int
-        Number of steps that are read in a row, which takes half of the time: between two steps of training nothing that
-        this needs is in the processor's caches.
+        Number of steps that are scored in a row, which takes half of the time: between two steps of training the
+        processor's caches have none of the needed data.
     view : str
-        Prefix of the names of the values for `recorder`, as in "monitor_auc" and "monitor_detection_error"; by
-        default nothing for an attacker's, "monitor" for the monitor's.
+        Prefix of the metrics' names in `recorder`, as in "monitor_auc" and "monitor_detection_error"; by default empty
+        for an attacker, "monitor" for the monitor.
     """
 
     def __init__(
@@ -296,14 +296,14 @@ class AttackEvaluator:
         ]
         self._shared_state = SharedStateCheck([leaks.attack for leaks in self._leaks])
         self._epoch: tuple[int, list[list[float]]] = (-1, [])
-        self._hinted = any(HINTS in attack.needs for attack in attacks)
+        self._needs_hints = any(HINTS in attack.needs for attack in attacks)
         self._leaked: dict[int, NDArray[np.int64]] = {}
-        self._together, self._waiting = together, list[PendingStep]()
+        self._together, self._pending = together, list[PendingStep]()
         self.latest = math.nan
-        """The largest leak of the last step that was compared; it lags by what waits."""
+        """The largest leak of the last compared step; pending steps are not in it."""
 
     def scores(self, step: int) -> bool:
-        """Return whether a step is scored."""
+        """Return True if a step is scored."""
         return step % self._every == 0
 
     def score(self, transcript: Transcript, reference: Reference | None = None) -> None:
@@ -312,7 +312,7 @@ class AttackEvaluator:
         Raises
         ------
         ConfigError
-            When an attack writes into what it is shown, or its instances share state.
+            When an attack writes into its inputs, or its instances share state.
         """
         trace = transcript.last
         if not self.scores(trace.step):
@@ -320,23 +320,23 @@ class AttackEvaluator:
         labels, positive = self._labels.at(trace.rows), self._labels.positive(trace.step // self._every)
         nothing = SideInformation(classes=self._labels.classes)
         # An attack with k hints knows the first k positives, at every layer the same.
-        hinted = draw_positives(labels == positive, trace.step, HINTS) if self._hinted else nothing.left_out
+        hinted = draw_positives(labels == positive, trace.step, HINTS) if self._needs_hints else nothing.left_out
         shown = [trace.embedding, *trace.gradients.values(), *trace.outputs.values()]
         shown += [] if reference is None else reference.gradients.values()
         step = PendingStep(trace.step, trace.epoch, labels, positive)
         for place, leaks in enumerate(self._leaks):
-            side = self._tell(leaks, transcript, reference, hinted) if leaks.attack.needs else nothing
+            side = self._side_information(leaks, transcript, reference, hinted) if leaks.attack.needs else nothing
             step.add((leaks.attack, leaks.layer), transcript, side, shown)
             self._shared_state.compare(place, transcript, leaks.layer, side, step.scores[-1])
-        self._waiting.append(step)
-        if len(self._waiting) >= self._together or sum(one.held for one in self._waiting) > HELD:
+        self._pending.append(step)
+        if len(self._pending) >= self._together or sum(one.held for one in self._pending) > HELD:
             self.settle()
 
     def settle(self) -> None:
-        """Compare what attacks say of the steps that wait with the true labels, and write down what comes out."""
-        waiting, self._waiting = self._waiting, []
-        answer([(leaks.attack, leaks.layer) for leaks in self._leaks], waiting)
-        for step in waiting:
+        """Score the pending steps, compare the scores with the true labels, and record the results."""
+        pending, self._pending = self._pending, []
+        answer([(leaks.attack, leaks.layer) for leaks in self._leaks], pending)
+        for step in pending:
             self._compare(step)
 
     def _compare(self, scored: PendingStep) -> None:
@@ -353,8 +353,8 @@ class AttackEvaluator:
             with naming(leaks.attack):
                 value, error = (math.nan, math.nan) if found is None else _measure(*found, labels)
             counted = labels if found is None else np.delete(labels, found[1])
-            others = int(np.count_nonzero(counted))
-            leaks.add(scored.positive, value, len(counted) - others, others, error)
+            positives = int(np.count_nonzero(counted))
+            leaks.add(scored.positive, value, len(counted) - positives, positives, error)
             self._record(leaks, scored, auc=value, detection_error=error)
             if not math.isnan(value):
                 seen.append(value)
@@ -364,7 +364,7 @@ class AttackEvaluator:
     def _compare_groups(
         self, leaks: StepLeaks, scored: PendingStep, found: tuple[NDArray[Any], NDArray[np.int64]] | None
     ) -> None:
-        """Measure groups without names, and the same groups given to the rows in random order."""
+        """Record the accuracy of groups without names, and that of the same groups in random order of the rows."""
         value = null = math.nan
         if found is not None and len(np.unique(scored.labels)) > 1:
             kept = np.setdiff1d(np.arange(len(scored.labels)), found[1])
@@ -387,10 +387,10 @@ class AttackEvaluator:
                 value=value,
             )
 
-    def _tell(
+    def _side_information(
         self, leaks: StepLeaks, transcript: Transcript, reference: Reference | None, hinted: NDArray[np.int64]
     ) -> SideInformation | None:
-        """Return what the attack declares that it needs; None where the batch does not have it."""
+        """Return the side information that the attack declares; None where the batch lacks it."""
         attack, layer = leaks.attack, leaks.layer
         tensors: dict[str, torch.Tensor] = {}
         left_out: list[int] = []
@@ -417,7 +417,7 @@ class AttackEvaluator:
         return None
 
     def _known_labels(self, attack: Attack, transcript: Transcript) -> tuple[NDArray[np.int64], torch.Tensor]:
-        """Return which rows of the batch an attack knows, and (B,) what it knows of all."""
+        """Return the positions in the batch whose labels an attack knows, and its `LABELS` information, (B,)."""
         if attack.leaks not in self._leaked:
             count = {"classes": self._labels.classes, "count": attack.leaks}
             self._leaked[attack.leaks] = draw_examples(self._labels.numbers, 0, **count)
@@ -445,12 +445,12 @@ class AttackEvaluator:
         return max((nearest_rank(side) for values in seen for side in (values, 1.0 - values)), default=math.nan)
 
     def entries(self) -> list[dict[str, Any]]:
-        """Return one entry an attack and layer for `result.json`."""
+        """Return one entry for each attack and layer, for `result.json`."""
         self.settle()
         return [leaks.result() for leaks in self._leaks]
 
     def state(self) -> dict[str, Any]:
-        """Return what was measured so far, and what the attacks keep, as plain values and tensors."""
+        """Return the measurements so far, and the attacks' states, as plain values and tensors."""
         self.settle()
         return {
             "epoch": list(self._epoch),
@@ -460,8 +460,8 @@ class AttackEvaluator:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
-        self._waiting = []
+        """Restore the result of `state`."""
+        self._pending = []
         self._shared_state.stop()
         epoch, seen = state["epoch"]
         self._epoch, self.latest = (epoch, [list(values) for values in seen]), state["latest"]
@@ -471,7 +471,7 @@ class AttackEvaluator:
 
 
 def evaluator_state(measured: Sequence[Measured]) -> dict[str, Any]:
-    """Return the `state` of an `AttackEvaluator` that had measured all this, an entry for each attack and layer."""
+    """Return the `state` of an `AttackEvaluator` with these results, one for each attack and layer."""
     epoch = int(measured[0].epochs[-1]) if measured and len(measured[0].epochs) else -1
     seen = [entry.values[(entry.epochs == epoch) & ~np.isnan(entry.values)].tolist() for entry in measured]
     last = [float(entry.values[-1]) for entry in measured if len(entry.values) and not np.isnan(entry.values[-1])]

@@ -14,10 +14,10 @@ from flower_vfl.attacks.rows import as_rows
 from flower_vfl.auditing.members import ALONE, Members
 
 MORE = 8
-"""Quantities beside the gradient itself."""
+"""Number of quantities beside the gradient itself."""
 
 DIRECTIONS = 4
-"""Principal directions of the batch that are removed from the residual."""
+"""Number of principal directions of the batch that are removed from the residual."""
 
 _TINY = 1e-6
 """Length below which a row counts as zero, where a batch's root mean square is 1."""
@@ -28,13 +28,13 @@ class GradientFeatures:
 
     The columns are the gradient in units of its batch, so that all steps have equal weight, the logarithm of the row's
     length, its distance from the batch's root mean square, the logarithm of the row's residual length without the first
-    principal directions, the share of exact zeros, how evenly its entries are spread, its cosine with the batch's mean,
-    and its place along the first principal direction, which is followed from batch to batch, signed and not.
+    principal directions, the share of exact zeros, the evenness of its entries, its cosine with the batch's mean,
+    and its position along the first principal direction, which is tracked from batch to batch, signed and absolute.
 
     Parameters
     ----------
     members : Members
-        Parties, with their gradients side by side. The quantities of each member's gradient follow those of the whole.
+        Parties whose gradients are side by side. The quantities of each member's gradient follow those of the whole.
     """
 
     def __init__(self, members: Members = ALONE) -> None:
@@ -63,11 +63,11 @@ class GradientFeatures:
         return found
 
     def state(self) -> list[dict[str, Tensor]]:
-        """Return what a resumed run needs."""
+        """Return the state that a resumed run needs."""
         return [follower.state() for follower in self._followers]
 
     def restore(self, state: Sequence[dict[str, Tensor]]) -> None:
-        """Take up what `state` returned."""
+        """Restore the result of `state`."""
         for follower, entry in zip(self._followers, state, strict=True):
             follower.restore(entry)
 
@@ -98,8 +98,8 @@ def _quantities(x: Tensor, follower: Follower) -> Tensor:
 def with_embeddings(columns: Tensor, z: Tensor) -> Tensor:
     """Return the columns (B, F') of a reader that has embeddings (B, ...) beside gradient columns (B, F).
 
-    The gradients are the first of these columns, as wide as the embeddings. Entrywise products and their sum stand
-    beside both: a label may be hidden in the sign of one relative to the other.
+    The gradients are the first of these columns, as wide as the embeddings. Entrywise products and their sum are added
+    to both: a label may be hidden in the sign of one relative to the other.
     """
     rows = as_rows(z).float()
     products = columns[:, : rows.shape[1]] * rows

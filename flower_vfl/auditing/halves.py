@@ -1,4 +1,4 @@
-"""Rows are split once: readers are fitted on some, one of them is chosen on others, and it is scored on the rest."""
+"""The split of a table's rows: some to fit readers, some to choose one of them, the rest to score it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from numpy.typing import NDArray
 from flower_vfl.rng import scattered
 
 FIT, CHOOSE, SCORE, CANARY = 0, 1, 2, 3
-"""The purposes of the parts of the rows; a row stays in its part over the epochs."""
+"""The parts of the rows: to fit readers, to choose one, to score it, and canaries; they stay the same in all epochs."""
 
 _SHARES = (0.35, 0.5)
-"""Up to where, of all rows, those to fit and those to choose lie: the two make one half."""
+"""Cumulative shares of the rows to fit and of those to choose: together one half."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A split of a table's rows that needs no memory.
+    """A split of a table's rows by hashes of their numbers, which needs no memory.
 
     Parameters
     ----------
     seed
-        Its seed, from the label party's secret, so that no party knows the rows on which its gradients are scored.
+        Seed of the hashes, from the label party's secret, so that no party knows the rows on which its gradients are
+        scored.
     canaries
         (m,) rows whose labels are coins, sorted: they are in no other part.
 
@@ -44,6 +45,6 @@ class Split:
         return found
 
     def places(self, rows: NDArray[np.integer], purpose: int = 0) -> NDArray[np.float64]:
-        """Return a number from 0 to 1 for each row (n,); for another purpose another one."""
+        """Return a pseudorandom number from 0 to 1 for each row (n,), a different one for each purpose."""
         start = (self.seed + purpose * 0x9E3779B97F4A7C15) % 2**64
         return np.asarray((scattered(rows.astype(np.uint64), start=start) >> np.uint64(11)) / 2.0**53)

@@ -1,8 +1,8 @@
-"""The informed audit: readers that the label party fits to its own labels, of what it sends to one party.
+"""The informed audit: readers of the gradients sent to one party, which the label party fits to its own labels.
 
-A named attack is one way to look. A reader that was fitted to the labels of half of the rows is the best of many ways,
-and it breaks a defense that no named attack breaks. The label party has all labels: it needs nobody's help for this,
-and nothing of it leaves.
+A named attack is one fixed rule. A reader that was fitted to the labels of half of the rows is the best of many rules,
+and can break a defense that no named attack breaks. The label party has all labels: it needs no other party for the
+audit, and sends nothing of it.
 """
 
 from __future__ import annotations
@@ -54,31 +54,31 @@ from flower_vfl.protocol.schedule import Rows, Schedule
 from flower_vfl.protocol.tensors import brought
 
 DIRECTION = "remembered_direction"
-"""The attack on all epochs that the panel is read by, which needs no label."""
+"""Name of the longitudinal attack on the panel, which needs no label."""
 
 MOST_BYTES = 1 << 27
-"""Of one sample of rows, and of the panel."""
+"""Largest number of bytes of one sample of rows, and of the panel."""
 
 QUICK = 4096
-"""Rows of an epoch that discriminants read while training goes on."""
+"""Largest number of rows of an epoch that discriminants read during training."""
 
 SMALLEST_FIT = 2048
-"""Rows to which trees and a network are fitted at least, however many audits there are."""
+"""Smallest limit of the rows to which trees and a network are fitted, for any number of audits."""
 
 Views: TypeAlias = list[tuple[str, Tensor]]
-"""The numbers that readers may use: the columns (n, F) of all, named "", and those of each member of a group."""
+"""Inputs of readers: the columns (n, F) of all members, named "", and those of each member of a group."""
 
 _GRADIENTS, _EMBEDDINGS = "gradients", "embeddings"
 
 
 def informed_rows(wanted: int, numbers: int) -> int:
-    """Return how many rows of so many numbers each are kept: as many as are wanted, in bounded memory."""
+    """Return the number of rows to keep, of ``numbers`` numbers each: at most ``wanted``, within `MOST_BYTES`."""
     return min(wanted, MOST_BYTES // (4 * max(numbers, 1)))
 
 
 @dataclass(slots=True)
-class _Directions:
-    """Labels read along the panel's first direction, epoch by epoch."""
+class _DirectionResults:
+    """The results of the attack `DIRECTION` on the panel, epoch by epoch."""
 
     summary: LeakSummary
     epochs: list[int] = field(default_factory=list)
@@ -100,7 +100,7 @@ class _Directions:
 
 
 class InformedAudit:
-    """Keeps a bounded sample of one party's embeddings and received gradients, and lets informed readers read it.
+    """An audit of one party: a bounded sample of its embeddings and received gradients, and the readers of it.
 
     While training goes on, discriminants read the sample of each epoch. At the end all readers read the sample of the
     epoch that leaked most, each batch of it, and a panel of rows that was followed over all epochs.
@@ -156,7 +156,7 @@ class InformedAudit:
         self._labels, self._classes, self._positives = labels, classes, list(positives)
         self._schedule, self._split, self._party = schedule, split, party
         self._defended, self._recorder = defended, recorder
-        self._wanted, self._every, self._reads_direction = rows, every, direction and len(self._positives) == 1
+        self._most_rows, self._every, self._reads_direction = rows, every, direction and len(self._positives) == 1
         most = max(LARGEST_FIT // audits, SMALLEST_FIT)
         self._fits: dict[str, Fit] = {
             **DISCRIMINANTS,
@@ -164,9 +164,9 @@ class InformedAudit:
         }
         self._names, self._members, self._features = tuple(members), ALONE, GradientFeatures()
         self._panel: RowPanel | None = None
-        self._now, self._kept = Collected(), Collected()
+        self._current, self._kept = Collected(), Collected()
         self._kept_auc = -math.inf
-        self._directions = _Directions(
+        self._directions = _DirectionResults(
             LeakSummary(DIRECTION, party, phase="remembered", source="monitor", defended=defended)
         )
         self._pending: list[tuple[int, int, Rows, Tensor, Tensor]] = []
@@ -177,10 +177,10 @@ class InformedAudit:
     def observe(self, step: int, epoch: int, rows: Rows, z: Tensor, g: Tensor, widths: Sequence[int] = ()) -> None:
         """Take in one step: received embeddings (B, ...) and the gradients (B, ...) that are sent.
 
-        Of a group, ``widths`` are the numbers of each member in a row of both.
+        For a group, ``widths`` are the numbers of columns of each member, in embeddings as in gradients.
         """
         if self._names != self._members.names:
-            self._join(widths)
+            self._set_members(widths)
         self._pending.append((step, epoch, rows, z, g))
         last = step == self._schedule.steps_of(epoch)[-1]
         held = sum(z.nbytes + g.nbytes for *_, z, g in self._pending)
@@ -189,60 +189,60 @@ class InformedAudit:
         if last:
             self._end_epoch(step, epoch)
 
-    def _join(self, widths: Sequence[int]) -> None:
-        """Set the members' widths; empty before the first batch."""
+    def _set_members(self, widths: Sequence[int]) -> None:
+        """Set the members with their widths, which are empty before the first batch."""
         self._members = Members(self._names, tuple(widths)) if widths else ALONE
         self._features = GradientFeatures(self._members)
 
     def _settle(self) -> None:
-        """Take in the steps that wait, in main memory: in a row they take less time, and a GPU is waited for once."""
+        """Process the pending steps in main memory: in a row they take less time, and a GPU is waited for once."""
         pending, self._pending = self._pending, []
         tensors = [as_rows(tensor) for _, _, _, z, g in pending for tensor in (z, g)]
         if tensors and tensors[0].device.type != "cpu":
             tensors = brought(tensors)
         for (step, epoch, rows, _, _), z, g in zip(pending, tensors[::2], tensors[1::2], strict=True):
-            self._take(step, epoch, rows, z.float(), g)
+            self._add_step(step, epoch, rows, z.float(), g)
 
-    def _take(self, step: int, epoch: int, rows: Rows, z: Tensor, g: Tensor) -> None:
-        panel = self._panel or self._begin(g.shape[1], z.shape[1])
+    def _add_step(self, step: int, epoch: int, rows: Rows, z: Tensor, g: Tensor) -> None:
+        panel = self._panel or self._make_panel(g.shape[1], z.shape[1])
         found, places = panel.places(rows)
         if found.size:
             x, at = centred_in_batch_units(g), torch.from_numpy(found)
             panel.add(places, x.index_select(0, at), z.index_select(0, at))
         first = self._schedule.steps_of(epoch)[0]
         if (step - first) % self._stride(epoch, g.shape[1], z.shape[1]) == 0:
-            self._now.add(step, rows, self._features.of(g), z)
+            self._current.add(step, rows, self._features.of(g), z)
 
-    def _begin(self, width: int, z_width: int) -> RowPanel:
-        count = informed_rows(self._wanted // 4, 3 * width + z_width)
+    def _make_panel(self, width: int, z_width: int) -> RowPanel:
+        count = informed_rows(self._most_rows // 4, 3 * width + z_width)
         membership = Membership(self._split, self._labels, self._classes, count)
         self._panel = RowPanel(membership, width, z_width, self._members)
         return self._panel
 
     def _stride(self, epoch: int, width: int, z_width: int) -> int:
-        """Return which steps of an epoch are sampled, each so many: all of it where it fits."""
+        """Return the number of steps from one sampled step of an epoch to the next, so that the sample fits."""
         steps = self._schedule.steps_of(epoch)
         batch = self._schedule.batch_rows(steps[0])
-        most = max(1, informed_rows(self._wanted, width + self._features.more + z_width) // max(batch, 1))
+        most = max(1, informed_rows(self._most_rows, width + self._features.more + z_width) // max(batch, 1))
         return max(self._every, -(-len(steps) // most))
 
     def _end_epoch(self, step: int, epoch: int) -> None:
-        """Let discriminants read the epoch's sample, keep it where it gives most away, and read the panel."""
+        """Fit discriminants to the epoch's sample, keep it if it leaks most so far, and attack the panel."""
         if self._panel is not None:
             self._panel.settle()
-        sample = self._sample(self._now).thinned(self._classes, QUICK)
+        sample = self._sample(self._current).thinned(self._classes, QUICK)
         chosen = best(self._read(sample, self._features.views(torch.from_numpy(sample.x)), EPOCH, DISCRIMINANTS))
         if chosen is not None:
             self._add(step, epoch, INFORMED, "auc", leak_auc(chosen.scores, chosen.labels))
         reached = -1.0 if chosen is None else chosen.chosen_by
-        if reached > self._kept_auc and self._now.steps:
-            self._kept, self._kept_auc = self._now, reached
-        self._now = Collected()
+        if reached > self._kept_auc and self._current.steps:
+            self._kept, self._kept_auc = self._current, reached
+        self._current = Collected()
         if self._reads_direction and self._panel is not None:
             self._read_direction(step, epoch, self._panel)
 
     def _read_direction(self, step: int, epoch: int, panel: RowPanel) -> None:
-        """Read labels along the first direction of what was received for the rows of the panel drawn at random."""
+        """Score the randomly drawn rows of the panel along the first direction of their mean gradients."""
         rows = panel.arrived.numpy() & panel.random
         labels = self._labels[panel.rows[rows]] == self._positives[0]
         positives = int(np.count_nonzero(labels))
@@ -283,8 +283,8 @@ class InformedAudit:
         for place, (name, mean) in enumerate(self._members.views(panel.mean[rows])):
             lengths = torch.linalg.vector_norm(mean, dim=1).clamp(min=1e-6).log()
             ends = [dict(self._members.views(kept[rows]))[name] for kept in (panel.first, panel.last)]
-            alike = torch.stack([lengths, lengths + times / 2], dim=1)  # how much of the gradients the epochs share
-            views.append((name, torch.cat([mean, *ends, alike, panel.lengths[rows, place]], dim=1)))
+            agreement = torch.stack([lengths, lengths + times / 2], dim=1)  # agreement of the epochs' gradients
+            views.append((name, torch.cat([mean, *ends, agreement, panel.lengths[rows, place]], dim=1)))
         at = panel.rows[rows.numpy()]
         bare = Sample(np.zeros((len(at), 0)), self._labels[at].astype(np.int64), self._split.parts(at))
         return bare, views, self._members.views(panel.embeddings[rows])
@@ -292,7 +292,7 @@ class InformedAudit:
     def _read(
         self, sample: Sample, views: Views, span: str, fits: Mapping[str, Fit], *, sure: float = math.inf
     ) -> list[Candidate]:
-        """Fit readers to the rows of a sample, by all numbers that their parties have and by those of each member."""
+        """Return readers fitted to the rows of a sample, on the columns of all members and on those of each member."""
         return [
             replace(candidate, member=name)
             for name, x in views
@@ -324,9 +324,9 @@ class InformedAudit:
         return rows, joint_view(tables, rows, panel.mean[arrived], panel.embeddings[arrived])
 
     def read_columns(self, tables: Sequence[PartyTable]) -> None:
-        """Let readers read the followed rows with the columns of their parties, which a simulation has; once.
+        """Fit readers to the panel together with the columns of its parties, which only a simulation has; called once.
 
-        Call it before `finish`, which lets go of what was kept.
+        Call it before `finish`, which drops the panel.
         """
         found = self.panel_of(tables, random=False)
         if found is None:
@@ -346,12 +346,12 @@ class InformedAudit:
         self._with_columns = [entry]
 
     def finish(self) -> None:
-        """Let all readers read what was kept; called once, when training has ended."""
+        """Fit all readers to the kept sample and to the panel; called once, when training has ended."""
         self._settle()
         if self._panel is not None:
             self._panel.settle()
         if not self._kept.steps:
-            self._kept, self._now = self._now, Collected()  # ended within the first epoch
+            self._kept, self._current = self._current, Collected()  # training ended within the first epoch
         whole, sample = self._fits, self._sample(self._kept)
         gradients, z = self._features.views(self._kept.columns), self._members.views(self._kept.embeddings)
         alone = self._read(sample, gradients, EPOCH, whole, sure=SURE)
@@ -361,7 +361,7 @@ class InformedAudit:
         baselines = {EPOCH: self._read(sample, z, EPOCH, whole)}
         repeated = self._panel is not None and bool((self._panel.times > 1).any())
         followed = self._read_panel(whole if repeated else DISCRIMINANTS)
-        if repeated:  # of rows that came once the readers of an epoch say as much
+        if repeated:  # for rows that occurred once, the readers of an epoch give the same
             alone, joint = alone + followed[0], joint + followed[1]
             baselines[EPOCHS] = followed[2]
         missing = "" if sample.readable(self._positives) else sample.lacking(self._positives[0])
@@ -369,10 +369,10 @@ class InformedAudit:
             self._entry([_GRADIENTS], alone, None, missing),
             self._entry([_GRADIENTS, _EMBEDDINGS], joint, baselines, missing),
         ]
-        self._now, self._kept, self._panel = Collected(), Collected(), None
+        self._current, self._kept, self._panel = Collected(), Collected(), None
 
     def _read_panel(self, fits: Mapping[str, Fit]) -> tuple[list[Candidate], list[Candidate], list[Candidate]]:
-        """Let readers read the panel: its gradients, these with embeddings, embeddings alone; keep what they say."""
+        """Return readers of the panel's gradients, of these with embeddings, of embeddings; keep them as evidence."""
         panel = self._panel_sample()
         if panel is None or self._panel is None:
             return [], [], []
@@ -388,7 +388,7 @@ class InformedAudit:
         return alone, joint, baselines
 
     def take_evidence(self) -> Evidence:
-        """Return what readers say of rows that they were not fitted to, after `finish`, and let go of it."""
+        """Return the readers' scores of rows that they were not fitted to, after `finish`, and drop them."""
         found, self._evidence = self._evidence, replace(self._evidence, readers=(), without=())
         return found
 
@@ -419,32 +419,32 @@ class InformedAudit:
         return {**entry, **measured(chosen, found, baseline)}
 
     def entries(self) -> list[dict[str, Any]]:
-        """Return the entries of ``result.json``; before `finish`, those of the panel alone."""
+        """Return the entries of ``result.json``; before `finish`, those of the panel only."""
         return [*self._directions.entries(), *(self._entries or []), *self._with_columns]
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs, as plain values and tensors."""
+        """Return the state that a resumed run needs, as plain values and tensors."""
         self._settle()
         return {
             "widths": list(self._members.widths),
             "features": self._features.state(),
             "panel": None if self._panel is None else self._panel.state(),
-            "now": self._now.state(),
+            "now": self._current.state(),
             "kept": self._kept.state(),
             "kept_auc": self._kept_auc,
             "directions": self._directions.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state` returned."""
+        """Restore the result of `state`."""
         self._pending, self._entries, self._with_columns = [], None, []
-        self._join(state["widths"])
+        self._set_members(state["widths"])
         self._features.restore(state["features"])
-        self._now, self._kept = Collected.of(state["now"]), Collected.of(state["kept"])
+        self._current, self._kept = Collected.of(state["now"]), Collected.of(state["kept"])
         self._kept_auc = state["kept_auc"]
         self._directions.restore(state["directions"])
         if state["panel"] is not None:
             widths = state["panel"]["sums"].shape[1], state["panel"]["embeddings"].shape[1]
-            self._begin(*widths).restore(state["panel"])
+            self._make_panel(*widths).restore(state["panel"])
         else:
             self._panel = None

@@ -1,11 +1,11 @@
-"""Joint attacks meet true labels: what a party reads of gradients with its own columns, and what it could know anyway.
+"""The evaluator of joint attacks: their scores are compared with true labels, and with readers without gradients.
 
 Each attack is scored on training rows and on test rows, and compared with the best reader that sees no gradient. That
-one is chosen on the other rows, so that the choice costs the comparison nothing.
+one is chosen on the other rows, so that the choice does not bias the comparison.
 
-A p-value of the advantage is reported where scores depend on the row's own gradient: gradients that carry nothing then
-add noise, and the advantage is not above 0. A regression of all rows' gradients is different. Of gradients that carry
-nothing it still follows the directions in which the columns vary most, to a random side, and that may read labels.
+A p-value of the advantage is reported where scores depend on the row's own gradient: uninformative gradients then add
+noise, and the advantage is not above 0. A regression on all rows' gradients is different. On uninformative gradients
+it still follows the directions in which the columns vary most, with a random sign, and that may read labels.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from flower_vfl.rng import scattered
 _log = logging.getLogger(__name__)
 
 JOINT = "joint"
-"""The phase of an entry of `result.json` that was read of gradients, columns and embeddings together."""
+"""The phase, in `result.json`, of attacks on gradients, columns and embeddings together."""
 
 WITHOUT_OWN = "without the row's own gradient"
-"""A baseline: the same reader, of a row as if it were somebody else's."""
+"""Name of a baseline: the scores of the same reader without each row's own gradient."""
 
 ROWS, TEST_ROWS, WIDE_ROWS = 1 << 17, 1 << 15, 1 << 13
-"""Training rows and test rows that are read at most, and either where a row of columns is wider than 1,024 numbers."""
+"""Largest numbers of training rows, of test rows, and of either where a row has more than 1,024 numbers in columns."""
 
 BYTES = 64 << 20
-"""Largest number of bytes of gradients that are held; of wider ones, fewer rows are."""
+"""Largest number of bytes of the sampled gradients; of wider ones, fewer rows are sampled."""
 
 Labels = NDArray[np.bool_]
 
 
 def sample_rows(rows: NDArray[np.integer], most: int) -> NDArray[np.int64]:
-    """Return at most so many of some rows, sorted: those with the smallest hashes, the same in each run.
+    """Return at most ``most`` of the rows, sorted: those with the smallest hashes, the same in each run.
 
     Examples
     --------
@@ -62,7 +62,7 @@ def sample_rows(rows: NDArray[np.integer], most: int) -> NDArray[np.int64]:
 
 
 def most_rows(width: int, *, columns: int) -> int:
-    """Return how many training rows are read, of gradients of so many numbers and so many columns."""
+    """Return the largest number of training rows to read, by the numbers in a row's gradient and in its columns."""
     return min(WIDE_ROWS if columns > 1024 else ROWS, max(1, BYTES // (4 * max(1, width))))
 
 
@@ -73,7 +73,7 @@ class JointLabels:
     Attributes
     ----------
     train, test
-        (n,) and (N,); ``test`` is empty where there are no test rows.
+        (n,) labels of training rows and (N,) of test rows; ``test`` is empty where there are no test rows.
     """
 
     train: Labels
@@ -81,7 +81,7 @@ class JointLabels:
 
 
 class JointEvaluator:
-    """An evaluator that compares the scores of joint attacks with true labels, and with those without the gradients.
+    """An evaluator that compares joint attacks with the true labels, and with readers without gradients.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ class JointEvaluator:
     classes : int
         Number of classes.
     source : str
-        "attacker", or "monitor" of parties that put together what they see.
+        "attacker", or "monitor" for colluding parties.
     """
 
     def __init__(
@@ -106,20 +106,20 @@ class JointEvaluator:
     def entries(self, attack: JointAttack, view: JointView, labels: JointLabels) -> list[dict[str, Any]]:
         """Run an attack and return one entry for training rows and one for test rows, for `result.json`.
 
-        A mistake of an attack of one's own must not cost the run: its entries say why there is no number.
+        An error in a user's own attack must not end the run: its entries have the reason instead of a number.
         """
         parts = {"train": labels.train, **({"test": labels.test} if len(labels.test) else {})}
         try:
             scores = _scores(attack.read(view), parts)
             baselines = {name: _scores(found, parts) for name, found in attack.baselines(view).items()}
             return [self._entry(attack, view, parts, rows_of, scores, baselines) for rows_of in parts]
-        except Exception as error:  # noqa: BLE001 - the training is done, and an attack may be anybody's
+        except Exception as error:  # noqa: BLE001 - training is done, and an attack may be a user's own
             why = reason_of(error)
             _log.warning("party %r: the joint attack %s cannot be run: %s", self._party, attack.label, why)
             return [self.unavailable(attack, why, rows_of) for rows_of in parts]
 
     def unavailable(self, attack: JointAttack, why: str, rows_of: str = "train") -> dict[str, Any]:
-        """Return the entry of an attack that has no number, and why."""
+        """Return the entry of an attack without a number, with the reason."""
         empty = dict.fromkeys(("interval95", "p_value", "advantage_interval95", "advantage_p_value"))
         return {**self._base(attack, rows_of), **empty, "rows": 0, "positives": 0, "unavailable": why}
 
@@ -147,11 +147,11 @@ class JointEvaluator:
         scores: Mapping[str, NDArray[Any]],
         baselines: Mapping[str, Mapping[str, NDArray[Any]]],
     ) -> dict[str, Any]:
-        """Measure one part of the rows, without those with labels that the attack knows."""
+        """Return the entry for one part of the rows, without those whose labels the attack knows."""
         kept = {part: np.ones(len(truth), dtype=bool) for part, truth in parts.items()}
         kept["train"][view.known.rows] = False
-        mine, truth = kept[rows_of], parts[rows_of][kept[rows_of]]
-        found = measured(scores[rows_of][mine], truth)
+        scored, truth = kept[rows_of], parts[rows_of][kept[rows_of]]
+        found = measured(scores[rows_of][scored], truth)
         if found["mean"] is None:
             few = f"{found['rows']} rows, {found['positives']} of them positive: at least 2 of each class are needed"
             return self.unavailable(attack, few, rows_of)
@@ -163,9 +163,9 @@ class JointEvaluator:
             for name, own in others.items()
         }
         other = next((part for part in parts if part != rows_of), rows_of)
-        best = max(reached, key=lambda name: _known(reached[name][other]), default="")
-        without = others[best][rows_of] if best else np.zeros(len(mine))
-        gain = advantage(scores[rows_of][mine], without[mine], truth)
+        best = max(reached, key=lambda name: _nan_as_lowest(reached[name][other]), default="")
+        without = others[best][rows_of] if best else np.zeros(len(scored))
+        gain = advantage(scores[rows_of][scored], without[scored], truth)
         if rows_of == "test" or not attack.reads_own:
             gain["advantage_p_value"] = None
         return {
@@ -178,7 +178,7 @@ class JointEvaluator:
 
 
 def measured(scores: NDArray[Any], truth: Labels) -> dict[str, Any]:
-    """Return the AUC of scores over rows with its interval and p-value, and how many rows; None where it has none."""
+    """Return the AUC of scores with its interval and p-value, None where undefined, and the numbers of rows."""
     positives = int(np.count_nonzero(truth))
     interval = auc_interval(scores, truth)
     auc = leak_auc(scores, truth) if interval is not None else math.nan
@@ -192,7 +192,7 @@ def measured(scores: NDArray[Any], truth: Labels) -> dict[str, Any]:
 
 
 def advantage(scores: NDArray[Any], baseline: NDArray[Any], truth: Labels) -> dict[str, Any]:
-    """Return by how much scores read more than a baseline does on the same rows, with its paired interval."""
+    """Return the advantage in AUC of scores over a baseline on the same rows, with its paired interval."""
     found = auc_difference(scores, baseline, truth)
     return {
         "baseline": _or_none(leak_auc(baseline, truth)),
@@ -203,7 +203,7 @@ def advantage(scores: NDArray[Any], baseline: NDArray[Any], truth: Labels) -> di
 
 
 def check_joint_attacks(attacks: Iterable[AttackMethod], labels: NDArray[np.bool_], positives: Sequence[int]) -> None:
-    """Refuse joint attacks that nobody could tell what they need.
+    """Refuse joint attacks whose side information cannot be supplied.
 
     Parameters
     ----------
@@ -217,7 +217,7 @@ def check_joint_attacks(attacks: Iterable[AttackMethod], labels: NDArray[np.bool
     Raises
     ------
     ConfigError
-        For more known rows than there are, and where there is not exactly one class to detect.
+        When an attack knows too many rows, or there is not exactly one class to detect.
     """
     count = int(np.count_nonzero(labels))
     fewest = min(count, len(labels) - count)
@@ -237,12 +237,12 @@ def check_joint_attacks(attacks: Iterable[AttackMethod], labels: NDArray[np.bool
 
 
 def _scores(answer: JointScores, parts: Mapping[str, Labels]) -> dict[str, NDArray[Any]]:
-    """Return scores as arrays, one number a row.
+    """Return scores as arrays, one number for each row.
 
     Raises
     ------
     ArgumentError
-        When there is not one number a row.
+        When there is not one number for each row.
     """
     found = {part: as_numpy(getattr(answer, part)) for part in parts}
     if answer.without_own is not None:
@@ -254,7 +254,7 @@ def _scores(answer: JointScores, parts: Mapping[str, Labels]) -> dict[str, NDArr
     return found
 
 
-def _known(auc: float) -> float:
+def _nan_as_lowest(auc: float) -> float:
     return -1.0 if math.isnan(auc) else auc
 
 

@@ -1,4 +1,4 @@
-"""An attacker's joint view: of a sample of its rows the mean gradients, the columns and the embeddings."""
+"""An attacker's joint view: the mean gradients, columns and embeddings of a sample of its rows."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from flower_vfl.parties.feature import embed
 _log = logging.getLogger(__name__)
 
 BATCH = 4096
-"""Rows of a pass through the trained model."""
+"""Number of rows of one pass through the trained model."""
 
 TOO_FEW = "too few rows of a class have come for the labels it knows"
-"""Why a joint attack has no number."""
+"""Reason for a joint attack without a number."""
 
 _UNSEEN = 255
 """Mark of rows that are not in the sample; a label is 0 or 1."""
@@ -63,7 +63,7 @@ def read_group(
     attacks: Sequence[JointAttack], view: JointView, rows: NDArray[np.int64], labels: AuditLabels, *, party: str,
     defended: bool,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Run joint attacks on what several parties have together of training rows; return entries for `result.json`.
+    """Run joint attacks on the joined view of several parties; return entries for `result.json`.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def read_group(
     labels : AuditLabels
         The true labels.
     party : str
-        The parties, as "a+b".
+        The colluding group, such as "a+b".
     defended : bool
         True if any defense is in force.
     """
@@ -95,7 +95,7 @@ def read_group(
 def group_unavailable(
     attacks: Sequence[JointAttack], why: str, labels: AuditLabels, *, party: str, defended: bool
 ) -> list[dict[str, Any]]:
-    """Return the entries of joint attacks that could not be run on several parties, and why."""
+    """Return the entries of joint attacks that could not be run on several parties, with the reason."""
     scorer = _group_scorer(labels, party, defended=defended)
     return [scorer.unavailable(attack, why) for attack in attacks]
 
@@ -106,7 +106,7 @@ def _group_scorer(labels: AuditLabels, party: str, *, defended: bool) -> JointEv
 
 
 class JointObserver:
-    """An observer that keeps a sample of a party's row memory, and lets joint attacks read it after training.
+    """An observer that keeps a sample of a party's row memory, and runs joint attacks on it after training.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ class JointObserver:
     table : PartyTable
         The party's columns.
     labels, test_labels : AuditLabels
-        The true labels, for the scorer and for the few rows that an attack knows.
+        The true labels of training and test rows, for the scorer and for the few rows that an attack knows.
     party : str
         The feature party.
     defended : bool
@@ -144,21 +144,21 @@ class JointObserver:
         self._seed = seed
         self._columns = sum(prod(tensor.shape[1:]) for tensor in table.train.gather(np.zeros(1, dtype=np.int64)))
         self._rows = np.empty(0, dtype=np.int64)
-        self._came = 0
+        self._occurred = 0
         self._gradients: Tensor | None = None
         self.epoch = 0
         """The epoch at the end of which the last sample was taken."""
 
     def take(self, epoch: int, memory: Memory) -> None:
         """Take the mean gradients of the sampled rows at the end of an epoch (from 1); earlier ones are dropped."""
-        if memory.rows != self._came:
+        if memory.rows != self._occurred:
             self._rows = sample_rows(memory.order, most_rows(memory.width, columns=self._columns))
-            self._came = memory.rows
+            self._occurred = memory.rows
         self._gradients, self.epoch = memory.at(self._rows, "mean"), epoch
 
     @property
     def taken(self) -> bool:
-        """True if the sample is in this process."""
+        """True if this process has the sample."""
         return self._gradients is not None
 
     def entries(self, bottom: nn.Module, why: str = "") -> list[dict[str, Any]]:
@@ -200,9 +200,9 @@ class JointObserver:
         return OwnRows(source.gather(rows), torch.cat(embedded))
 
     def state(self) -> dict[str, Any]:
-        """Return when the sample was taken: it is in the files of the memory, from which it is taken again."""
+        """Return the epoch of the sample, which is taken again from the files of the row memory."""
         return {"epoch": self.epoch}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
-        self.epoch, self._gradients, self._came = int(state["epoch"]), None, 0
+        """Restore the result of `state`."""
+        self.epoch, self._gradients, self._occurred = int(state["epoch"]), None, 0

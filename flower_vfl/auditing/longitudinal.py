@@ -42,7 +42,7 @@ WIDEST = 4096
 Take: TypeAlias = Callable[[str, int, Memory], None]
 
 MEANS, HISTORY = "means", "history"
-"""Two kinds of memory: for attacks that read means alone, with centred batches, and for those that read epochs, too."""
+"""Kinds of row memory: with centred batches, for attacks that read means alone, and for those that read epochs, too."""
 
 _UNSEEN = 255
 """Mark of rows that have not occurred; a label is 0 or 1."""
@@ -63,8 +63,8 @@ def check_memory_attacks(attacks: Iterable[MemoryAttack], labels: AuditLabels, *
     Raises
     ------
     ConfigError
-        For more known rows than there are, for side information that does not exist, if rows must recur and do not, and
-        if there is not exactly one class to detect.
+        When an attack knows too many rows, or needs side information that does not exist; when rows must recur and do
+        not; and when there is not exactly one class to detect.
     """
     positive = labels.numbers == labels.positive(0)
     for attack in attacks:
@@ -100,17 +100,17 @@ def _kind(keeps: frozenset[Kept]) -> str:
 
 def _memories(schedule: Schedule, keeps: Iterable[frozenset[Kept]], folder: Path | None) -> dict[str, RowMemory]:
     """Return the memories that are needed; the input of one attack does not depend on the needs of others."""
-    wanted: dict[str, frozenset[Kept]] = {}
+    needed: dict[str, frozenset[Kept]] = {}
     for each in filter(None, keeps):
-        wanted[_kind(each)] = wanted.get(_kind(each), frozenset()) | each
+        needed[_kind(each)] = needed.get(_kind(each), frozenset()) | each
     return {
         kind: RowMemory(schedule, each, folder=None if folder is None else folder / kind)
-        for kind, each in wanted.items()
+        for kind, each in needed.items()
     }
 
 
 @dataclass(slots=True)
-class _Remembered:
+class _Results:
     """The results of one attack at one layer, epoch by epoch."""
 
     attack: MemoryAttack
@@ -120,7 +120,7 @@ class _Remembered:
 
 
 class LongitudinalEvaluator:
-    """An evaluator that keeps a row memory, lets attacks read it after each epoch, and records their leak AUC.
+    """An evaluator that keeps a row memory, runs attacks on it after each epoch, and records their leak AUC.
 
     Parameters
     ----------
@@ -144,11 +144,12 @@ class LongitudinalEvaluator:
     folder : Path, optional
         Folder of the row memory, see `RowMemory`.
     view : str
-        Prefix of the names of the values for `recorder`, as in "monitor_remembered_auc"; empty for an attacker's.
+        Prefix of the metrics' names in `recorder`, as in "monitor_remembered_auc"; empty for an attacker.
     keeps : Iterable[Kept]
         Statistics that are kept besides those of the attacks.
     take : Callable, optional
-        Is given each layer, the epoch (from 1) and the means at its end, which must be kept.
+        Function that receives each layer, the epoch (from 1) and the memory of means at its end; ``keeps`` must have
+        "mean".
     """
 
     def __init__(
@@ -176,7 +177,7 @@ class LongitudinalEvaluator:
         self._unread: dict[str, str] = {}
         self._boot = boot()
         self._found = [
-            _Remembered(
+            _Results(
                 attack.fresh(),
                 LeakSummary(
                     *(attack.name, party, layer, attack.params), phase=REMEMBERED, source=source, defended=defended
@@ -186,19 +187,19 @@ class LongitudinalEvaluator:
             for layer in layers
         ]
         self.latest = math.nan
-        """The largest leak after the last epoch that was read, of scores as they are or turned around."""
+        """The largest leak after the last scored epoch, of scores as they are or turned around."""
 
     def observe(self, step: int, rows: Rows, gradients: Mapping[str, Tensor]) -> None:
-        """Take in the gradients (B, ...) of one step, by layer; every step counts. At an epoch's end, read and score.
+        """Record the gradients of one step, which may not be left out; at an epoch's end, run and score the attacks.
 
         Parameters
         ----------
         step : int
             The step.
         rows : Rows
-            (B,) its rows.
+            (B,) rows of the step.
         gradients : Mapping[str, Tensor]
-            (B, ...) by layer.
+            (B, ...) gradients by layer.
 
         Raises
         ------
@@ -215,10 +216,10 @@ class LongitudinalEvaluator:
     def _fits(self, layer: str, gradient: Tensor) -> bool:
         width = gradient[0].numel()
         if width > WIDEST:
-            self._give_up(layer, f"it is {width} numbers wide; the row memory takes up to {WIDEST}")
+            self._drop_layer(layer, f"it is {width} numbers wide; the row memory takes up to {WIDEST}")
         return width <= WIDEST
 
-    def _give_up(self, layer: str, why: str) -> None:
+    def _drop_layer(self, layer: str, why: str) -> None:
         self._layers.remove(layer)
         self._unread[layer] = why
         _log.warning("party %r: longitudinal attacks do not go on at layer %r: %s", self._party, layer, why)
@@ -233,11 +234,11 @@ class LongitudinalEvaluator:
             for found in self._found:
                 if found.summary.layer == layer and found.attack.first_epoch <= times:
                     memory = memories[_kind(found.attack.keeps)]
-                    values.append(self._read(found, memory, labels, step, epoch))
+                    values.append(self._run_attack(found, memory, labels, step, epoch))
         self.latest = max((max(value, 1.0 - value) for value in values if not math.isnan(value)), default=math.nan)
 
-    def _read(self, found: _Remembered, memory: Memory, labels: NDArray[np.bool_], step: int, epoch: int) -> float:
-        """Let one attack read one layer, and write down what comes out."""
+    def _run_attack(self, found: _Results, memory: Memory, labels: NDArray[np.bool_], step: int, epoch: int) -> float:
+        """Run one attack at one layer, record its values, and return its leak AUC."""
         known = self._known(found.attack, memory)
         values, interval, scored = (math.nan, math.nan), None, labels[:0]
         if known is not None:
@@ -266,7 +267,7 @@ class LongitudinalEvaluator:
         return values[0]
 
     def _known(self, attack: MemoryAttack, memory: Memory) -> KnownRows | None:
-        """Return the rows that the attack knows, the same after each epoch; None where too few have come."""
+        """Return the rows that the attack knows, the same after each epoch; None where too few have occurred."""
         if not attack.needs:
             return NOBODY
         labels = np.full(len(self._labels.numbers), _UNSEEN, dtype=np.uint8)
@@ -282,7 +283,7 @@ class LongitudinalEvaluator:
         return KnownRows(rows, labels[rows].astype(np.int64))
 
     def entries(self) -> list[dict[str, Any]]:
-        """Return one entry an attack and layer for `result.json`, with the value after each epoch."""
+        """Return one entry for each attack and layer, for `result.json`, with the value after each epoch."""
         return [
             {
                 **found.summary.result(),
@@ -297,13 +298,13 @@ class LongitudinalEvaluator:
         ]
 
     def again(self, layer: str, epoch: int) -> Memory | None:
-        """Return the means of a layer at the end of the last whole epoch; None where they are not there."""
+        """Return the memory of means of a layer at the end of the last whole epoch; None where there is none."""
         self.check()  # another process may have written it
         return self._memories[MEANS].at(layer, epoch) if layer in self._layers and epoch else None
 
     @property
     def unread(self) -> Mapping[str, str]:
-        """The layers without a row memory any more, and the reasons."""
+        """The reason for each layer that has no row memory any more."""
         return self._unread
 
     def forget(self) -> None:
@@ -314,7 +315,7 @@ class LongitudinalEvaluator:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def state(self) -> dict[str, Any]:
-        """Return what was measured so far, as plain values; the row memory is in files already."""
+        """Return the measurements so far, as plain values; the row memory is in files already."""
         return {
             "boot": boot(),
             "memory": {kind: memory.state() for kind, memory in self._memories.items()},
@@ -333,7 +334,7 @@ class LongitudinalEvaluator:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Restore the result of `state`."""
         self.latest, self._layers, self._unread = state["latest"], list(state["layers"]), dict(state["unread"])
         self._boot = state["boot"]
         for kind, memory in self._memories.items():
@@ -346,8 +347,8 @@ class LongitudinalEvaluator:
     def check(self) -> None:
         """Check that the row memory of a checkpoint is complete and unchanged.
 
-        Writes to the disk were not waited for: after a restart of the machine some may be lost, and attacks at such a
-        layer end.
+        Writes to the disk are not synchronised: a restart of the machine may lose some, and ends the attacks at such a
+        layer.
 
         Raises
         ------
@@ -361,4 +362,4 @@ class LongitudinalEvaluator:
             except DataError:
                 if self._boot == boot():
                     raise
-                self._give_up(layer, "this machine was restarted, and the row memory from before is incomplete")
+                self._drop_layer(layer, "this machine was restarted, and the row memory from before is incomplete")

@@ -1,4 +1,4 @@
-"""Colluding parties: the position of each one's columns, for readers of one of them alone."""
+"""The members of a colluding group: the position of each one's columns, for readers of one member alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The members of a group and how many numbers of a joined row are each one's; a party alone has none.
+    """The members of a group and the numbers of their columns in a joined row; empty for a single party.
 
     A reader of all members' numbers together may read less than one of a single member: noise of many numbers hides a
     signal of a few. So each member's part is read alone, too.
@@ -19,9 +19,9 @@ class Members:
     Parameters
     ----------
     names
-        The members, in the order in which their numbers lie side by side.
+        The members, in the order of their columns.
     widths
-        Numbers of each; together those of a row.
+        Number of columns of each member; their sum is the width of a row.
 
     Examples
     --------
@@ -33,7 +33,7 @@ class Members:
     widths: tuple[int, ...] = ()
 
     def split(self, rows: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """Yield each member and its part (n, d) of joined rows (n, D); nothing of a party alone."""
+        """Yield each member and its part (n, d) of joined rows (n, D); nothing for a single party."""
         if self.names:
             yield from zip(self.names, torch.split(rows, list(self.widths), dim=1), strict=True)
 
@@ -43,4 +43,4 @@ class Members:
 
 
 ALONE = Members()
-"""A party that shares with nobody."""
+"""The members of a single party: none."""

@@ -43,7 +43,7 @@ from flower_vfl.protocol.transcript import StepTrace
 _log = logging.getLogger(__name__)
 
 Columns: TypeAlias = Callable[[str], PartyTable]
-"""From a feature party to its columns, which only a simulation has."""
+"""Function from the name of a feature party to its columns, which only a simulation has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class _View:
 
 
 class LeakageMonitor:
-    """A monitor of the gradients to be sent to each party and, under a defense, of those before it.
+    """A monitor of the gradients to be sent to each party and, under a defense, of the undefended ones.
 
     Parameters
     ----------
@@ -84,17 +84,17 @@ class LeakageMonitor:
     defended : bool
         True if any defense is in force: then the undefended gradients are attacked as well.
     recorder : Recorder
-        Receives each value.
+        Recorder of all values.
     every : int
         Steps from one scored step to the next; the row memory takes in every step.
     memory : Path, optional
-        Folder of the row memory; without one it is in files without a name, gone with the process.
+        Folder of the row memory; without one, the memory ends with the process.
     informed : int
-        Rows of each party that are kept for readers that are fitted to the labels; 0: none.
+        Number of rows of each party that are kept for informed readers; 0 for no audit.
     split : Split
-        The rows that these readers are fitted to and scored on, and those whose labels are coins.
+        Split of the rows: to fit these readers, to choose one, to score it, and canaries.
     delta : float
-        The delta of what the defenses prove, at which epsilon is measured.
+        Delta of the epsilon that the defenses prove, at which epsilon is measured.
     """
 
     def __init__(
@@ -128,13 +128,13 @@ class LeakageMonitor:
         self._audits = sum(1 + len(_members(party)) for party in parties)
         on_steps = [*stepwise, *longitudinal]
         self._sent = [self._view("monitor", party, on_steps, defended=defended) for party in parties]
-        of_gradients = [attack for attack in stepwise if attack.sees == "gradients"]  # embeddings are what they are
+        of_gradients = [attack for attack in stepwise if attack.sees == "gradients"]  # embeddings do not change
         undefended = [*of_gradients, *longitudinal] if defended else []
-        self._unsent = [self._view("undefended", party, undefended, defended=False) for party in parties if undefended]
+        self._clean = [self._view("undefended", party, undefended, defended=False) for party in parties if undefended]
         self._attacks = bool(on_steps)
 
     def _view(self, view: str, party: str, attacks: Sequence[AttackMethod], *, defended: bool) -> _View:
-        """Return what attacks one party, or several together."""
+        """Return the attacks and the audit of one party or colluding group."""
         attacked = AttackedView(
             attacks,
             ["cut"],
@@ -181,14 +181,14 @@ class LeakageMonitor:
         clean: Mapping[str, Tensor] = MappingProxyType({}),
         references: Mapping[str, Reference] = MappingProxyType({}),
     ) -> None:
-        """Attack one step's outgoing gradients, and the embeddings that came.
+        """Attack the outgoing gradients and the received embeddings of one step.
 
         Parameters
         ----------
         step, epoch : int
             The step and its epoch.
         rows : Rows
-            (B,) its rows.
+            (B,) rows of the step.
         embeddings, gradients : Mapping[str, Tensor]
             (B, ...) embeddings received from each party and gradients sent to it.
         clean : Mapping[str, Tensor]
@@ -197,7 +197,7 @@ class LeakageMonitor:
             Side information of oracle attacks, by party.
         """
         self.audit(step, epoch, rows, embeddings, gradients)
-        for seen, tensors in ((self._sent, gradients), (self._unsent, clean)):
+        for seen, tensors in ((self._sent, gradients), (self._clean, clean)):
             for view in seen:
                 if self._attacks and view.attacked.reads(step):
                     cut = {"cut": view.joined(tensors)}
@@ -208,7 +208,7 @@ class LeakageMonitor:
     def audit(
         self, step: int, epoch: int, rows: Rows, embeddings: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
     ) -> None:
-        """Keep of one step what informed readers are fitted to and scored on, see `observe`, and run no attack."""
+        """Take one step into the samples of informed readers, see `observe`, and run no attack."""
         for view in self._sent:
             if view.informed is not None:
                 widths = [gradients[party].flatten(1).shape[1] for party in view.parties]
@@ -217,16 +217,16 @@ class LeakageMonitor:
     @property
     def audited(self) -> list[dict[str, Any] | None]:
         """The state of each view's informed audit, in the order of `state`."""
-        return [None if view.informed is None else view.informed.state() for view in (*self._sent, *self._unsent)]
+        return [None if view.informed is None else view.informed.state() for view in (*self._sent, *self._clean)]
 
     @property
     def latest(self) -> float:
-        """The largest leak AUC in one of the last 16 steps, or longitudinal; unlike `last`, it costs nothing."""
+        """The largest leak AUC of one of the last 16 steps, or of longitudinal attacks; free, unlike `last`."""
         return largest(view.attacked.latest for view in self._sent)
 
     @property
     def last(self) -> float:
-        """The largest leak AUC of the last step, or longitudinal, over parties and attacks."""
+        """The largest leak AUC of the last step, or of longitudinal attacks, over parties and attacks."""
         return largest(view.attacked.last for view in self._sent)
 
     @property
@@ -285,26 +285,26 @@ class LeakageMonitor:
                 self._trained_entries.append(scorer.entry(attack, "cut", draws))
 
     def state(self) -> list[dict[str, Any]]:
-        """Return what was measured so far, as plain values."""
+        """Return the measurements so far, as plain values."""
         return [
             {
                 **view.attacked.state(),
                 "informed": None if view.informed is None else view.informed.state(),
             }
-            for view in (*self._sent, *self._unsent)
+            for view in (*self._sent, *self._clean)
         ]
 
     def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """Go on from what `state` returned."""
-        for view, entry in zip((*self._sent, *self._unsent), state, strict=True):
+        """Restore the result of `state`."""
+        for view, entry in zip((*self._sent, *self._clean), state, strict=True):
             view.attacked.restore(entry)
             view.attacked.check()
             if view.informed is not None:
                 view.informed.restore(entry["informed"])
 
     def entries(self) -> list[dict[str, Any]]:
-        """Return one entry a party and attack for `result.json`."""
-        views = (*self._sent, *self._unsent)
+        """Return all entries of parties and attacks for `result.json`."""
+        views = (*self._sent, *self._clean)
         audits = [view.informed for view in views if view.informed is not None]
         return [
             *(entry for view in views for entry in view.attacked.step_entries()),
@@ -315,11 +315,11 @@ class LeakageMonitor:
         ]
 
     def finish_audit(self, columns: Columns | None = None, own: PartyTable | None = None) -> None:
-        """Let the readers that are fitted to the labels read what was kept for them; once, when training has ended.
+        """Run the informed readers on their samples, and bound epsilon; called once, when training has ended.
 
-        With the parties' columns, which a simulation has, readers of gradients with columns run, too, and the joint
-        attacks on what colluding parties have together. What readers guess bounds epsilon from below; ``own`` are the
-        label party's columns, from which the odds of labels are estimated, too.
+        With the parties' ``columns``, which only a simulation has, readers of gradients with columns run, too, and the
+        joint attacks on colluding parties. The readers' guesses bound epsilon from below; ``own`` are the label party's
+        columns, from which the odds of labels are estimated, too.
         """
         followed = [view.informed.followed for view in self._sent if view.informed and len(view.parties) == 1]
         for view in self._sent:
@@ -331,7 +331,7 @@ class LeakageMonitor:
             self.epsilon = self._audit_epsilon(self._tables(columns, own), followed)
 
     def _tables(self, columns: Columns | None, own: PartyTable | None) -> list[PartyTable]:
-        """Return all columns that are at hand."""
+        """Return the tables of all available columns."""
         tables = [] if own is None else [own]
         try:
             parties = [] if columns is None else [view.parties[0] for view in self._sent if len(view.parties) == 1]
@@ -344,7 +344,7 @@ class LeakageMonitor:
     def _audit_epsilon(
         self, tables: Sequence[PartyTable], followed: Sequence[tuple[NDArray[np.int64], Tensor]]
     ) -> dict[str, Any]:
-        """Return the lower bounds on epsilon from what readers say, see `audit_epsilon`."""
+        """Return the lower bounds on epsilon from the readers' scores, see `audit_epsilon`."""
         found = [view.informed.take_evidence() for view in self._sent if view.informed is not None]
         background: list[list[Candidate]] = [[] for _ in found]
         if not self._split.canaries.size:
@@ -362,7 +362,7 @@ class LeakageMonitor:
         tables: Sequence[PartyTable],
         followed: Sequence[tuple[NDArray[np.int64], Tensor]],
     ) -> list[Candidate]:
-        """Return readers of these rows without gradients, by all columns and embeddings that are known of each."""
+        """Return readers of these rows without gradients, fitted to all available columns and embeddings."""
         known = [z[at.searchsorted(rows)] for at, z in followed if at.size and bool(np.isin(rows, at).all())]
         return read_background(
             tables,
@@ -375,11 +375,11 @@ class LeakageMonitor:
         )
 
     def _read_columns(self, view: _View, columns: Columns) -> None:
-        """Let readers and, of several parties, joint attacks read gradients together with columns."""
+        """Run readers and, for several parties, joint attacks on gradients together with columns."""
         party, audit = "+".join(view.parties), view.informed
         try:
             tables = [columns(member) for member in view.parties]
-        except (FlowerVflError, OSError) as error:  # the training is done, and is not lost by it
+        except (FlowerVflError, OSError) as error:  # training is done, and must not be lost
             _log.warning("no reader reads the gradients of %s with columns: %s", party, reason_of(error))
             return
         joint = [attack for attack in self._joint if len(view.parties) > 1]
@@ -395,12 +395,12 @@ class LeakageMonitor:
 
     def forget(self) -> None:
         """Release the row memory, once training has ended."""
-        for view in (*self._sent, *self._unsent):
+        for view in (*self._sent, *self._clean):
             view.attacked.forget()
         if self._memory is not None:
             shutil.rmtree(self._memory, ignore_errors=True)
 
 
 def _members(party: str) -> list[str]:
-    """Return the members of a group such as "a+b"; none of a party alone."""
+    """Return the members of a group such as "a+b"; none for a single party."""
     return party.split("+") if "+" in party else []

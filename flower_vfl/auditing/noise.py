@@ -1,4 +1,4 @@
-"""The law of a gradient that left, given everything about its row but the label: what a conditional oracle knows.
+"""Noise models, for a conditional oracle: the distribution of a sent gradient, given all of its row but the label.
 
 A defense describes the noise of its last batch by one of these models. Pure functions over tensors; they are computed
 in float64 on the processor.
@@ -13,29 +13,29 @@ import torch
 from torch import Tensor
 
 WIDEST = 512
-"""Numbers a row up to which a model with one covariance a class is evaluated: its matrices are that large."""
+"""Largest width of gradients for a model with one covariance for each class: its matrices have this size."""
 
 _ROUNDING = 8.0
-"""Standard deviation that rounding gives to what left, in units of its precision and of its largest entry."""
+"""Standard deviation of the rounding of sent gradients, in units of their precision times their largest entry."""
 
 _FINEST = 1e-12
 """Assumed precision of float64; products lose the last digits."""
 
 
 class NoiseModel(Protocol):
-    """The noise of one batch, for all that was perturbed together."""
+    """The noise of one batch, for all gradients that were perturbed together."""
 
     def log_ratio(self, sent: Tensor, hypotheses: Tensor, columns: Tensor) -> Tensor:
-        """Return for each row the logarithm of its likelihood ratio, of label 1 to label 0, (B,) float64.
+        """Return the log-likelihood ratio of label 1 to label 0 for each row, (B,) float64.
 
         Parameters
         ----------
         sent : Tensor
-            (B, d) what was sent of these columns.
+            (B, d) sent gradients in these columns.
         hypotheses : Tensor
             (2, B, D) gradients before the noise, if the row had label 0 and if it had label 1, with all columns.
         columns : Tensor
-            (d,) which of the D columns the reader sees.
+            (d,) positions, among the D columns, of those that the reader sees.
         """
 
 
@@ -62,7 +62,7 @@ class GaussianNoise:
     factors: tuple[Tensor, Tensor]
 
     def log_ratio(self, sent: Tensor, hypotheses: Tensor, columns: Tensor) -> Tensor:
-        """See `NoiseModel`."""
+        """Return the log-likelihood ratios, see `NoiseModel.log_ratio`."""
         x, floor = _exact(sent), _rounding(sent)
         found = []
         for everywhere, factors, mean in zip(self.everywhere, self.factors, hypotheses, strict=True):
@@ -88,7 +88,7 @@ class LineNoise:
     longest: float
 
     def log_ratio(self, sent: Tensor, hypotheses: Tensor, columns: Tensor) -> Tensor:
-        """See `NoiseModel`."""
+        """Return the log-likelihood ratios, see `NoiseModel.log_ratio`."""
         x, floor = _exact(sent), _rounding(sent)
         found = []
         for hypothesis in hypotheses:
@@ -105,7 +105,7 @@ class LineNoise:
 
 
 def hypotheses(gradients: Tensor, labels: Tensor, change: Tensor) -> Tensor:
-    """Return what each gradient would be with label 0 and with label 1, (2, B, D).
+    """Return each gradient as it would be with label 0 and with label 1, (2, B, D).
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ def hypotheses(gradients: Tensor, labels: Tensor, change: Tensor) -> Tensor:
     labels : Tensor
         (B,) the labels 0 or 1 that they were computed with.
     change : Tensor
-        (B, D) how much a gradient changes where its label turns from 0 to 1.
+        (B, D) change of each gradient where its label changes from 0 to 1.
 
     Examples
     --------
@@ -130,7 +130,7 @@ def _exact(tensor: Tensor) -> Tensor:
 
 
 def _rounding(sent: Tensor) -> float:
-    """Return the variance that rounding alone leaves: no reader knows a number better than its format holds it."""
+    """Return the variance of the rounding alone: no reader has more digits of a number than its format."""
     relative = _ROUNDING * max(torch.finfo(sent.dtype).eps, _FINEST)
     largest = float(sent.abs().max()) if sent.numel() else 0.0
     return max((relative * largest) ** 2, torch.finfo(torch.float64).tiny)

@@ -1,4 +1,4 @@
-"""A panel of rows that is followed over all epochs: the gradients of each of them, in bounded memory."""
+"""A panel of rows that are followed over all epochs: sums of their gradients, in bounded memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flower_vfl.auditing.members import ALONE, Members
 
 _CHUNK = 1 << 20
 _TOGETHER = 16
-"""Batches that are added up at once: an index operation for all of them costs as much as for one."""
+"""Number of batches that are added up at once: an index operation for all of them costs as much as for one."""
 
 _RANDOM, _BY_CLASS = 1, 2
 """Purposes of the draws that choose rows."""
@@ -25,25 +25,25 @@ SHORTEST = 1e-6
 
 
 class Membership:
-    """A choice of rows of a table, drawn from their numbers, so that a resumed run makes the same one.
+    """A choice of rows of a table by hashes of their numbers, so that a resumed run makes the same one.
 
-    Half is drawn from all rows, half evenly from the classes: readers need enough rows of a rare one. Canaries are all
+    Half is drawn from all rows, half evenly from the classes: readers need enough rows of a rare one. All canaries are
     followed.
 
     Parameters
     ----------
     split : Split
-        The seed of the draws.
+        The seed of the draws, and the canaries.
     labels : NDArray
         (N,) class of each row.
     classes, count : int
-        Number of classes, and of rows that are wanted, about; canaries are not counted.
+        Number of classes, and approximate number of rows, without canaries.
     """
 
     def __init__(self, split: Split, labels: NDArray[Any], classes: int, count: int) -> None:
         self._split, self._labels = split, labels
         counts = np.zeros(classes, dtype=np.int64)
-        for low in range(0, len(labels), _CHUNK):  # as whole numbers of eight bytes, labels may need gigabytes
+        for low in range(0, len(labels), _CHUNK):  # as 64-bit integers, labels may need gigabytes
             counts += np.bincount(labels[low : low + _CHUNK].astype(np.int64), minlength=classes)
         self._share = count / 2 / max(len(labels), 1)
         self._of_class = count / 2 / classes / np.maximum(counts, 1)
@@ -54,11 +54,11 @@ class Membership:
         return len(self._labels)
 
     def drawn(self, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """Return which rows (n,) were drawn whatever their class."""
+        """Return a mask (n,) of the rows that were drawn regardless of their class."""
         return np.asarray(self._split.places(rows, _RANDOM) < self._share)
 
     def of(self, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """Return which rows (n,) are followed."""
+        """Return a mask (n,) of the rows that are followed."""
         by_class = self._split.places(rows, _BY_CLASS) < self._of_class[self._labels[rows].astype(np.int64)]
         return np.asarray(self.drawn(rows) | by_class | np.isin(rows, self._split.canaries))
 
@@ -72,16 +72,16 @@ class Membership:
 
 
 class RowPanel:
-    """Running sums of gradients of some rows and of their lengths, their first and last ones, and last embeddings.
+    """Running sums of some rows' gradients and of their lengths, with first and last gradients and last embeddings.
 
-    A mean of gradients tells little of their lengths where their directions differ from epoch to epoch.
+    The mean gradient does not show the lengths where the directions differ from epoch to epoch.
 
     Parameters
     ----------
     membership : Membership
         Gives the rows of the table that are followed.
     width, z_width : int
-        Numbers of one gradient and of one embedding.
+        Widths of a gradient and of an embedding.
     members : Members
         Parties whose parts of a gradient have lengths of their own, beside the whole.
 
@@ -90,7 +90,7 @@ class RowPanel:
     rows
         (n,) the rows, sorted.
     random
-        (n,) which of them were drawn whatever their class.
+        (n,) mask of the rows that were drawn regardless of their class.
     """
 
     def __init__(self, membership: Membership, width: int, z_width: int, members: Members = ALONE) -> None:
@@ -103,28 +103,28 @@ class RowPanel:
         self.sums, self.first, self.last = (torch.zeros(len(self.rows), width) for _ in range(3))
         self.logs, self.squares = (torch.zeros(len(self.rows), 1 + len(members.names)) for _ in range(2))
         self.embeddings = torch.zeros(len(self.rows), z_width)
-        self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._pending: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def places(self, rows: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where in a batch rows of the panel are, and their places in it."""
+        """Return the positions in a batch of rows of the panel, and the positions of these rows in the panel."""
         found = np.flatnonzero(self._followed[rows])
         return found, self.rows.searchsorted(rows[found])
 
     def add(self, places: NDArray[np.int64], x: Tensor, z: Tensor) -> None:
-        """Take in gradients (m, D) in units of their batches and embeddings (m, E) of rows at these places.
+        """Add gradients (m, D) in units of their batches and embeddings (m, E) of the panel's rows at these positions.
 
-        They count from the next `settle` on, which comes at the end of an epoch at the latest.
+        They take effect at the next `settle`, at the end of the epoch at the latest.
         """
-        self._waiting.append((torch.from_numpy(places), x, z))
-        if len(self._waiting) >= _TOGETHER:
+        self._pending.append((torch.from_numpy(places), x, z))
+        if len(self._pending) >= _TOGETHER:
             self.settle()
 
     def settle(self) -> None:
         """Add up the pending batches at once; they have no row in common."""
-        if not self._waiting:
+        if not self._pending:
             return
-        at, x, z = (torch.cat(pieces) for pieces in zip(*self._waiting, strict=True))
-        self._waiting = []
+        at, x, z = (torch.cat(pieces) for pieces in zip(*self._pending, strict=True))
+        self._pending = []
         times = self.times[at]
         new = times == 0
         self.first[at[new]] = x[new]
@@ -138,7 +138,7 @@ class RowPanel:
 
     @property
     def arrived(self) -> Tensor:
-        """A mask (n,) of the rows that have occurred as often as any; early stopping may end within an epoch."""
+        """A mask (n,) of the rows that occurred, at most once less than any other; training may stop mid-epoch."""
         return (self.times > 0) & (self.times >= self.times.amax() - 1) if len(self.rows) else self.times > 0
 
     @property
@@ -148,18 +148,18 @@ class RowPanel:
 
     @property
     def lengths(self) -> Tensor:
-        """The mean logarithm of each row's lengths and that of its mean squared length, of each view, (n, V, 2)."""
+        """The mean logarithm of each row's lengths, and the logarithm of their root mean square, by view, (n, V, 2)."""
         times = self.times.clamp(min=1)[:, None]
         return torch.stack([self.logs / times, (self.squares / times).clamp(min=SHORTEST**2).log() / 2], dim=2)
 
     def state(self) -> dict[str, Tensor]:
-        """Return what a resumed run needs; the rows derive from the secret."""
+        """Return the state that a resumed run needs; the rows derive from the secret."""
         self.settle()
         names = ("times", "sums", "first", "last", "logs", "squares", "embeddings")
         return {name: getattr(self, name) for name in names}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state` returned."""
-        self._waiting = []
+        """Restore the result of `state`."""
+        self._pending = []
         for name, values in state.items():
             setattr(self, name, values.clone())

@@ -17,15 +17,15 @@ class Measurement:
     Attributes
     ----------
     lower
-        Epsilon is at least this.
+        Lower bound on epsilon.
     party
         The party, or colluding group, from whose messages it was measured.
     proven
-        True with canaries: it then holds whatever the data are. Else it is as good as the odds that were estimated.
+        True with canaries: the bound then holds for any data. Otherwise it is as good as the estimated odds.
     confidence
-        Of all bounds of the run together.
+        Confidence of all bounds of the run together.
     delta
-        Epsilon is at least this at this delta, and at every smaller one.
+        Delta at which the bound holds; it holds at every smaller one, too.
     """
 
     lower: float
@@ -42,11 +42,11 @@ class Proof:
     Attributes
     ----------
     epsilon, auc
-        The bound, and the largest AUC with which two labels of one person can be told apart by it.
+        The bound, and the largest AUC with which two labels of one person can be distinguished under it.
     by
         The defense's name.
     delta
-        The probability with which epsilon may be exceeded.
+        Probability with which epsilon may be exceeded.
     mechanism
         The name of the defense's mechanism; empty where it has one only.
     """
@@ -58,15 +58,15 @@ class Proof:
     mechanism: str = ""
 
     def refuted_by(self, found: Measurement | None) -> bool:
-        """Return whether a measurement contradicts the proof.
+        """Return True if a measurement contradicts the proof.
 
-        An estimate never does, nor does a measurement at a smaller delta than that of the proof.
+        An estimate never contradicts it, nor does a measurement at a smaller delta than that of the proof.
         """
         return found is not None and found.proven and self.delta <= found.delta and found.lower > self.epsilon
 
 
 def proof_of(result: Result) -> Proof | None:
-    """Return what is proven of a run; None where nothing is."""
+    """Return the proof with the smallest epsilon of a run; None without a proof."""
     defenses: list[Mapping[str, Any]] = result["defenses"]
     found = [
         Proof(

@@ -1,4 +1,4 @@
-"""Write protection of the tensors that attacks receive: others read them later, and in one process they are sent."""
+"""Write protection of the tensors that attacks receive, which are read or, in one process, sent afterwards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Shown = TypeVar("Shown", bound=NDArray[Any])
 
 
 def read_only(array: Shown) -> Shown:
-    """Return a view of an array through which nothing can be written."""
+    """Return a read-only view of an array."""
     view = array.view()
     view.flags.writeable = False
     return view
@@ -29,28 +29,28 @@ def ask(attack: AttackMethod, say: Callable[[], Tensor], shown: Sequence[Tensor]
     attack : AttackMethod
         The attack.
     say : Callable[[], Tensor]
-        Calls it.
+        Function that runs the attack and returns its scores.
     shown : Sequence[Tensor]
-        The tensors that it receives; arrays are `read_only`.
+        The tensors that the attack receives; arrays are `read_only`.
 
     Raises
     ------
     ConfigError
-        When it has written into them.
+        When the attack has written into its inputs.
     """
     before = [tensor._version for tensor in shown]
     try:
         answer = say()
     except ValueError as error:
-        if "read-only" not in str(error):  # the word of numpy in all its messages about such arrays
+        if "read-only" not in str(error):  # in all messages of numpy about such arrays
             raise
-        raise ConfigError(_writes(attack)) from error
+        raise ConfigError(_write_message(attack)) from error
     if [tensor._version for tensor in shown] != before:
-        raise ConfigError(_writes(attack))
+        raise ConfigError(_write_message(attack))
     return answer
 
 
-def _writes(attack: AttackMethod) -> str:
+def _write_message(attack: AttackMethod) -> str:
     return (
         f"the attack {attack.label!r} writes into what it is shown, which others use after it: training would go on "
         "with other numbers; clone first, or compute out of place (g = g - mean for g -= mean)"

@@ -1,7 +1,7 @@
 """Informed readers: classifiers that are fitted to labels of some rows, and read the labels of others.
 
-They say what a party could read that knew the labels of half of all rows: discriminants that are fitted in closed form,
-boosted trees and a small network. All take rows (n, F) of numbers and classes (n,), and return scores of other rows.
+They measure the leak to a party that knows the labels of half of all rows: discriminants that are fitted in closed
+form, boosted trees and a small network. All take rows (n, F) of numbers and classes (n,), and score other rows.
 """
 
 from __future__ import annotations
@@ -18,55 +18,55 @@ Features: TypeAlias = NDArray[np.floating]
 """Rows (n, F)."""
 
 Scores: TypeAlias = NDArray[np.float64]
-"""(n, C): how likely each class is, up to a constant of the row; larger is more likely."""
+"""(n, C) scores of the classes, up to a constant of the row; larger is more likely."""
 
 Reader: TypeAlias = Callable[[Features], Scores]
-"""From rows to scores of all classes; finite for finite rows."""
+"""Function from rows to scores of all classes; finite for finite rows."""
 
 Fit: TypeAlias = Callable[[Features, NDArray[np.integer], int], Reader]
-"""Fits a reader to rows (n, F), their classes (n,) and the number of classes; each class has a row."""
+"""Function that fits a reader to rows (n, F), their classes (n,) and the number of classes; each class has a row."""
 
 WIDEST = 256
-"""Columns to which a discriminant or a network is fitted; beyond, to the principal ones and the means' differences."""
+"""Largest number of columns of discriminants and networks; more are projected, see `_narrowing`."""
 
 FLOOR = 1e-9
 """Variance of a direction, as a part of the largest, below which it counts as constant."""
 
 FARTHEST = 8.0
-"""Standard deviations beyond which a network sees no difference."""
+"""Number of standard deviations at which the inputs of a network are clipped."""
 
 LARGEST_FIT = 16_384
-"""Rows to which trees and a network are fitted; of more, those of frequent classes are thinned first."""
+"""Largest number of rows to fit trees and a network to; of more, those of frequent classes are thinned first."""
 
 SCREENED = 96
-"""Columns that trees of more than two classes read; of more columns those whose means differ most between classes."""
+"""Largest number of columns that trees of more than two classes read: those whose means differ most."""
 
 SCREENED_OF_TWO = 512
-"""Columns that trees of two classes read, chosen in the same way."""
+"""Largest number of columns that trees of two classes read, chosen in the same way."""
 
 _SEED = 0
 
 Made = TypeVar("Made")
 
 
-class _Latest(Generic[Made]):
-    """Keeps what was computed from an array as long as that lives: several readers use the same rows."""
+class _LatestCache(Generic[Made]):
+    """A cache of the last value computed from arrays, as long as these live: several readers use the same rows."""
 
     def __init__(self) -> None:
-        self._known: tuple[tuple[weakref.ref[Any], ...], Made] | None = None
+        self._cached: tuple[tuple[weakref.ref[Any], ...], Made] | None = None
 
     def get(self, arrays: tuple[NDArray[Any], ...], make: Callable[[], Made]) -> Made:
-        """Return what was made of these very arrays, or make it."""
-        known = self._known
+        """Return the value made from these very arrays; make it if it is not cached."""
+        known = self._cached
         if known is not None and all(seen() is array for seen, array in zip(known[0], arrays, strict=True)):
             return known[1]
         made = make()
-        self._known = tuple(weakref.ref(array, self._forget) for array in arrays), made
+        self._cached = tuple(weakref.ref(array, self._drop) for array in arrays), made
         return made
 
-    def _forget(self, gone: weakref.ref[Any]) -> None:
-        if self._known is not None and any(gone is seen for seen in self._known[0]):
-            self._known = None
+    def _drop(self, gone: weakref.ref[Any]) -> None:
+        if self._cached is not None and any(gone is seen for seen in self._cached[0]):
+            self._cached = None
 
 
 def linear_discriminant(x: Features, y: NDArray[np.integer], classes: int) -> Reader:
@@ -92,8 +92,8 @@ def quadratic_discriminant(x: Features, y: NDArray[np.integer], classes: int) ->
 
     .. math:: s_c(x) = -\tfrac12 (x - \mu_c)^\top \Sigma_c^{-1} (x - \mu_c) - \tfrac12 \ln |\Sigma_c| + \ln \pi_c
 
-    It works in units of the covariance within classes, so that what each :math:`\Sigma_c` is shrunk to is the shape
-    that the classes share. It reads noise that one class has more of, in any direction, where means are equal.
+    It works in units of the covariance within classes, so that each :math:`\Sigma_c` is shrunk towards the shape that
+    the classes share. Where means are equal, it reads a class by the size of its noise, in any direction.
     """
     whiten, z = _whitened(x, y, classes)
     parts = [_gaussian(z[y == c]) for c in range(classes)]
@@ -108,13 +108,13 @@ def quadratic_discriminant(x: Features, y: NDArray[np.integer], classes: int) ->
 
 
 def energy_discriminant(x: Features, y: NDArray[np.integer], classes: int) -> Reader:
-    r"""Fit the directions in which a class has more or less energy than all, the clearest ones most.
+    r"""Fit the directions in which a class has more or less energy than all, weighted by the difference.
 
     .. math:: s_c(x) = \sum_k \lambda_k |\lambda_k| \langle v_k, z \rangle^2
 
     with z the row in units of the covariance within classes, and :math:`\lambda_k, v_k` the eigenvalues and vectors of
     the class's mean of :math:`z z^\top`, less the identity. A quadratic discriminant shrinks a covariance of few rows
-    to a multiple of the identity. This keeps what stands out of it: energy in a few directions of one batch.
+    to a multiple of the identity. This discriminant keeps deviations from it: energy in a few directions of one batch.
     """
     whiten, z = _whitened(x, y, classes)
     centre = z.mean(axis=0)
@@ -132,14 +132,14 @@ def energy_discriminant(x: Features, y: NDArray[np.integer], classes: int) -> Re
 
 
 def product_discriminant(x: Features, y: NDArray[np.integer], classes: int) -> Reader:
-    r"""Fit the products of two columns, and the squares, whose means differ between classes, the clearest ones most.
+    r"""Fit products of two columns, and squares, whose means differ between classes, weighted by the difference.
 
     .. math:: s_c(x) = \sum_{j \le k} d^c_{jk} |d^c_{jk}| \frac{z_j z_k}{\sigma_{jk}}, \qquad
         d^c_{jk} = \frac{m^c_{jk} - m_{jk}}{\sigma_{jk}}
 
     with z the row in standard units, :math:`m^c` the class's mean of a product, and :math:`m, \sigma` the mean and the
-    standard deviation over all rows. Of a class with few rows no covariance can be inverted; each product by itself
-    still shows that its columns correlate, where neither their means nor their variances say anything.
+    standard deviation over all rows. The covariance of a class with few rows cannot be inverted; each product by
+    itself still shows that its columns correlate, where their means and variances are equal between classes.
     """
     narrow = _narrowed(x, y, classes)
 
@@ -164,10 +164,10 @@ def product_discriminant(x: Features, y: NDArray[np.integer], classes: int) -> R
 
 
 def repeated_values(x: Features, y: NDArray[np.integer], classes: int) -> Reader:
-    """Fit how often each class has each exact value of a column; naive Bayes, over values that occur twice or more.
+    """Fit naive Bayes to the frequency of each exact value of a column in each class, over values that occur twice.
 
-    Numbers that were rounded to a grid whose places depend on the label have equal values where the label is equal, and
-    no mean, no variance and no threshold shows it. Of numbers that are all different it reads nothing.
+    Numbers that were rounded to a grid that depends on the label have equal values where the label is equal, which no
+    mean, no variance and no threshold shows. Numbers that are all different give equal scores.
     """
     known: list[tuple[NDArray[np.floating], NDArray[np.float64]]] = []
     for column in x.T:
@@ -193,12 +193,12 @@ def repeated_values(x: Features, y: NDArray[np.integer], classes: int) -> Reader
 
 
 def boosted_trees(x: Features, y: NDArray[np.integer], classes: int, *, most: int = LARGEST_FIT) -> Reader:
-    """Fit gradient-boosted trees of scikit-learn to ``most`` rows, as many as its held-out part asks for.
+    """Fit gradient-boosted trees of scikit-learn to at most ``most`` rows, with early stopping by a held-out part.
 
-    Of two classes up to 200 trees, which read the `SCREENED_OF_TWO` columns whose means, or mean distances from the
-    centre, differ most between classes. Of more classes each round has one tree a class: these are fewer and smaller,
-    cut columns at 31 places instead of 254, and read `SCREENED` columns. On thousands of columns, which cuts of images
-    have, that takes a tenth of the time or less, and reads no less.
+    For two classes there are up to 200 trees, which read the `SCREENED_OF_TWO` columns whose means, or mean distances
+    from the centre, differ most between classes. For more classes each round has one tree for each class: these are
+    fewer and smaller, split columns at 31 thresholds instead of 254, and read `SCREENED` columns. On thousands of
+    columns, which cuts of images have, that takes a tenth of the time or less, and reads no less.
     """
     from sklearn.ensemble import HistGradientBoostingClassifier
     from threadpoolctl import threadpool_limits
@@ -249,10 +249,10 @@ def screened(x: Features, y: NDArray[np.integer], classes: int, most: int) -> ND
 
 
 def network(x: Features, y: NDArray[np.integer], classes: int, *, most: int = LARGEST_FIT) -> Reader:
-    """Fit a perceptron of scikit-learn with one hidden layer to ``most`` rows, by least squares on the classes.
+    """Fit a perceptron of scikit-learn with one hidden layer to at most ``most`` rows, by least squares on the classes.
 
-    Its own held-out part stops it: by the share of variance that is explained, which has something to say of a rare
-    class where the accuracy has nothing. More than `WIDEST` columns are brought down as for a discriminant.
+    Early stopping uses the share of explained variance in a held-out part, which measures a rare class where the
+    accuracy does not. More than `WIDEST` columns are projected as for a discriminant.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.neural_network import MLPRegressor
@@ -278,7 +278,7 @@ def _standardised(x: Features, mean: NDArray[np.floating], scale: NDArray[np.flo
 
 
 DISCRIMINANTS: Mapping[str, Fit] = {"linear": linear_discriminant, "quadratic": quadratic_discriminant}
-"""Readers in closed form, by the name that results have for them."""
+"""Readers in closed form, by their name in results."""
 
 WITHIN_BATCH: Mapping[str, Fit] = {
     **DISCRIMINANTS,
@@ -293,7 +293,7 @@ LEARNERS: Mapping[str, Callable[..., Reader]] = {"trees": boosted_trees, "networ
 
 
 def score_of(scores: Scores, positive: int) -> NDArray[np.float64]:
-    """Return how likely one class is against all others, (n,), from scores (n, C).
+    """Return the score (n,) of one class against all others, from scores (n, C).
 
     Examples
     --------
@@ -308,7 +308,7 @@ def score_of(scores: Scores, positive: int) -> NDArray[np.float64]:
 
 
 def thinned(y: NDArray[np.integer], classes: int, most: int) -> NDArray[np.int64]:
-    """Return at most so many rows in their order, and of a rare class as many as there are, up to its equal part.
+    """Return at most ``most`` row positions, in order; a rare class keeps its rows, up to an equal share.
 
     Examples
     --------
@@ -336,12 +336,12 @@ def _scale(x: Features) -> NDArray[np.floating]:
     return np.asarray(np.where(scale > 0, scale, 1.0))
 
 
-_latest_space: _Latest[tuple[Callable[[Features], Features], Features]] = _Latest()
-_latest_narrowing: _Latest[Callable[[Features], Features]] = _Latest()
+_latest_space: _LatestCache[tuple[Callable[[Features], Features], Features]] = _LatestCache()
+_latest_narrowing: _LatestCache[Callable[[Features], Features]] = _LatestCache()
 
 
 def _whitened(x: Features, y: NDArray[np.integer], classes: int) -> tuple[Callable[[Features], Features], Features]:
-    """Return what makes the covariance within classes the identity, and the rows after it."""
+    """Return the map that makes the covariance within classes the identity, and the mapped rows."""
     return _latest_space.get((x, y), lambda: _whitening(x, y, classes))
 
 
@@ -350,19 +350,19 @@ def _whitening(x: Features, y: NDArray[np.integer], classes: int) -> tuple[Calla
     rows = narrow(x)
     means = np.stack([rows[y == c].mean(axis=0) for c in range(classes)])
     _, root, _ = _gaussian(rows - means[y])
-    latest: _Latest[Features] = _Latest()
+    latest: _LatestCache[Features] = _LatestCache()
     return lambda more: latest.get((more,), lambda: narrow(more) @ root), rows @ root
 
 
 def _narrowed(x: Features, y: NDArray[np.integer], classes: int) -> Callable[[Features], Features]:
-    """Return `_narrowing` of these rows, which several readers share."""
+    """Return the `_narrowing` of these rows, which several readers share."""
     return _latest_narrowing.get((x, y), lambda: _narrowing(x, y, classes))
 
 
 def _narrowing(x: Features, y: NDArray[np.integer], classes: int) -> Callable[[Features], Features]:
-    """Return what standardises columns, and brings more than `WIDEST` of them down to the principal ones.
+    """Return the map that standardises columns, and projects more than `WIDEST` of them.
 
-    Beside the principal ones stand the places along the differences of the classes' means, which may be none of them.
+    The projection is on the principal components and on the differences of the classes' means.
     """
     mean, scale = x.mean(axis=0, dtype=np.float64), _scale(x).astype(np.float64)
     if x.shape[1] <= WIDEST:
@@ -375,7 +375,7 @@ def _narrowing(x: Features, y: NDArray[np.integer], classes: int) -> Callable[[F
     apart = apart[:-1] if classes == 2 else apart
     count = min(WIDEST - len(apart), len(z) - 1)
     kept = np.concatenate([PCA(count, svd_solver="randomized", random_state=_SEED).fit(z).components_, apart])
-    latest: _Latest[Features] = _Latest()
+    latest: _LatestCache[Features] = _LatestCache()
     return lambda rows: latest.get(
         (rows,), lambda: ((rows - mean) / scale).astype(np.float32) @ kept.T.astype(np.float32)
     )

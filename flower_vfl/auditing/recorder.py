@@ -9,7 +9,7 @@ class Recorder(Protocol):
     """A recorder of measured values, one at a time."""
 
     def add(self, *, step: int, epoch: int, party: str, layer: str, attack: str, metric: str, value: float) -> None:
-        """Take one value."""
+        """Record one value."""
 
     def flush(self) -> None:
         """Make sure that no recorded value is lost."""

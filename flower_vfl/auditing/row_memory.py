@@ -1,12 +1,12 @@
-"""The row memory of a party: running sums of each row's gradients, in files that survive a kill without being copied.
+"""The row memory of a party: running sums of each row's gradients, in files that a killed process leaves intact.
 
 A row's sum after its n-th occurrence is written beside the one after its (n - 1)-th occurrence, which stays unchanged
-until all rows have recurred. So nothing is added twice, whatever is interrupted: a resumed run repeats the steps since
-its checkpoint, bit for bit, and each writes the same as before. No copy goes into a checkpoint.
+until all rows have recurred. So no gradient is added twice: a resumed run repeats the steps since its checkpoint, bit
+for bit, and each writes the same as before. A checkpoint has no copy of the sums.
 
 Each file has the rows in the order of the epoch that wrote it: a batch is one piece of it. In the order of the table
-each row of a batch would be a page of its own that changes, thirty times the bytes of the rows. So a checksum of all
-that an epoch has written grows with each batch, and a checkpoint holds it: a file that was damaged is not read.
+each row of a batch would change a page of its own, thirty times the bytes of the rows. Each batch updates a checksum of
+all rows that its epoch has written, which a checkpoint holds: a damaged file is not read.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ Places = NDArray[np.integer]
 HALF_PRECISION = 64
 """Largest number of epochs of sums in half precision, 2 bytes a number, where only the mean is read.
 
-Sums in units of their batches then lie between 6e-8, below which they are rounded away, and 65,504, where they stay. In
-simulations they were right to 1 part in 250 (root mean square) after so many additions, and AUCs read of them to a
-twentieth of their standard error, also with rows a million times smaller than others. After some hundreds, what is
-added is as small as the rounding. What is read of the difference of two sums needs them as they are.
+Sums in units of their batches then lie between 6e-8, below which they are rounded to 0, and 65,504, where they are
+clipped. In simulations their relative error was 1/250 (root mean square) after so many additions, and the error of AUCs
+computed from them a twentieth of their standard error, also with rows a million times smaller than others. After some
+hundreds of epochs, the addends are as small as the rounding. Differences of two sums need full precision.
 """
 _LARGEST = float(np.finfo(np.float16).max)
 
@@ -58,14 +58,14 @@ class _Layer(NamedTuple):
 
     slots: tuple[Sums, ...]
     in_place: bool = False
-    """True if each row is added up at its own place; otherwise all are in the order of their epoch."""
+    """True if each row is at its own place in the table; otherwise all are in the order of their epoch."""
 
 
 class _Written(NamedTuple):
     """The readable content of the files of a layer.
 
-    For each slot the number of rows that its epoch has written until now, and their CRC-32; none for a slot that is
-    overwritten next.
+    ``slots`` has, for each slot, the number of rows that its epoch has written until now, and their CRC-32; zeros for
+    a slot that is overwritten next.
     """
 
     width: int
@@ -75,8 +75,8 @@ class _Written(NamedTuple):
 class RowMemory:
     """A memory that adds up the gradients of each row over the epochs, each batch in its own units.
 
-    Where the mean alone is read, each batch is centred, too (`centred_in_batch_units`). Differences of epochs are read
-    of gradients as they came: persistent noise cancels in them, and the means of two batches would not.
+    Where the mean alone is read, each batch is centred, too (`centred_in_batch_units`). Differences of epochs need
+    gradients without centring: persistent noise cancels in them, and the means of two batches would not.
 
     Parameters
     ----------
@@ -85,17 +85,17 @@ class RowMemory:
     keeps : Iterable[Kept]
         The statistics that attacks read.
     folder : Path, optional
-        Folder of the files, this run's and this party's own; a resumed run, or another process, finds them there.
-        Without one nothing is left when the process ends: sums that fit into half of the main memory that is free are
-        kept there where one sum is enough, others in files without a name where temporary files lie (`TMPDIR`).
+        Folder of the files, for this run and this party alone; a resumed run, or another process, finds them there.
+        Without one the memory ends with the process: where one sum is enough and fits into half of the free main
+        memory, it is kept there; other sums are in unnamed temporary files (`TMPDIR`).
     """
 
     def __init__(self, schedule: Schedule, keeps: Iterable[Kept], *, folder: Path | None = None) -> None:
         self._schedule, self._folder = schedule, folder
-        self._times, wanted = schedule.times_before(schedule.epochs) + 1, set(keeps)
-        self._read = int(min(max(DEPTH[kept] for kept in wanted), self._times))
-        self._within_batch = centred_in_batch_units if wanted == {"mean"} else in_batch_units
-        self._half = wanted == {"mean"} and self._times <= HALF_PRECISION
+        self._times, needed = schedule.times_before(schedule.epochs) + 1, set(keeps)
+        self._depth = int(min(max(DEPTH[kept] for kept in needed), self._times))
+        self._within_batch = centred_in_batch_units if needed == {"mean"} else in_batch_units
+        self._half = needed == {"mean"} and self._times <= HALF_PRECISION
         self._dtype: np.dtype[Any] = np.dtype(np.float16 if self._half else np.float32)
         self._layers: dict[str, _Layer] = {}
         self._written: dict[str, _Written] = {}
@@ -103,14 +103,14 @@ class RowMemory:
         self._next = 0
 
     def record(self, step: int, rows: Rows, gradients: Mapping[str, Tensor]) -> None:
-        """Take in the gradients (B, ...) of one step, by layer; rows are those that the schedule has for it.
+        """Add the gradients (B, ...) of one step, by layer; ``rows`` are those of the step in the schedule.
 
         Raises
         ------
         StorageError
-            When there is no room on the disk.
+            When the disk is full.
         DataError
-            When the run goes on, and its row memory is missing.
+            When the row memory of earlier steps is missing.
         """
         if step != self._next and step and self._folder is None:
             raise DataError(f"step {step} is not the next one, and the row memory before it was not kept")
@@ -126,10 +126,10 @@ class RowMemory:
                 x += torch.from_numpy(slots[(before - 1) % len(slots)].take(where, axis=0))
             slots[before % len(slots)][here] = (x.clamp_(-_LARGEST, _LARGEST).half() if self._half else x).numpy()
             if self._folder is not None:
-                self._note(layer, before, self._schedule.places(step))
+                self._update_checksum(layer, before, self._schedule.places(step))
 
-    def _note(self, layer: str, before: int, here: slice) -> None:
-        """Take what was just written into the checksum of its file."""
+    def _update_checksum(self, layer: str, before: int, here: slice) -> None:
+        """Update the checksum of the file of a layer with the rows that were just written."""
         written, slots = self._written[layer].slots, self._layers[layer].slots
         now = before % len(slots)
         written[now] = here.stop, zlib_ng.crc32(slots[now][here].data, written[now][1])
@@ -137,22 +137,22 @@ class RowMemory:
             written[(before + 1) % len(slots)] = 0, 0
 
     def state(self) -> dict[str, Any]:
-        """Return by which the files can be known again, as plain values."""
+        """Return the widths and checksums of the files, as plain values."""
         return {layer: {"width": width, "slots": list(slots)} for layer, (width, slots) in self._written.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Restore the result of `state`."""
         self._written = {layer: _Written(kept["width"], [*map(tuple, kept["slots"])]) for layer, kept in state.items()}
 
     def check(self, layer: str) -> None:
-        """Open the files of a layer, where this process has not, and see that all that was written is there.
+        """Open the files of a layer, if this process has not, and verify their checksums.
 
-        It reads all that is kept: once for a run that goes on from a checkpoint, not for each message.
+        It reads whole files: once for a run that resumes from a checkpoint, not for each message.
 
         Raises
         ------
         DataError
-            When a file is not there, or holds something else.
+            When a file is missing, or its content differs.
         """
         if self._folder is None or layer in self._layers or layer not in self._written:
             return
@@ -168,19 +168,19 @@ class RowMemory:
         self._layers[layer] = found
 
     def at(self, layer: str, epoch: int) -> Memory:
-        """Return the memory of a layer at the end of an epoch (from 1), the one that has just been recorded.
+        """Return the memory of a layer at the end of the epoch (from 1) that has just been recorded.
 
-        It is for reading only: the files go on from there.
+        It is read-only: training adds to the same files.
         """
         times = self._schedule.times_before(epoch) + 1
         slots, in_place = self._layers[layer]
-        back = range(min(times, self._read))
+        back = range(min(times, self._depth))
         sums = tuple(read_only(slots[(times - 1 - n) % len(slots)]) for n in back)
         places = () if in_place else tuple(read_only(self._places_of(epoch - n)) for n in back)
         return Memory(read_only(self._schedule.came(epoch)), times, sums, places)
 
     def forget(self) -> None:
-        """Let go of everything, also on the disk."""
+        """Release all sums, and delete the files."""
         self._layers.clear()
         self._written.clear()
         self._places.clear()
@@ -188,12 +188,12 @@ class RowMemory:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _places_of(self, epoch: int) -> Places:
-        """Return where each row of the table is in the order of an epoch; so many as are read together are kept."""
+        """Return the position of each row of the table in the order of an epoch; cached while sums of it are read."""
         if epoch not in self._places:
             found = _places.get((self._schedule, epoch))
             if found is None:
                 found = _places[self._schedule, epoch] = _inverse(self._schedule.came(epoch), self._schedule.rows)
-            kept = {other: places for other, places in self._places.items() if other > epoch - self._read}
+            kept = {other: places for other, places in self._places.items() if other > epoch - self._depth}
             self._places = {**kept, epoch: found}
         return self._places[epoch]
 
@@ -203,25 +203,26 @@ class RowMemory:
         return self._layers[layer]
 
     def _in_memory(self, width: int) -> _Layer | None:
-        """Add to one sum in place: nothing goes back behind what is there where no state is kept to go on from.
+        """Return a layer with one sum in main memory, to which rows are added in place; None where files are needed.
 
-        All of it is taken at once, so that the next layer sees what is left.
+        Without a folder no run resumes, and earlier sums are not needed. All memory is allocated at once, so that the
+        next layer sees the rest.
         """
         size = self._dtype.itemsize * self._schedule.rows * width
-        if self._folder is not None or self._read > 1 or self._times == 1 or size > free_memory() // 2:
+        if self._folder is not None or self._depth > 1 or self._times == 1 or size > free_memory() // 2:
             return None
         return _Layer((np.full((self._schedule.rows, width), 0, dtype=self._dtype),), in_place=True)
 
     def _in_files(self, layer: str, width: int, *, begins: bool) -> _Layer:
-        """Map files where what is done again finds what was there before."""
-        count = min(max(self._read, 2), self._times)
+        """Return a layer in mapped files, in which repeated steps find the sums before them."""
+        count = min(max(self._depth, 2), self._times)
         shape = (self._schedule.train_rows, width)
         if begins or layer not in self._written:
             self._written[layer] = _Written(width, [(0, 0)] * count)
         return _Layer(tuple(self._map(layer, slot, shape, begins=begins) for slot in range(count)))
 
     def _map(self, layer: str, slot: int, shape: tuple[int, int], *, begins: bool) -> Sums:
-        """Map one file, all of it on the disk: a full one would end the process later."""
+        """Return one mapped file, all of it reserved on the disk: a full disk would end the process later."""
         size = self._dtype.itemsize * shape[0] * shape[1]
         if self._folder is None:
             with writing_to(Path(tempfile.gettempdir()) / "memory"), tempfile.TemporaryFile() as file:
@@ -256,17 +257,17 @@ def _reserved(file: IO[bytes], size: int, shape: tuple[int, int], dtype: np.dtyp
 
 def _mapped(file: IO[bytes] | Path, shape: tuple[int, int], dtype: np.dtype[Any]) -> Sums:
     mapped = np.memmap(file, dtype=dtype, mode="r+", shape=shape)
-    return mapped.view(np.ndarray)  # which keeps the map open; slices of it cost less
+    return mapped.view(np.ndarray)  # keeps the map open; its slices cost less
 
 
 _places: WeakValueDictionary[tuple[Schedule, int], Places] = WeakValueDictionary()
-"""Places of rows that the memories of a process share: 4 bytes a row."""
+"""Positions of rows by schedule and epoch, which the memories of a process share: 4 bytes for each row."""
 
 _PIECE = 2**20
 
 
 def _inverse(order: NDArray[np.integer], rows: int) -> Places:
-    """Return at which place of an order each row is; of rows that are not in it, one that does not exist."""
+    """Return the position of each row in an order; for rows that are not in it, the number of rows."""
     places = np.full(rows, rows, dtype=order.dtype)
     for low in range(0, len(order), _PIECE):
         piece = order[low : low + _PIECE]
@@ -289,12 +290,12 @@ def free_memory(root: Path = Path("/")) -> int:
     except (OSError, ValueError):
         return 0
     for group in groups:
-        free += _left_to_group(root / "sys/fs/cgroup", *group.split(":", 2)[1:])
+        free += _left_in_group(root / "sys/fs/cgroup", *group.split(":", 2)[1:])
     return max(min(free, default=0), 0)
 
 
-def _left_to_group(top: Path, controllers: str, path: str) -> Iterator[int]:
-    """Yield what each limit on the way from the top to a control group leaves, of either version of control groups."""
+def _left_in_group(top: Path, controllers: str, path: str) -> Iterator[int]:
+    """Yield the bytes left by each limit of a control group and its parents, of either version of control groups."""
     names = ("memory.max", "memory.current")
     if controllers:
         top, names = top / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")

@@ -1,4 +1,4 @@
-"""From rows with labels to one number: fit readers, choose one on other rows, score it on the rest."""
+"""The selection of an informed reader: fit readers, choose one on other rows, score it on the rest."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from flower_vfl.metrics import auc_difference, auc_interval, auc_p_value, leak_a
 _log = logging.getLogger(__name__)
 
 FEWEST = {FIT: 10, CHOOSE: 5, SCORE: 20}
-"""Rows of a class, and of all others, that each part must have before a reader is trusted with a number."""
+"""Smallest number of rows of a class, and of all others, that each part must have for a reader."""
 
 BATCH, EPOCH, EPOCHS = "batch", "epoch", "epochs"
 """The rows that a reader scores together: each batch by itself, all batches of one epoch, all epochs of a row."""
 
 SURE = 0.998
-"""AUC of a discriminant, on the rows to choose on, from which no trees and no network are fitted to gradients: they
+"""AUC of a discriminant, on the rows to choose on, from which trees and networks are not fitted to gradients: they
 take seconds, and no verdict changes above it."""
 
 _FEWEST_IN_BATCH = 4
@@ -41,9 +41,9 @@ class Sample:
     y
         (n,) class of each row.
     parts
-        (n,) what each row is for: to fit, to choose or to score.
+        (n,) part of each row: to fit, to choose or to score.
     batches
-        (n,) the batch that each row came in, where it is known: rows are compared within batches then.
+        (n,) batch of each row, None where unknown: rows with a known batch are compared within it.
     """
 
     x: Features
@@ -56,17 +56,17 @@ class Sample:
         return Sample(x, self.y, self.parts, self.batches)
 
     def thinned(self, classes: int, most: int) -> Sample:
-        """Return at most so many of the rows; those of rare classes are kept before others."""
+        """Return a sample of at most ``most`` of the rows; those of rare classes are kept before others."""
         kept = thinned(self.y, classes, most)
         batches = None if self.batches is None else self.batches[kept]
         return Sample(self.x[kept], self.y[kept], self.parts[kept], batches)
 
     def readable(self, positives: Sequence[int]) -> list[int]:
-        """Return the classes of which each part has enough rows, and enough of others."""
+        """Return the classes of which each part has enough rows, and enough rows of others."""
         return [c for c in positives if not self.lacking(c)]
 
     def lacking(self, positive: int) -> str:
-        """Return why a class cannot be read; empty where it can."""
+        """Return the reason why a class cannot be read; empty where it can."""
         names = {FIT: "fit readers to", CHOOSE: "choose one on", SCORE: "score it on"}
         for part, least in FEWEST.items():
             of_class = self.y[self.parts == part] == positive
@@ -119,7 +119,7 @@ class Candidate:
         return np.asarray(self.held[parts[parts != FIT] == part])
 
     def labels_of(self, part: int) -> NDArray[np.bool_]:
-        """Return which rows of a part are of the class."""
+        """Return a mask of the rows of a part that are of the class."""
         return np.asarray(self.sample.y[self.sample.parts == part] == self.positive)
 
     @property
@@ -182,21 +182,21 @@ def best(found: Sequence[Candidate]) -> Candidate | None:
 def strongest(found: Sequence[Candidate], positive: int) -> Candidate | None:
     """Return the candidate with the largest AUC of a class on the very rows to score; None without any.
 
-    That is how a baseline is chosen: in its favour, so that a gain over it is none of a poorer choice.
+    A baseline is chosen in this way, in its favour, so that no gain over it comes from a poorer choice.
     """
     known = [one for one in found if one.positive == positive]
     return max(known, key=lambda one: leak_auc(one.scores, one.labels), default=None)
 
 
 def measured(chosen: Candidate, found: Sequence[Candidate], baseline: Candidate | None = None) -> dict[str, Any]:
-    """Return the fields of a result's entry that say what the chosen reader reads, see decision 0024.
+    """Return the fields of a result's entry for the chosen reader, see decision 0024.
 
     Parameters
     ----------
     chosen : Candidate
         The reader.
     found : Sequence[Candidate]
-        All that it was chosen from.
+        All candidates that it was chosen from.
     baseline : Candidate, optional
         The best reader of the same rows without gradients.
     """
@@ -226,7 +226,7 @@ def measured(chosen: Candidate, found: Sequence[Candidate], baseline: Candidate 
 
 
 def _scores(fit: Fit, x: Features, y: NDArray[np.int64], rows: Features, classes: int) -> Scores | None:
-    """Fit to the classes that have two rows or more, and score rows; a class without them is the least likely."""
+    """Return scores by a fit to the classes with two rows or more; other classes are the least likely."""
     known = np.flatnonzero(np.bincount(y, minlength=classes) >= 2)
     if len(known) < 2:
         return None
@@ -240,7 +240,7 @@ def _scores(fit: Fit, x: Features, y: NDArray[np.int64], rows: Features, classes
 
 
 def _by_batch(sample: Sample, fit: Fit, classes: int) -> Scores | None:
-    """Fit within each batch and score its other rows, (m, C); zeros where a batch has too few rows to fit to."""
+    """Return scores (m, C) of each batch's other rows by a fit within the batch; zeros where it has too few rows."""
     if sample.batches is None:
         return None
     others = np.flatnonzero(sample.parts != FIT)
@@ -261,8 +261,8 @@ def _by_batch(sample: Sample, fit: Fit, classes: int) -> Scores | None:
 def _ranks_within(values: NDArray[np.float64], batches: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return ranks between 0 and 1 within each batch.
 
-    Fits of different batches have no common scale. And the gradients of a batch tell how many positives it has, in
-    whatever order they come: that is the batch's, and nothing about a row.
+    Fits of different batches have no common scale. Also, the gradients of a batch in any order show its number of
+    positives: this is a property of the batch, not of a row.
     """
     from scipy.stats import rankdata
 

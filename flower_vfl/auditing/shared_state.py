@@ -1,4 +1,4 @@
-"""A check of attacks of other packages, in the first steps: instances that share state measure each other."""
+"""A check, in the first steps, that instances of attacks of other packages share no state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flower_vfl.protocol.transcript import Transcript
 from flower_vfl.registry import from_elsewhere
 
 STEPS = 4
-"""Steps that two instances score: one step does not show a mean that both add the same batch to."""
+"""Number of steps that two instances score: one step does not show a shared mean of the batches."""
 
 _CURE = "keep what an instance keeps in `self`, set in `__init__`, and draw numbers from a seeded generator of its own"
 
@@ -22,8 +22,8 @@ _CURE = "keep what an instance keeps in `self`, set in `__init__`, and draw numb
 class SharedStateCheck:
     """A check that instances of attacks of other packages share no state: second ones score the first steps, too.
 
-    Of two instances that see the same steps, both give the same scores. They do not where the second one finds what the
-    first one left in the class or in the module, or is the first one because `fresh` returns that.
+    Two instances that see the same steps give the same scores. They do not where the second one uses state that the
+    first one left in the class or in the module, or where `fresh` returns the first one itself.
 
     Parameters
     ----------
@@ -34,17 +34,17 @@ class SharedStateCheck:
     def __init__(self, attacks: Sequence[Attack]) -> None:
         places = [place for place, attack in enumerate(attacks) if from_elsewhere(type(attack))]
         self._second = {place: attacks[place].fresh() for place in places}
-        self._left = dict.fromkeys(self._second, STEPS)
+        self._steps_left = dict.fromkeys(self._second, STEPS)
 
     def compare(
         self, place: int, transcript: Transcript, layer: str, side: SideInformation | None, scores: Any
     ) -> None:
-        """Let the second instance of the attack at a place score a step as well, as long as there is one.
+        """Compare a step's scores with those of the second instance of the attack at a place, as long as there is one.
 
         Raises
         ------
         ConfigError
-            When it gives other scores (B,) than the instance that is measured.
+            When the second instance gives other scores (B,) than the one that is measured.
         """
         if place not in self._second or side is None or not isinstance(scores, Tensor):
             return
@@ -55,8 +55,8 @@ class SharedStateCheck:
                 f"the attack {second.label!r}: two instances that scored the same steps gave different scores. They "
                 f"share state or randomness: {_CURE}. flower_vfl.testing.check_attack checks it"
             )
-        self._left[place] -= 1
-        if not self._left[place]:
+        self._steps_left[place] -= 1
+        if not self._steps_left[place]:
             self.stop([place])
 
     def stop(self, places: Sequence[int] = ()) -> None:
@@ -66,7 +66,7 @@ class SharedStateCheck:
 
 
 def _rounding(scores: Tensor) -> float:
-    """Return by how much two computations of these scores (B,) may differ."""
+    """Return the tolerated difference of two computations of these scores (B,)."""
     if not scores.is_floating_point() or not scores.numel():
         return 0.0
     return 1e-5 * float(scores.nan_to_num(0.0, 0.0, 0.0).abs().max())

@@ -1,4 +1,4 @@
-"""Summaries of one attack at one layer over the steps of a run: altogether and, where classes take turns, of each."""
+"""Summaries of one attack at one layer: of all steps of a run and, where classes take turns, of each class."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class StepLeaks:
         detection_error: float = math.nan,
         null: float = math.nan,
     ) -> None:
-        """Take in one step, in which one class was detected, see `LeakSummary.add`."""
+        """Add the values of one step, in which one class was detected, see `LeakSummary.add`."""
         for summary in (self.whole, self._by_class.setdefault(positive, self._make())):
             summary.add(value, negatives, positives, detection_error, null)
 
@@ -76,12 +76,12 @@ class StepLeaks:
         }
 
     def state(self) -> dict[str, Any]:
-        """Return the collected values as tensors; a value a step is too much for JSON."""
+        """Return the collected values as tensors; one for each step is too much for JSON."""
         by_class = {str(positive): summary_state(summary) for positive, summary in self._by_class.items()}
         return {**summary_state(self.whole), "by_class": by_class}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Restore the result of `state`."""
         restore_summary(self.whole, state)
         self._by_class = {int(positive): self._make() for positive in state["by_class"]}
         for positive, summary in self._by_class.items():
@@ -95,13 +95,13 @@ class Measured:
     Attributes
     ----------
     epochs, positives_in
-        (T,) epoch of each step, and the class that was to be detected in it.
+        (T,) epoch of each step, and the class that was detected in it.
     values, errors
         (T,) leak AUC and detection error; NaN where a batch had none.
     negatives, positives
         (T,) numbers of compared rows of each kind.
     attack
-        The attack's state after the last of them.
+        The attack's state after the last step.
     """
 
     epochs: NDArray[Any]
@@ -113,7 +113,7 @@ class Measured:
     attack: Mapping[str, Any] = field(default_factory=dict)
 
     def state(self) -> dict[str, Any]:
-        """Return the `state` of a `StepLeaks` that has collected all this."""
+        """Return the `state` of a `StepLeaks` with these results."""
         classes = np.unique(self.positives_in).tolist()
         by_class = {str(number): self._state(self.positives_in == number) for number in classes}
         return {**self._state(np.ones(len(self.values), dtype=bool)), "by_class": by_class}

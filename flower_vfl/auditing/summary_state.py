@@ -16,7 +16,7 @@ _ARRAYS = ("values", "errors", "nulls")
 
 
 def summary_state(summary: LeakSummary) -> dict[str, Any]:
-    """Return what a summary has collected, as plain values and tensors."""
+    """Return the collected values of a summary, as plain values and tensors."""
     counts = [[n, p, times] for (n, p), times in summary.class_counts.items()]
     return {
         **{name: torch.from_numpy(np.array(getattr(summary, name))) for name in _ARRAYS},
@@ -26,7 +26,7 @@ def summary_state(summary: LeakSummary) -> dict[str, Any]:
 
 
 def restore_summary(summary: LeakSummary, state: Mapping[str, Any]) -> None:
-    """Let a summary go on from what `summary_state` returned."""
+    """Restore the result of `summary_state` into a summary."""
     for name in _ARRAYS:
         setattr(summary, name, array("d", state[name].tolist()))
     summary.one_class_steps = state["one_class_steps"]

@@ -33,7 +33,7 @@ from flower_vfl.protocol.schedule import Rows
 _log = logging.getLogger(__name__)
 
 BATCH = 4096
-"""Rows of a pass through the trained model."""
+"""Number of rows of one pass through the trained model."""
 
 
 def check_trained_attacks(
@@ -50,12 +50,12 @@ def check_trained_attacks(
     classes : int
         Number of classes.
     test_rows : int
-        Rows of the test table.
+        Number of rows of the test table.
 
     Raises
     ------
     ConfigError
-        For a class with fewer training rows than are to leak, and where there are no test rows.
+        When a class has fewer training rows than are to leak, or there are fewer test rows than classes.
     """
     for attack in attacks:
         if test_rows < classes:
@@ -96,10 +96,10 @@ class TrainedModelEvaluator:
     defended : bool
         True if any defense was in force.
     recorder : Recorder, optional
-        Receives each draw's values, as "inference_accuracy" and the like.
+        Recorder of each draw's values, as "inference_accuracy" and the like.
     step, epoch : int
-        Their place in the log: draw d at this step + d. The steps of training count from 0, so that their number is the
-        first that is free.
+        Step and epoch of the values in the log; draw d has ``step`` + d. The steps of training count from 0, so that
+        their number is the first free one.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class TrainedModelEvaluator:
         self._recorder, self._step, self._epoch = recorder or NoRecorder(), step, epoch
 
     def baselines(self, attack: InferenceAttack, views: Iterable[TrainedView]) -> list[Mapping[str, float]]:
-        """Return what an attack reaches in each view without the trained model, by measure."""
+        """Return an attack's values in each view without the trained model, by measure."""
         found = []
         for draw, view in enumerate(views):
             found.append(self._read(attack, "without the model", partial(attack.baseline, view)).values)
@@ -138,11 +138,11 @@ class TrainedModelEvaluator:
         layer : str
             The attacked layer.
         views : Iterable[TrainedView]
-            Its inputs, a view a draw.
+            The attack's inputs, one view for each draw.
         baselines : Sequence[Mapping[str, float]]
             The values of the same draws without the trained model, by measure; empty where they are unknown.
         """
-        attack, readings = attack.fresh(), []  # what it keeps is of this party and layer alone
+        attack, readings = attack.fresh(), []  # its state belongs to this party and layer alone
         for draw, view in enumerate(views):
             readings.append(self._read(attack, f"at layer {layer!r}", partial(attack.infer, view)))
             self._record(attack, layer, "inference", draw, readings[-1].values)
@@ -171,18 +171,18 @@ class TrainedModelEvaluator:
             **({"unavailable": why} if why else {}),
         }
 
-    def _read(self, attack: InferenceAttack, where: str, say: Callable[[], Tensor | None]) -> _Reading:
+    def _read(self, attack: InferenceAttack, where: str, run: Callable[[], Tensor | None]) -> _Reading:
         """Run an attack and measure its answer.
 
-        Unreadable layers, for instance one that a user's own top model does not fit on, and mistakes of an attack
-        of one's own, must not cost the run.
+        Unreadable layers, for instance one that a user's own top model does not fit on, and errors in a user's own
+        attack, must not end the run.
         """
         try:
-            answer = say()
+            answer = run()
             if answer is None:
                 return _Reading()
             return _Reading(measured(attack.reads, answer, self._labels, self._classes), answer)
-        except Exception as error:  # noqa: BLE001 - the training is done, and an attack may be anybody's
+        except Exception as error:  # noqa: BLE001 - training is done, and an attack may be a user's own
             why = reason_of(error)
             _log.warning("trained model of party %r: %s %s cannot be run: %s", self._party, attack.label, where, why)
             return _Reading(why=why)
@@ -190,7 +190,7 @@ class TrainedModelEvaluator:
     def _measure(
         self, name: str, attack: InferenceAttack, readings: Sequence[_Reading], baselines: Values
     ) -> dict[str, Any]:
-        """Return one measure over the draws; what is not known is None."""
+        """Return the fields of one measure over the draws; unknown ones are None."""
         values = [reading.values.get(name, math.nan) for reading in readings]
         alone = [baseline.get(name, math.nan) for baseline in baselines]
         gains = [value - baseline for value, baseline in zip(values, alone, strict=False)]
@@ -208,7 +208,7 @@ class TrainedModelEvaluator:
     def _interval(
         self, name: str, attack: InferenceAttack, readings: Sequence[_Reading], values: Sequence[float]
     ) -> list[float] | None:
-        """Return the interval of the mean over draws; of a single draw, that of the attacked rows being a sample."""
+        """Return the interval of the mean over draws; for a single draw, with the attacked rows as a sample."""
         answer = readings[0].answer
         if answer is None or any(map(math.isnan, values)):
             return None
@@ -246,11 +246,11 @@ class FreshModels:
     Attributes
     ----------
     bottom : Callable[[], nn.Module]
-        Makes a bottom model like its own, untrained.
+        Function that makes an untrained bottom model like the attacker's own.
     top : Callable[[tuple[int, ...], int], nn.Module]
-        Makes a top model like the label party's, for the shape of a row and the number of classes.
+        Function that makes a top model like the label party's, for the shape of a row and the number of classes.
     seed : Callable[..., int]
-        Derives a seed for a purpose from the party's secret.
+        Function that derives a seed for a purpose from the party's secret.
     """
 
     bottom: Callable[[], nn.Module]
@@ -271,7 +271,7 @@ class _Network(nn.Module):
 
 
 class TrainedModel:
-    """An attacker's own trained bottom model, as attacks on it see it.
+    """An attacker's own trained bottom model, as the target of attacks.
 
     An attack changes nothing: the model runs in evaluation mode, on copies of its buffers.
 
@@ -280,7 +280,7 @@ class TrainedModel:
     bottom : nn.Module
         The trained bottom model.
     table : PartyTable
-        The party's columns; the test rows are attacked, training rows leak.
+        The party's columns; the test rows are attacked, labels of training rows leak.
     labels : NDArray
         True labels of the training table, from which examples leak; an attack receives those that are drawn.
     classes : int
@@ -310,16 +310,16 @@ class TrainedModel:
     def entries(
         self, attacks: Sequence[InferenceAttack], layers: Mapping[str, nn.Module | None], scorer: TrainedModelEvaluator
     ) -> list[dict[str, Any]]:
-        """Run every attack at every layer and return one entry each for `result.json`.
+        """Run every attack at every layer and return one entry for each, for `result.json`.
 
         Parameters
         ----------
         attacks : Sequence[InferenceAttack]
-            The attack that is run.
+            The attacks that are run.
         layers : Mapping[str, nn.Module | None]
             The attacked parts of the bottom model by name; None stands for all of it, with the cut as its output.
-        scorer : TrainedScorer
-            Compares with the true labels.
+        scorer : TrainedModelEvaluator
+            The evaluator that compares answers with the true labels.
         """
         entries, baselines = [], dict[str, Values]()
         for layer, module in layers.items():
@@ -337,7 +337,7 @@ class TrainedModel:
         return entries
 
     def _views(self, attack: InferenceAttack, module: nn.Module | None, z: Tensor) -> Iterator[TrainedView]:
-        """Return what an attack sees of a layer, draw by draw."""
+        """Yield an attack's view of a layer for each draw."""
         shape = tuple(z.shape[1:])
         for draw in range(attack.draws):
             seed = self._fresh.seed(attack.label, draw)
@@ -359,7 +359,7 @@ class TrainedModel:
 
     @torch.no_grad()
     def _outputs(self, module: nn.Module | None, source: FeatureSource, rows: Rows) -> Tensor:
-        """Return what a part of the trained model gives for rows of a table, (N, ...)."""
+        """Return the outputs (N, ...) of a part of the trained model for rows of a table."""
         seen: list[Tensor] = []
         watched = self._bottom if module is None else module
         hook = watched.register_forward_hook(lambda _, __, output: seen.append(output.clone()))
@@ -368,8 +368,8 @@ class TrainedModel:
         try:
             for low in range(0, len(rows), BATCH):
                 copies = {name: buffer.clone() for name, buffer in self._bottom.named_buffers()}
-                again = partial(functional_call, self._bottom, copies)
-                self._placement.forward(again, self._gather(source, rows[low : low + BATCH]))
+                forward = partial(functional_call, self._bottom, copies)
+                self._placement.forward(forward, self._gather(source, rows[low : low + BATCH]))
                 pieces.append(widened(seen[-1]))
                 seen.clear()
         finally:

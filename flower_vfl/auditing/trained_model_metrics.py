@@ -46,13 +46,12 @@ def measured(reads: Reads, answer: Tensor, labels: Labels, classes: int) -> dict
     -------
     dict[str, float]
         "auc" of scores; "accuracy" and "balanced_accuracy" of classes, of clusters under their best names; of logits
-        all three, the AUC of more than two classes being the mean over classes. NaN where a class that it takes is
-        missing.
+        all three, the AUC of more than two classes being the mean over classes. NaN where a needed class is missing.
 
     Raises
     ------
     ArgumentError
-        When the answer is not one of each row, or names classes that do not exist.
+        When the answer does not have the needed shape, or names classes that do not exist.
     """
     shape = (len(labels), classes) if reads == "logits" and classes > 2 else (len(labels),)
     if not isinstance(answer, Tensor):
@@ -80,9 +79,9 @@ def measured(reads: Reads, answer: Tensor, labels: Labels, classes: int) -> dict
 def sample_interval(
     measure: str, value: float, reads: Reads, answer: Tensor, labels: Labels, classes: int
 ) -> Interval | None:
-    """Return the 95 % interval of a value for the attacked rows being a sample; None where there is none.
+    """Return the 95 % interval of a value, with the attacked rows as a sample; None where there is none.
 
-    The balanced accuracy of clusters has none: under which names a class's recall counts was chosen for it.
+    The balanced accuracy of clusters has none: the names of the clusters were chosen to maximise it.
     """
     if measure == ACCURACY:
         return share_interval(value, len(labels))

@@ -1,4 +1,4 @@
-"""The verdict of a run on its leakage, from everything that was measured, and from what was not."""
+"""The verdict of a run on its leakage, from all measurements and from the missing ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LEVEL = 0.05
 """The rate of false alarms over all tests of a run: of runs called leaking although their gradients carry nothing."""
 
 FEWEST_STEPS = 20
-"""Scored steps that a 95 % quantile needs: of fewer it is just the largest."""
+"""Smallest number of scored steps for a 95 % quantile: of fewer it is just the largest value."""
 
 PRACTICAL = ("norm", "residual", "direction", "shell", "remembered_direction")
 """Attacks that must have run behind a defense of any kind before a run may report that no leak was found."""
@@ -44,7 +44,7 @@ UNDEFENDED = ("norm", "direction")
 """The same without a defense."""
 
 INFORMED = "informed"
-"""The attack's name of the readers that the label party fits to its own labels."""
+"""The attack's name, in entries, of the readers that the label party fits to its own labels."""
 
 _Z95 = 1.6448536269514722  # the normal distribution's 95 % quantile
 _Z975 = 1.959963984540054
@@ -67,7 +67,7 @@ class Finding:
     value
         The leak AUC, or of a gain the advantage.
     p_value
-        Upper bound on the probability that chance reaches as much, over all sides, epochs and classes that were tried.
+        Upper bound on the probability of at least this value by chance, over all sides, epochs and classes tested.
     """
 
     party: str
@@ -84,13 +84,14 @@ def verdict_of(result: Result, *, level: float = LEVEL) -> dict[str, Any]:
     cut, each informed reader and each gain, of all parties. Oracles never count. Where nothing leaks, but an attack
     that is known to break the defense or the informed readers did not run, the status is ``not tested``.
 
-    Where a defense proves an epsilon the status is ``proven``: what tests find is then what the columns tell, and what
-    the proof allows. Only a lower bound on epsilon above the proven one, measured by canaries, makes it ``leaks``.
+    Where a defense proves an epsilon the status is ``proven``: the tests then find only the information in the columns
+    and that which the proof allows. Only a lower bound on epsilon above the proven one, measured by canaries, makes it
+    ``leaks``.
 
     Parameters
     ----------
     result
-        The content of ``result.json``; ``leakage`` and ``defenses`` are read, and where there are some ``attacks`` and
+        The content of ``result.json``; ``leakage`` and ``defenses`` are read and, where present, ``attacks`` and
         ``parties``.
     level
         The rate of false alarms for the whole run; of n runs that are judged together, one n-th of 5 %.
@@ -98,14 +99,14 @@ def verdict_of(result: Result, *, level: float = LEVEL) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``status``, ``level``, ``tests`` (how many there were), and ``parties``: for each ``party``, ``status``,
-        ``leak``, ``gain`` and ``not_run``, see docs/decisions/0024-verdict.md; ``refuted`` where something is proven.
+        ``status``, ``level``, ``tests`` (their number), and ``parties``: for each ``party``, ``status``,
+        ``leak``, ``gain`` and ``not_run``, see docs/decisions/0024-verdict.md; ``refuted`` where an epsilon is proven.
     """
     findings, proof = list(_findings(result)), proof_of(result)
     alarm = level / max(1, len(findings))
-    findings = [_side(finding, alarm) for finding in findings]
+    findings = [_with_alarm_value(finding, alarm) for finding in findings]
     refuted = proof is not None and proof.refuted_by(measurement_of(result))
-    parties = [_of_party(result, party, findings, alarm) for party in parties_of(result)]
+    parties = [_party_verdict(result, party, findings, alarm) for party in parties_of(result)]
     if proof is not None:
         parties = [{**party, "status": LEAKS if refuted else PROVEN} for party in parties]
     statuses = {party["status"] for party in parties} or {NOT_TESTED}
@@ -139,18 +140,18 @@ def _findings(result: Result) -> Iterator[Finding]:
             yield Finding(party, "gain", entry, float(entry["advantage"]), float(entry["advantage_p_value"]))
 
 
-def _side(finding: Finding, alarm: float) -> Finding:
-    """Return a finding with the number that raises the alarm, of scores as they are or turned around."""
+def _with_alarm_value(finding: Finding, alarm: float) -> Finding:
+    """Return a significant finding with the larger value of scores as they are or turned around."""
     if finding.kind != "practical" or is_remembered(finding.entry) or finding.p_value > alarm:
         return finding
     return replace(finding, value=max(finding.value, *_sides(_worst_part(finding.entry))))
 
 
 def practical_entries(result: Result) -> list[Entry]:
-    """Return the entries of attacks that somebody could run, on the gradients of the cut as they were sent.
+    """Return the entries of attacks on the sent gradients of the cut that a real attacker could run.
 
-    An attacker's own measurement counts before the monitor's of the same. Attacks that form groups, measured by their
-    accuracy, are none of these, nor are attacks on embeddings.
+    An attacker's own measurement replaces that of the monitor. Attacks that form groups, measured by their accuracy,
+    and attacks on embeddings are left out.
     """
     entries = [
         entry
@@ -164,20 +165,20 @@ def practical_entries(result: Result) -> list[Entry]:
 
 
 def is_informed(entry: Entry) -> bool:
-    """Return whether an entry is of the informed reader of gradients alone."""
+    """Return True if an entry belongs to the informed reader of gradients alone."""
     return phase_of(entry) == AUDIT and entry.get("attack") == INFORMED and entry.get("sees") == ["gradients"]
 
 
 def is_gain(entry: Entry) -> bool:
-    """Return whether an entry compares a reader of gradients and more with the same reader without the gradients.
+    """Return True if an entry compares a reader of gradients and other data with a reader without the gradients.
 
-    Rows of the test set are left out: no gradient of theirs was ever sent, so what is read there is the model.
+    Rows of the test set are left out: no gradient of theirs was ever sent, and the reader reads the model there.
     """
     return not (phase_of(entry) == AUDIT and entry.get("sees") == ["gradients"]) and entry.get("rows_of") != "test"
 
 
 def with_own_data(entries: Iterable[Entry]) -> Entry | None:
-    """Return the entry of the informed reader that reads most with own data beside gradients; None without any."""
+    """Return the entry of the informed reader with the largest AUC on gradients and own data; None without any."""
     found = (entry for entry in entries if entry.get("attack") == INFORMED and is_gain(entry))
     return max((entry for entry in found if entry.get("mean") is not None), key=lambda one: one["mean"], default=None)
 
@@ -193,7 +194,8 @@ def practical_p_value(entry: Entry) -> float | None:
     .. math:: P = P\big(\mathrm{Bin}(T, 1 - \Phi((x - 1/2) / \sigma)) \ge T - k + 1\big),
 
     doubled, as scores may be turned around. A longitudinal attack has one AUC over all rows after each of E epochs:
-    the normal tail of the largest, times 2 E. Where classes take turns, each is tested by itself, too, times 1 + C.
+    the normal tail of the largest, times 2 E. Where C classes take turns, each is tested by itself, too: the smallest
+    of the 1 + C p-values is multiplied by their number.
 
     Examples
     --------
@@ -218,17 +220,17 @@ def _step_p_value(entry: Entry) -> float | None:
 
 
 def _sides(entry: Entry) -> list[float]:
-    """Return the q95 of scores as they are and, where it is known, turned around."""
+    """Return the q95 of scores as they are and, where known, that of scores turned around."""
     known = entry.get("q95_turned") is not None or entry.get("mean") is not None
     return [float(entry["q95"]), *([turned(entry)] if known else [])]
 
 
 def _order_p_value(value: float, null: float, sigma: float, steps: int) -> float:
-    """Return the probability that the nearest-rank q95 of so many steps without knowledge is at least a value."""
+    """Return the probability that the nearest-rank q95 of random scores in these steps is at least a value."""
     from scipy.special import bdtrc, ndtr
 
     if value <= null:
-        return 1.0  # as chance does it; AUCs of few rows lie on a lattice, where the normal tail begins too late
+        return 1.0  # chance level; AUCs of few rows are discrete, and the normal tail does not hold there
     rank = math.ceil(0.95 * steps - 1e-9)
     return float(bdtrc(steps - rank, steps, float(ndtr((0.5 - value) / sigma))))
 
@@ -246,7 +248,7 @@ def _remembered_p_value(entry: Entry) -> float | None:
     return min(1.0, 2.0 * epochs * float(ndtr((0.5 - reached(entry)) / sigma)))
 
 
-def _of_party(result: Result, party: str, findings: Sequence[Finding], alarm: float) -> dict[str, Any]:
+def _party_verdict(result: Result, party: str, findings: Sequence[Finding], alarm: float) -> dict[str, Any]:
     worst = {kind: _worst(party, kind, findings, alarm) for kind in ("practical", "informed", "gain")}
     several = (result.get("dataset") or {}).get("classes") not in (2, None)
     leak = _leak(party, worst["practical"], worst["informed"], alarm, several=several)
@@ -258,11 +260,11 @@ def _of_party(result: Result, party: str, findings: Sequence[Finding], alarm: fl
 
 
 def _worst(party: str, kind: str, findings: Sequence[Finding], alarm: float) -> Finding | None:
-    """Return the largest finding of a kind; one that raises the alarm before all that do not.
+    """Return a party's largest finding of a kind; a significant one before all that are not.
 
     A group of parties can read everything that a member reads from its own gradients. The tests of members are counted
-    already. A gain is over what the group has without gradients: a member's gain may lie in another member's
-    embeddings.
+    already. A gain is relative to all data of the group without gradients: a member's gain may lie in another
+    member's embeddings.
     """
     names = set(party.split("+"))
     here = [
@@ -277,7 +279,7 @@ def _worst(party: str, kind: str, findings: Sequence[Finding], alarm: float) -> 
 def _leak(
     party: str, practical: Finding | None, informed: Finding | None, alarm: float, *, several: bool
 ) -> dict[str, Any]:
-    """Return the first line; a reader of one class among several names it."""
+    """Return ``leak`` of a party's verdict; a reader of one class among several names the class."""
     found = [finding for finding in (practical, informed) if finding is not None]
     return {
         "leaks": any(finding.p_value <= alarm for finding in found),
@@ -301,7 +303,7 @@ def _leak(
 
 
 def _member(party: str, finding: Finding) -> dict[str, Any]:
-    """Return which member of a group a finding is of; nothing where it is of all that the group has."""
+    """Return the field for the member of a group with this finding; empty for a finding of the whole group."""
     member = finding.party if finding.party != party else str(finding.entry.get("member") or "")
     return {"member": member} if member else {}
 
@@ -345,9 +347,9 @@ def _gain(finding: Finding | None, alarm: float) -> dict[str, Any] | None:
 
 
 def not_run(result: Result, party: str) -> list[str]:
-    """Return what must have been measured of a party before no leak may be called found, and was not, with reasons.
+    """Return the missing measurements without which a party's status cannot be `NO_LEAK`, with reasons.
 
-    Where nothing that depends on labels was sent, nothing must have been measured.
+    Where nothing that depends on labels was sent, no measurement is needed.
     """
     if sends_nothing(result):
         return []
@@ -364,7 +366,7 @@ def not_run(result: Result, party: str) -> list[str]:
 
 
 def needed(result: Result) -> list[str]:
-    """Return the names of the attacks that must have run: the practical set, and what is known to break the defenses.
+    """Return the names of the attacks that must have run: the practical set, and those known to break the defenses.
 
     A longitudinal attack detects one class. Where several take turns it cannot run, and is needed only where it is
     known to break the defense.
@@ -378,12 +380,12 @@ def needed(result: Result) -> list[str]:
 
 
 def _reason(name: str, entries: Sequence[Entry]) -> str:
-    """Return why an attack tested nothing; empty where it did."""
+    """Return the reason why an attack tested nothing; empty where it did test."""
     here = [entry for entry in entries if entry.get("attack") == name]
     known = [entry for entry in here if entry.get("q95") is not None]
     if not known:
-        silent = max((int(entry.get("steps") or 0) for entry in here), default=0)
-        none = f"none of its {silent} steps had both classes and what it needs" if silent else _why(here)
+        steps = max((int(entry.get("steps") or 0) for entry in here), default=0)
+        none = f"none of its {steps} steps had both classes and what it needs" if steps else _why(here)
         return f"{name}: {_why(here) if any(entry.get('unavailable') for entry in here) else none}"
     most = max(scored_steps(entry) for entry in known)
     if phase_of(known[0]) == TRAIN and most < FEWEST_STEPS:
@@ -392,5 +394,5 @@ def _reason(name: str, entries: Sequence[Entry]) -> str:
 
 
 def _why(entries: Sequence[Entry]) -> str:
-    """Return why entries have no number: what they say themselves, or that nothing ran."""
+    """Return the reason why entries have no number: their own, or that nothing ran."""
     return next((str(e["unavailable"]).rstrip(".") for e in entries if e.get("unavailable")), "did not run")
