@@ -23,7 +23,7 @@ SEEDS = ("seed", "schedule_seed")
 
 
 def axes_of(measure: str) -> dict[str, str]:
-    """Return the labels of the axes for the utilities of trade-off figures: that measure and the loss.
+    """Return the utilities that leaks are drawn against, that measure and the loss, with their axis labels.
 
     Examples
     --------
