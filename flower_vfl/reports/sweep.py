@@ -233,10 +233,12 @@ def _gaps(settings: Sequence[SweepSetting]) -> list[tuple[str, list[str]]]:
     for run in runs:
         for gap in words.not_tested(run):
             lacking.setdefault(gap, set()).add(run.name)
-    return [(gap, [] if len(names) == len(runs) else _names(settings, names)) for gap, names in lacking.items()]
+    return [
+        (gap, [] if len(names) == len(runs) else _settings_or_runs(settings, names)) for gap, names in lacking.items()
+    ]
 
 
-def _names(settings: Sequence[SweepSetting], runs: Set[str]) -> list[str]:
+def _settings_or_runs(settings: Sequence[SweepSetting], runs: Set[str]) -> list[str]:
     """Return the settings all of whose runs are given, and the single runs of the others; at most `NAMED` by name."""
     shown: list[str] = []
     for setting in settings:

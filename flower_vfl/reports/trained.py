@@ -64,7 +64,7 @@ def of_run(run: Run) -> dict[str, Any]:
 
 
 def of_settings(settings: Sequence[Setting], *, lines: int) -> dict[str, Any]:
-    """Return the values of ``comparison.html.j2`` about trained models; `lines` settings have a line or a panel each."""
+    """Return the values of ``comparison.html.j2`` about trained models, with a line or a panel for `lines` settings."""
     shown = [(setting, _first_view(setting.runs[0])) for setting in settings[:lines]]
     known = [(setting.title, _thinned(sample), setting.runs[0]) for setting, sample in shown if sample is not None]
     return {

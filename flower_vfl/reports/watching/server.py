@@ -148,7 +148,7 @@ class _Handler(BaseHTTPRequestHandler):
         return (self.server.view.follower.folder / PAGE).read_text(encoding="utf8", errors="replace")
 
     def _trusted(self) -> bool:
-        """Return True if a request is from this server's page or a user, not from another site, even by DNS rebinding."""
+        """Return True if a request is of this page or of a user, not of another site, even one with DNS rebinding."""
         hosts = [f"{name}:{self.server.server_port}" for name in _NAMES]
         origin, site = self.headers.get("Origin"), self.headers.get("Sec-Fetch-Site", "none")
         known = origin is None or origin in [f"http://{host}" for host in hosts]
