@@ -1,4 +1,4 @@
-"""Ranking of runs: validation chooses, and the test rows only measure what was chosen."""
+"""Ranking of runs by validation; the test rows only measure the chosen run."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Run:
         return table["step"].to_numpy(), table["epoch"].to_numpy(), table["value"].to_numpy()
 
     def leak_series(self) -> list[tuple[str, str, str, str]]:
-        """Return (attack, party, layer, metric) of each leak AUC along training, an attacker's before the monitor's.
+        """Return (attack, party, layer, metric) of each leak AUC along training.
 
         The monitor measures at the label party the same AUC as an attacker at the cut; its values are used where no
         attacker reported.

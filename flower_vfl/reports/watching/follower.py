@@ -124,7 +124,7 @@ class Follower:
         _check(folder)
 
     def read(self) -> bool:
-        """Add what was written since the last call to the curves; return True if anything was."""
+        """Add the data written since the last call to the curves; return True if there was any."""
         before = self._merged, [(tail.file, tail.offset) for tail in self._tails.values()]
         try:
             self._read_merged()
