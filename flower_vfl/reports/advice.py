@@ -16,7 +16,7 @@ RECOMMENDED = "local_head(epsilon=1)"
 
 
 def advice(result: Result, headline: Headline) -> list[str]:
-    """Return what to do next, in sentences: what the verdict asks for, the most important first."""
+    """Return the next steps that follow from the verdict, in sentences, the most important first."""
     steps: list[str] = []
     if sends_nothing(result):
         return [
@@ -27,11 +27,11 @@ def advice(result: Result, headline: Headline) -> list[str]:
     if result.get("status", "finished") in ("failed", "interrupted"):
         steps.append("Let the run end before you rely on its numbers: they are of a part of the training.")
     if headline.epsilon is not None and headline.epsilon.proof is not None:
-        steps += _to_weigh(headline.epsilon, _utility(result))
+        steps += _after_proof(headline.epsilon, _utility(result))
     elif headline.status == LEAKS:
-        steps += _against(result, headline)
+        steps += _after_leak(result, headline)
     if headline.missing:
-        steps += _to_test(headline)
+        steps += _after_gaps(headline)
     if headline.open:
         steps.append(
             "Run it again with two other seeds, and let flower-vfl report compare them: of many intervals one lies "
@@ -55,14 +55,14 @@ def _trained(result: Result) -> list[Mapping[str, Any]]:
     return [entry for entry in result["leakage"] if phase_of(entry) == "inference"]
 
 
-def _against(result: Result, headline: Headline) -> list[str]:
-    """Return what to do about a leak."""
+def _after_leak(result: Result, headline: Headline) -> list[str]:
+    """Return the steps after a leak was found."""
     stop = "Do not hand gradients of this training to a party that must not learn the labels."
-    return [stop, *_instead(result, headline)]
+    return [stop, *_other_training(result, headline)]
 
 
-def _instead(result: Result, headline: Headline) -> list[str]:
-    """Return with what to train instead: with another defense, or with the same in another way."""
+def _other_training(result: Result, headline: Headline) -> list[str]:
+    """Return the changes for another training: another defense, or other settings of the same one."""
     settings = "without training.patience"
     if "periods" not in result:  # in time order each row is trained on once
         settings = f"with training.pretrain = 6 and {settings}"
@@ -90,8 +90,8 @@ def _utility(result: Result) -> str:
     return "test AUC" if result["dataset"].get("classes") in (2, None) else "test accuracy"
 
 
-def _to_weigh(epsilon: Epsilon, utility: str) -> list[str]:
-    """Return what to do with a proof, which costs some of a utility."""
+def _after_proof(epsilon: Epsilon, utility: str) -> list[str]:
+    """Return the steps after a proof; `utility` is the measure of what it costs."""
     if epsilon.refuted:
         return [
             "Do not rely on the proof, and hand out no gradients of this training: something that leaves depends on "
@@ -110,8 +110,8 @@ def _to_weigh(epsilon: Epsilon, utility: str) -> list[str]:
     return steps
 
 
-def _to_test(headline: Headline) -> list[str]:
-    """Return what to do so that what did not run does."""
+def _after_gaps(headline: Headline) -> list[str]:
+    """Return the steps that make the missing attacks and readers run."""
     names = [reason.partition(":")[0] for reason in headline.missing if "informed" not in reason]
     silent = [reason for reason in headline.missing if "did not run" in reason]
     attacks = list(dict.fromkeys(name for name in names if any(reason.startswith(f"{name}:") for reason in silent)))

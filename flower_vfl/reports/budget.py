@@ -23,9 +23,9 @@ class Spent:
     Attributes
     ----------
     key
-        "leak" or "bound".
+        Limited quantity: "leak" or "bound".
     limit
-        Of the leak AUC.
+        Largest leak AUC that is allowed.
     reached
         Value of the limited quantity after each epoch; None where it is not known.
     """
@@ -36,7 +36,7 @@ class Spent:
 
     @property
     def passed(self) -> int | None:
-        """The first epoch after which it was passed; None where it never was."""
+        """First epoch after which the limit was passed; None where it never was."""
         return next((epoch for epoch, value in enumerate(self.reached, 1) if (value or 0.0) > self.limit), None)
 
     @property
@@ -46,7 +46,7 @@ class Spent:
 
     @property
     def largest(self) -> float | None:
-        """The most that was reached; None where nothing is known."""
+        """Largest known value; None without any."""
         return max((value for value in self.reached if value is not None), default=None)
 
     @property
@@ -56,7 +56,7 @@ class Spent:
 
 
 def of_budget(run: Run) -> dict[str, Any]:
-    """Return what the page of one run shows of its limits."""
+    """Return the values of the page of one run about its limits."""
     known = [Spent(key, entry["limit"], entry["reached"]) for key, entry in run.result.get("budget", {}).items()]
     curves = {
         one.key: (np.arange(1, len(one.reached) + 1), np.array(one.reached, dtype=np.float64), one.limit)

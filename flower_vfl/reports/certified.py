@@ -1,4 +1,4 @@
-"""Bounds on the leak by a run's noise, under its model of the gradients, beside what attacks and oracles measured."""
+"""Bounds on the leak of a run with noise, under its model of the gradients, beside the measurements of attacks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One attack beside the bound.
+    """One attack compared with the bound.
 
     Attributes
     ----------
@@ -34,13 +34,13 @@ class Measured:
     oracle
         True if it has side information that no real attacker has.
     turned
-        True if its scores are turned around, in all steps, see `reports.leaks.turns`. A rule turned around is a
-        rule as well, and the bound holds for it.
+        True if the sign of its scores is reversed in all steps, see `reports.leaks.turns`. The bound holds for
+        reversed scores as well.
     q95, null
-        The leak AUC and what chance reaches.
+        The leak AUC and its chance level.
     error, error_q05
-        Detection error: mean over the steps, and the 5 % quantile; None where it was not measured, as that of scores
-        turned around is not.
+        Detection error: mean over the steps, and the 5 % quantile; None where it was not measured, as for reversed
+        scores.
     found
         Counts of the steps that exceed the bound; None where the batches' class counts are not known.
     first
@@ -82,8 +82,8 @@ class Certificate:
     defense
         The defense with its parameters.
     party
-        Empty where the bound is about all feature parties together; "a+b" of those that collude although each has
-        noise of its own.
+        The feature party; "a+b" for a colluding group whose members have noise of their own; empty for a bound on all
+        feature parties together.
     bound, bound_last
         Bound on the leak AUC: mean over the steps, and of the last one.
     silent
@@ -96,12 +96,12 @@ class Certificate:
     steps
         Number of steps.
     accuracy
-        Bound on the share of examples whose class such a rule names, where there are more than two classes.
+        Bound on the accuracy of such a rule, where there are more than two classes; else None.
     measured
-        The attacks.
+        The attacks, compared with the bound.
     conditional
-        Leak that the conditional oracle measured, by party: a reader that knows everything of a row but its label,
-        which the bound does not cover.
+        Entries of the conditional oracle, which has everything of a row except its label, and which the bound does not
+        cover.
     informed
         The entries of informed readers of single batches, fitted to labels of other rows.
     """
@@ -128,7 +128,7 @@ class Certificate:
 
     @property
     def exceeded(self) -> list[Entry]:
-        """The informed readers of which even the low end of the interval is above the bound."""
+        """The informed readers whose interval lies wholly above the bound."""
         return [entry for entry in self.informed if self.bound < 1.0 and entry["interval95"][0] > self.bound]
 
     @property
@@ -138,15 +138,15 @@ class Certificate:
 
     @property
     def together(self) -> list[str]:
-        """The parties that collude; none where it is about one of them, or about all."""
+        """The members of the colluding group; empty for a bound on one party, or on all."""
         return self.party.split("+") if "+" in self.party else []
 
 
 def certificates(run: Run) -> list[Certificate]:
     """Return the bounds that hold under a model: those of the outermost defense that logs one.
 
-    Where each party has noise of its own there is one for each, and for each group that colludes. The bound of an inner
-    defense is of no use where an outer one has logged its own.
+    Where each party has noise of its own, there is one bound for each party and each colluding group. The bound of an
+    inner defense is not used where an outer one has logged its own.
     """
     labels = {str(metric) for metric in run.steps["metric"].unique().to_pylist()}
     for defense in run.result["defenses"]:
@@ -169,11 +169,11 @@ def _certificate(run: Run, defense: dict[str, Any], party: str) -> Certificate:
         return float(values.mean()) if values.size else 0.0
 
     steps, bounds = series("auc_bound")
-    promised = [detection_error_bound(value) for value in series("sum_kl_after")[1] if value >= 0]
+    errors = [detection_error_bound(value) for value in series("sum_kl_after")[1] if value >= 0]
     params = defense.get("params")
     target = params.get("detection_error") if isinstance(params, dict) and "+" not in party else None
     series_of = [s for s in run.leak_series() if party in ("", s[1]) and not on_embeddings(run.result, s[0])]
-    wanted = [s for s in series_of if s[0] != CONDITIONAL]
+    compared = [s for s in series_of if s[0] != CONDITIONAL]
     leakage = [entry for entry in run.result["leakage"] if party in ("", entry.get("party"))]
     return Certificate(
         defense=defense,
@@ -181,31 +181,31 @@ def _certificate(run: Run, defense: dict[str, Any], party: str) -> Certificate:
         bound=float(bounds.mean()),
         bound_last=float(bounds[-1]),
         silent=float((bounds >= 1).mean()),
-        error=float(target) if isinstance(target, float | int) else float(np.mean(promised or [0.0])),
+        error=float(target) if isinstance(target, float | int) else float(np.mean(errors or [0.0])),
         asked=isinstance(target, float | int),
         fallback=mean("fallback"),
         withheld=mean("withheld"),
         steps=bounds.size,
         accuracy=mean("accuracy_bound") or None,
-        measured=[_measured(run, *key, (steps, bounds)) for key in wanted],
+        measured=[_measured(run, *key, (steps, bounds)) for key in compared],
         conditional=[e for e in leakage if e.get("attack") == CONDITIONAL and e.get("q95") is not None],
         informed=[e for e in leakage if _reads_batches(e)],
     )
 
 
 def _reads_batches(entry: Entry) -> bool:
-    """Return whether an entry is of an informed reader of gradients alone, of one batch at a time, with an interval."""
-    where = (entry.get("phase"), entry.get("attack"), entry.get("sees"), entry.get("span"))
+    """Return True if an entry is of an informed reader of gradients alone, on single batches, with an interval."""
+    kind = (entry.get("phase"), entry.get("attack"), entry.get("sees"), entry.get("span"))
     interval = entry.get("interval95")
-    return where == (AUDIT, "informed", ["gradients"], "batch") and isinstance(interval, list) and None not in interval
+    return kind == (AUDIT, "informed", ["gradients"], "batch") and isinstance(interval, list) and None not in interval
 
 
 def _measured(run: Run, attack: str, party: str, layer: str, metric: str, bounds: Series) -> Measured:
     steps, _, values = run.curve(attack=attack, party=party, layer=layer, metric=metric)
     source = "attacker" if metric == "auc" else "monitor"
-    wanted = (attack, party, layer, source)
+    key = (attack, party, layer, source)
     entry: Entry = next(
-        (e for e in received(run.result) if (label_of(e), e.get("party"), e.get("layer"), e.get("source")) == wanted),
+        (e for e in received(run.result) if (label_of(e), e.get("party"), e.get("layer"), e.get("source")) == key),
         {"attack": attack},
     )
     oracle, left_out = side_information(run.result, entry)
@@ -230,7 +230,10 @@ def _measured(run: Run, attack: str, party: str, layer: str, metric: str, bounds
 def _exceeded(
     run: Run, steps: NDArray[np.int64], values: NDArray[np.float64], bounds: Series, left_out: int
 ) -> tuple[Exceedances | None, list[int]]:
-    """Compare one attack's AUCs with the bounds of their steps; `left_out` positives were not scored."""
+    """Return the counts of steps in which one attack exceeds the bound, and the first of them.
+
+    `left_out` positives of each batch were not scored.
+    """
     rows, positives = (run.curve(party="label", metric=metric)[::2] for metric in ("batch_rows", "batch_positives"))
     bound, size, count = (_at(steps, series) for series in (bounds, rows, positives))
     known = np.isfinite(bound) & np.isfinite(size) & np.isfinite(count)

@@ -1,4 +1,4 @@
-"""Recommendation among several runs, or settings: the most useful, by validation, of those without a found leak."""
+"""Recommendation among runs or settings: the one with the best validation of those without a found leak."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A run to choose among, or a setting of a sweep with the runs of all its seeds.
+    """A run that may be recommended, or a setting of a sweep with the runs of all its seeds.
 
     Attributes
     ----------
     row
         Its line of the page's table.
     name
-        Its defenses, and what else tells it apart.
+        Its defenses, and the other values that distinguish it.
     status
-        The verdict on it.
+        Status of its verdict.
     tested
-        False if something that should have run gave no number.
+        False if an attack or reader that should have run gave no number.
     worst
-        Its worst leak, and what guessing reaches there; None without any.
+        Its worst leak, with the chance level there; None without any.
     validation, utility, cost
-        Validation metric that it is chosen by, utility on the test set, and that utility minus the utility without a
+        Validation metric by which it is chosen, utility on the test set, and that utility minus the utility without a
         defense; None where it is not known.
     epsilon
         Epsilon that its defense proves; None without a proof.
@@ -61,9 +61,9 @@ class Choice:
     headline, sentence
         Finding about all runs, and the recommendation.
     tone
-        The colour: good where a run is recommended.
+        Colour of the statement; "good" where a candidate has no found leak.
     row
-        The run that is recommended; None where none can be.
+        Row of the recommended candidate, or of the one with the smallest proven epsilon; None without either.
     """
 
     headline: str
@@ -73,25 +73,25 @@ class Choice:
 
 
 def choice_of(candidates: Sequence[Candidate], measure: str, noun: str = "run") -> Choice:
-    """Return what to recommend among runs that ended, or among settings, and why.
+    """Return the recommendation among runs that ended, or among settings, with its reason.
 
-    One is chosen by validation, never by the test set. Where none is free of a found leak there is none to recommend:
-    the one that leaks least stands in the sentence with what it costs. A proof is no finding: where some have one, and
-    no other is free of a found leak, the one with the smallest epsilon is named.
+    The choice is made by validation, never by the test set. Where every candidate leaks, none is recommended, and the
+    sentence names the one that leaks least with its cost. A proof is no finding: where some candidates have one, and
+    no other is without a found leak, the one with the smallest epsilon is named.
 
     Parameters
     ----------
     candidates
         The runs or settings.
     measure
-        The utility of the test set that is shown beside: ``test_auc`` or ``test_accuracy``.
+        Utility on the test set that the sentence gives: ``test_auc`` or ``test_accuracy``.
     noun
-        Word for one of them.
+        Word for a candidate: "run" or "setting".
     """
     statuses = (NO_LEAK, PROVEN, NOT_TESTED, LEAKS)
     free, proven, untested, leaking = ([one for one in candidates if one.status == s] for s in statuses)
     if free:
-        return _among(free, proven, leaking, measure, noun)
+        return _without_leak(free, proven, leaking, measure, noun)
     if proven:
         return _with_proof(proven, leaking, measure, noun)
     if untested:
@@ -105,22 +105,22 @@ def choice_of(candidates: Sequence[Candidate], measure: str, noun: str = "run") 
             TONES[NOT_TESTED],
         )
     if leaking:
-        return _least(leaking, measure, noun)
+        return _least_leak(leaking, measure, noun)
     return Choice("No run ended by itself.", "There is nothing to compare yet.", TONES[NOT_TESTED])
 
 
-def _count(found: Sequence[Candidate], what: str, noun: str) -> str:
-    """Return how many leak, or are something else."""
+def _count(found: Sequence[Candidate], finding: str, noun: str) -> str:
+    """Return the number of candidates with a verb: "2 runs leak", or with another finding "2 were not fully tested"."""
     many = len(found) != 1
-    if what == "leak":
+    if finding == "leak":
         return f"{len(found)} {f'{noun}s leak' if many else f'{noun} leaks'}"
-    return f"{len(found)} {'were' if many else 'was'} {what}"
+    return f"{len(found)} {'were' if many else 'was'} {finding}"
 
 
-def _among(
+def _without_leak(
     free: Sequence[Candidate], proven: Sequence[Candidate], leaking: Sequence[Candidate], measure: str, noun: str
 ) -> Choice:
-    """Choose among those without a found leak."""
+    """Return the choice among candidates without a found leak."""
     known = [(one.validation, one) for one in free if one.validation is not None]
     if len(known) < len(free) > 1:
         return Choice(
@@ -137,7 +137,7 @@ def _among(
     )
     others = f" {_count(leaking, 'leak', noun)}." if leaking else ""
     if proven:
-        other = _smallest(proven)
+        other = _smallest_epsilon(proven)
         others += (
             f" With a proof: {other.name}, epsilon {upper(other.epsilon or 0.0)} for each person's label. "
             f"{_utility(other, measure)}"
@@ -149,8 +149,8 @@ def _among(
 
 
 def _with_proof(proven: Sequence[Candidate], leaking: Sequence[Candidate], measure: str, noun: str) -> Choice:
-    """Name the one with the smallest proven epsilon; how much is too much is not ours to say."""
-    best = _smallest(proven)
+    """Return the candidate with the smallest proven epsilon; the reader decides whether it is small enough."""
+    best = _smallest_epsilon(proven)
     epsilon = upper(best.epsilon or 0.0)
     why = f" Of {len(proven)} {noun}s with a proof its epsilon is the smallest." if len(proven) > 1 else ""
     others = f" {_count(leaking, 'leak', noun)} without a proof." if leaking else ""
@@ -163,12 +163,12 @@ def _with_proof(proven: Sequence[Candidate], leaking: Sequence[Candidate], measu
     )
 
 
-def _smallest(proven: Sequence[Candidate]) -> Candidate:
+def _smallest_epsilon(proven: Sequence[Candidate]) -> Candidate:
     return min(proven, key=lambda one: one.epsilon or 0.0)
 
 
-def _least(leaking: Sequence[Candidate], measure: str, noun: str) -> Choice:
-    """Say that all of them leak, and which does least of those in which all that should have run did."""
+def _least_leak(leaking: Sequence[Candidate], measure: str, noun: str) -> Choice:
+    """Return the statement that all candidates leak, with the fully tested one that leaks least."""
     found = f"Every {noun} leaks: none can be recommended." if len(leaking) > 1 else f"The {noun} leaks."
     known = [(one.worst, one) for one in leaking if one.worst is not None]
     tested = [(worst, one) for worst, one in known if one.tested]
@@ -187,7 +187,7 @@ def _least(leaking: Sequence[Candidate], measure: str, noun: str) -> Choice:
 
 
 def _utility(one: Candidate, measure: str) -> str:
-    """Return what a run reaches on the test set, and what its defense costs there."""
+    """Return the utility of a run on the test set, and the cost of its defense there, in a sentence."""
     words = METRICS[measure].replace("Test", "test")
     reached = f"It reaches a {words} of {number(one.utility, 4)}"
     cost = one.cost

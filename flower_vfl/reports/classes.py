@@ -13,11 +13,11 @@ MOST_SHOWN = 12
 """Largest number of classes in a table: as many columns of a matrix as a phone shows."""
 
 _SHORT = 3
-"""Longest name, in characters, that heads a narrow column itself."""
+"""Length of the longest class name, in characters, that can head a column of the matrix."""
 
 
 class ClassRow(NamedTuple):
-    """Results of one class; a share is None where no row says what it is."""
+    """Results of one class; a share is None where there are no rows to compute it from."""
 
     name: str
     rows: int
@@ -49,7 +49,7 @@ class Classes(NamedTuple):
     Attributes
     ----------
     shown
-        The classes in the order of their numbers; of very many those that are recognised least.
+        The classes in the order of their numbers; of more than `MOST_SHOWN`, those that are recognised least.
     total
         Number of classes.
     worst

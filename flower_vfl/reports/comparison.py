@@ -34,7 +34,7 @@ PAGE = "report.html"
 """The file of a run's own report."""
 
 OVERLAID = 12
-"""Lines that one figure can show apart."""
+"""Largest number of lines in one figure."""
 
 
 def of_several(runs: Sequence[Run], folder: Path) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def of_several(runs: Sequence[Run], folder: Path) -> dict[str, Any]:
         for row in rows
         if row["run"].ended and row["leak"] and isinstance(row["last"].get(measure), float | int)
     ]
-    undefended, against = _price(rows, measure), axes_of(measure)[measure]
+    undefended, against = _write_costs(rows, measure), axes_of(measure)[measure]
     price = trade_off_figure(points, null, utility=against, no_gradients=_baseline(ended, measure)) if points else None
     return {
         "title": f"{len(runs)} runs compared",
@@ -98,7 +98,7 @@ def _row(index: int, run: Run, places: Sequence[tuple[str, str]], folder: Path) 
 
 
 def _candidate(row: Mapping[str, Any], measure: str) -> Candidate:
-    """Return a run to choose among: its name is that of its defenses, and of its folder."""
+    """Return a run as a candidate of the recommendation, named by its defenses and its folder."""
     run, headline = row["run"], row["headline"]
     worst, proof = headline.worst, None if headline.epsilon is None else headline.epsilon.proof
     return Candidate(
@@ -115,8 +115,8 @@ def _candidate(row: Mapping[str, Any], measure: str) -> Candidate:
     )
 
 
-def _price(rows: Sequence[dict[str, Any]], measure: str) -> int:
-    """Write into each row what its defense costs, and return how many runs without a defense it is compared with."""
+def _write_costs(rows: Sequence[dict[str, Any]], measure: str) -> int:
+    """Write the cost of its defense into each row, and return the number of runs without a defense."""
     values = [_value(row, measure) for row in rows if words.undefended(row["run"].result)]
     plain = [value for value in values if value is not None]
     for row in rows:
@@ -132,7 +132,7 @@ def _value(row: Mapping[str, Any], name: str) -> float | None:
 
 
 def _missing(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
-    """Return what should have run and gave no number, each with the runs of which it is true; none where it is all."""
+    """Return the missing attacks and readers, with reasons, each with its runs; no runs where it is all of them."""
     found: dict[str, list[str]] = {}
     for row in rows:
         for reason in row["headline"].missing:
@@ -185,7 +185,7 @@ def _trade_offs(settings: Sequence[Setting], places: Sequence[tuple[str, str]], 
 
 
 def _baseline(runs: Sequence[Run], utility: str) -> float | None:
-    """Return what runs that sent no gradient reach on average; None where there are none."""
+    """Return the mean utility of runs that sent no gradient; None where there are none."""
     found = [kept_utility(run.result).get(utility) for run in runs if sends_nothing(run.result)]
     values = [float(value) for value in found if isinstance(value, float | int)]
     return sum(values) / len(values) if values else None

@@ -1,4 +1,4 @@
-"""A sweep's table as others take it: CSV for a program, LaTeX for a paper."""
+"""Export of a sweep's table: CSV for a program, LaTeX for a paper."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _SPECIAL = {
 
 
 def to_csv(rows: Rows, places: Places, measure: str, chosen_by: str) -> str:
-    """Return a row a setting: what varies, then mean, ends of the 95 % interval and number of runs of each value.
+    """Return one row per setting: its values, then mean, ends of the 95 % interval and number of runs of each result.
 
     Parameters
     ----------
     rows
-        Of the page: each with a ``setting``, its ``validation``, a ``utility``, a ``loss``, the ``worst`` leak and the
-        ``leaks``.
+        Rows of the page: each with a ``setting``, its ``validation``, a ``utility``, a ``loss``, the ``worst`` leak and
+        the ``leaks``.
     places
         (attack, layer) of the leaks.
     measure
         Name of the utility.
     chosen_by
-        Name of the validation's measure, by which a setting is not beaten.
+        Name of the validation measure by which settings beat each other.
     """
     keys = list(dict.fromkeys(key for row in rows for key in row["setting"].values))
     names = [chosen_by, measure, "test_loss", "worst_leak", *(f"leak_q95 {attack} {layer}" for attack, layer in places)]
@@ -58,9 +58,9 @@ def _cells(found: Any) -> list[str]:
 
 
 def to_latex(rows: Rows, places: Places, measure: str, chosen_by: str) -> str:
-    r"""Return a ``tabular`` with a row a setting, as mean and half the 95 % interval; needs the package booktabs.
+    r"""Return a ``tabular`` with one row per setting, as mean and half the 95 % interval; needs the package booktabs.
 
-    What is not beaten by validation is bold.
+    Settings that are not beaten by validation are bold.
     """
     leaks = (f"{attack}, {layer}" for attack, layer in places)
     head = ["Setting", METRICS[chosen_by], METRICS[measure], "Test loss", "Worst leak", *leaks]

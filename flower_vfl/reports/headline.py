@@ -1,4 +1,4 @@
-"""The verdict of a run in words: a headline with two lines that are never mixed, what ran, and what to do next."""
+"""The verdict of a run in words: a headline, two separate lines for each party, and the attacks that ran or did not."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ _RANK = {NO_LEAK: 0, PROVEN: 1, NOT_TESTED: 2, LEAKS: 3}
 
 @dataclass(frozen=True)
 class Lines:
-    """The two lines of one party, or of several that put together what they see.
+    """The two lines of one party, or of a colluding group: the leak of gradients alone, and their gain.
 
     Attributes
     ----------
     party
-        Its name, or ``a+b``.
+        Name of the party, or of a group, such as ``a+b``.
     verdict
         Its part of the verdict, see docs/decisions/0024-verdict.md.
     result
-        The result that it is of, which has the names of the classes.
+        Result of the run, which has the names of the classes.
     """
 
     party: str
@@ -85,7 +85,7 @@ class Lines:
 
     @property
     def leak_tone(self) -> str:
-        """The colour of the first line; with a proof it is a number beside it, and neither alarm nor all-clear."""
+        """The colour of the first line; plain with a proof, because the number is no verdict then."""
         if self.status == PROVEN:
             return PLAIN
         leak = self.verdict["leak"]
@@ -104,7 +104,7 @@ class Lines:
 
     @property
     def open(self) -> bool:
-        """True if an interval lies wholly above chance that the test over the whole run does not reject.
+        """True if an interval lies wholly above chance, but the test over the whole run does not reject chance.
 
         That is no alarm: of many intervals one lies there by chance. It is no all-clear either, so it is amber.
         """
@@ -114,16 +114,16 @@ class Lines:
 
     @property
     def partial(self) -> bool:
-        """True if something that reads gradients alone did not run, and could read much more than was read."""
+        """True if an attack on gradients alone did not run, and the measured leak is below the highest grade."""
         return bool(self._gaps("leak")) and reading(self.value or 0.0, self.null, found=True) != GRADES[-1]
 
     def _of_class(self, found: Mapping[str, Any]) -> str:
-        """Return the class, of several, that a finding is about; empty where there are two."""
+        """Return the class of a finding, in words; empty where there are two classes."""
         return "" if found.get("class") is None else f", class {class_name(self.result, found['class'])}"
 
     @staticmethod
     def _above(found: Mapping[str, Any] | None, chance: float) -> bool:
-        """Return whether the 95 % interval of what was found lies wholly above chance."""
+        """Return True if the 95 % interval of a finding lies wholly above chance."""
         ends = None if found is None else found.get("interval95")
         return isinstance(ends, Sequence) and len(ends) == 2 and float(ends[0]) > chance
 
@@ -132,7 +132,7 @@ class Lines:
         return TONES[LEAKS if leaks else NO_LEAK if known else NOT_TESTED]
 
     def _gaps(self, line: str) -> list[str]:
-        """Return what did not run for one of the two lines."""
+        """Return the attacks and readers that did not run for one of the two lines, with reasons."""
         of_gain = [reason for reason in self.verdict["not_run"] if "embeddings or columns" in reason]
         return of_gain if line == "gain" else [reason for reason in self.verdict["not_run"] if reason not in of_gain]
 
@@ -167,7 +167,7 @@ class Lines:
 
     @property
     def unread(self) -> str:
-        """Why the informed reader of the gradients has no value; empty where it has one."""
+        """Reason for which the informed reader of the gradients has no value; empty where it has one."""
         missing = (str(reason) for reason in self.verdict["not_run"])
         why = next(
             (one.partition(": ")[2] for one in missing if one.startswith("informed reader of the gradients")), ""
@@ -201,14 +201,14 @@ class Lines:
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """Severity as a key to compare by: status, what is open, then the leak that was reached."""
+        """Severity as a sort key: status, leak found, open interval, leak AUC, gain."""
         gain = self.verdict["gain"]
         leaks = self.verdict["leak"]["leaks"]
         return _RANK[self.status], leaks, self.open, self.value or 0.0, 0.0 if gain is None else float(gain["value"])
 
 
 def _of_member(found: Mapping[str, Any]) -> str:
-    """Return which member of a group reads most by itself; empty where all of them together do."""
+    """Return the member of a group whose messages alone leak most, in words; empty where those of all do."""
     return f", from what {found['member']} receives alone" if found.get("member") else ""
 
 
@@ -219,9 +219,9 @@ class Headline:
     Attributes
     ----------
     status
-        That of the run.
+        Status of the run.
     lines
-        The parties' lines, as in the verdict: those that collude come last.
+        The parties' lines, as in the verdict: those of colluding groups come last.
     ran
         The attacks and readers that gave a number, by their labels.
     missing
@@ -254,7 +254,7 @@ class Headline:
 
     @property
     def worst(self) -> Lines | None:
-        """The lines of the party that stands worst; None where there is no party."""
+        """The lines of the party with the worst findings; None where there is no party."""
         return max(self.lines, key=lambda lines: lines.rank, default=None)
 
     @property
@@ -268,13 +268,13 @@ class Headline:
 
     @property
     def sentence(self) -> str:
-        """The verdict in one sentence: the proof where there is one, else what was found."""
+        """The verdict in one sentence: the proof where there is one, else the finding."""
         if not self.sent:
             return "Nothing that depends on labels left the label party."
-        return self.epsilon.sentence if self.epsilon is not None and self.epsilon.sentence else self._found
+        return self.epsilon.sentence if self.epsilon is not None and self.epsilon.sentence else self._finding
 
     @property
-    def _found(self) -> str:
+    def _finding(self) -> str:
         worst = self.worst
         if worst is None or (self.status == NOT_TESTED and worst.value is None):
             return "Whether the gradients give the labels away was not tested."
@@ -317,7 +317,7 @@ class Headline:
 
     @property
     def line(self) -> str:
-        """The verdict in one line for a console, with the numbers of the party that stands worst."""
+        """The verdict in one line for a console, with the numbers of the party with the worst findings."""
         worst = self.worst
         if not self.sent:
             return f"Verdict: {self.status}. {self.sentence}"
@@ -358,7 +358,7 @@ def status_of(results: Sequence[Result]) -> str:
 
 
 def headline_of(result: Result) -> Headline:
-    """Return the headline of a result; its verdict is computed again from what was measured."""
+    """Return the headline of a result; its verdict is computed again from the measurements."""
     verdict = verdict_of(result)
     lines = [
         Lines(
@@ -378,14 +378,14 @@ def headline_of(result: Result) -> Headline:
 
 @dataclass(frozen=True, slots=True)
 class Worst:
-    """The largest leak AUC of a run, also at layers below the cut, and what guessing reaches there."""
+    """The largest leak AUC of a run, also at layers below the cut, and the chance level there."""
 
     value: float
     null: float
 
 
 def worst_of(run: Run) -> Worst | None:
-    """Return the largest leak of attacks that somebody could run and of the informed reader; None without any."""
+    """Return the largest leak of attacks other than oracles and of the informed reader; None without any."""
     leak, lines = worst_leak(run), headline_of(run.result).lines
     found = [] if leak is None else [Worst(leak.reached, leak.null)]
     informed = [line.verdict["leak"]["informed"] for line in lines]
@@ -401,9 +401,9 @@ def _name(entry: Mapping[str, Any]) -> str:
 
 
 def _missing(lines: Sequence[Lines]) -> list[str]:
-    """Return what did not run, with the parties of which that is true where it is not all of them."""
+    """Return the attacks and readers that did not run, with the parties where it is not all of them."""
     found: dict[str, list[str]] = {}
     for one in lines:
         for reason in one.verdict["not_run"]:
             found.setdefault(str(reason), []).append(one.title[0].lower() + one.title[1:])
-    return [reason if len(who) == len(lines) else f"{reason} ({listed(who)})" for reason, who in found.items()]
+    return [reason if len(of) == len(lines) else f"{reason} ({listed(of)})" for reason, of in found.items()]

@@ -1,4 +1,4 @@
-"""The leaks of a result: which of them a party really received, and the attack's side information."""
+"""The leaks of a result: the worst of them, the side information of the attacks, and their use of a history."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ __all__ = [
 
 
 def side_information(result: Result, entry: Entry) -> tuple[bool, int]:
-    """Return whether an attack had a clean gradient, which no real attacker has, and the number of known positives.
+    """Return True if an attack is an oracle, and the number of known rows, which were left out when it was scored.
 
-    The first makes it an oracle; the second were left out when it was scored. Of the conditional oracle, which knows
-    the gradients of every row for either label, none were left out.
+    An oracle has information that no real attacker has, such as a clean gradient. For the conditional oracle, which
+    has the gradients of every row for either label, no rows were left out.
     """
     known = next((a for a in result.get("attacks", ()) if a.get("label") == label_of(entry)), None)
     params, oracle = entry.get("params"), is_oracle(result, entry)
@@ -55,7 +55,7 @@ def side_information(result: Result, entry: Entry) -> tuple[bool, int]:
 
 
 def keeps_apart(entry: Entry) -> bool:
-    """Return whether an entry is what an attacker read who keeps the gradients of all epochs side by side."""
+    """Return True if an entry is of a longitudinal attack that keeps the gradients of all epochs side by side."""
     params = entry.get("params")
     return is_remembered(entry) and isinstance(params, dict) and params.get("reads") == "epochs"
 
@@ -69,7 +69,7 @@ _WAYS = {
 
 
 def way_of(entry: Entry) -> str:
-    """Return in words how a longitudinal attack reads its history.
+    """Return the use that a longitudinal attack makes of its history, in words.
 
     Examples
     --------
@@ -91,7 +91,7 @@ def worst(
 ) -> Entry | None:
     """Return the entry with the largest leak at a layer, see `reached`; None without any.
 
-    What the monitor measured counts where no attacker measured the same, see `unrepeated`.
+    The monitor's entries count only where no attacker measured the same, see `unrepeated`.
 
     Parameters
     ----------
@@ -100,11 +100,11 @@ def worst(
     layer
         Layer of the gradients or embeddings.
     attack
-        Only this one, by its label.
+        Label of the only attack that counts; by default all count.
     oracle
-        Only attacks with information that no real attacker has, or only the others.
+        True for oracles only, False for the other attacks only; by default both.
     remembered
-        Only longitudinal attacks, or only those on single steps.
+        True for longitudinal attacks only, False for those on single steps only; by default both.
     """
     entries = [
         entry

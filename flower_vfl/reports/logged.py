@@ -1,4 +1,4 @@
-"""The end of a run that Flower started: its verdict, and where its results are, in the log."""
+"""Log messages at the end of a run that Flower started: its verdict, and the places of its results."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _log = logging.getLogger(__name__)
 
 
 def log_report(result: RunResult) -> None:
-    """Log the verdict of a run and the places of its results and its report, which is written.
+    """Write the report of a run, and log its verdict and the places of its results and report.
 
-    For `make_server_app(on_result=log_report)`; what makes the report is imported when it is made.
+    For `make_server_app(on_result=log_report)`; the modules that make the report are imported only when it is called.
 
     Parameters
     ----------
     result : RunResult
-        The result, whole or interrupted.
+        Result of a run that finished, or of one that was interrupted.
     """
     from flower_vfl.reports.headline import headline_of
     from flower_vfl.reports.page import render

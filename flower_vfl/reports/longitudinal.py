@@ -1,4 +1,4 @@
-"""Leak to longitudinal attacks, beside the leak of single steps."""
+"""Leak by longitudinal attacks, beside the leak of single steps."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 BOUND = ".auc_bound_remembered"
 
 NOTABLE = 0.02
-"""Difference between the last epoch's leak and the first's from which the page explains it."""
+"""Smallest increase of the leak from the first epoch to the last that the page explains."""
 
 
 @dataclass(frozen=True)
 class Remembered:
-    """One entry that was read of a memory.
+    """The measurement of one longitudinal attack.
 
     Attributes
     ----------
     entry
         The entry of ``result.json``.
     epochs, values
-        After which epochs it was read, and the leak AUC of all rows then.
+        Epochs after which it was measured, and the leak AUC of all rows after each of them.
     """
 
     entry: Entry
@@ -41,12 +41,12 @@ class Remembered:
 
     @property
     def turned(self) -> bool:
-        """True if in some epoch the scores leak more when their sign is turned than as they are."""
+        """True if, over all epochs, the largest leak is that of the scores with reversed sign."""
         return 1.0 - min(self.values) > max(self.values)
 
     @property
     def leaks(self) -> Sequence[float]:
-        """Leak after each of the epochs: the values, or those of scores with turned sign."""
+        """Leak after each of the epochs: the values, or those of the scores with reversed sign."""
         return [1.0 - value for value in self.values] if self.turned else self.values
 
     @property
@@ -70,24 +70,24 @@ class Remembered:
 
 
 def remembered_in(entries: Sequence[Entry]) -> list[Remembered]:
-    """Return the entries that were read of a memory, at least once, in their order."""
+    """Return the measurements of longitudinal attacks with at least one value, in the order of the entries."""
     found = (Remembered(entry, entry["epochs"], entry["values"]) for entry in entries if is_remembered(entry))
     return [known for known in found if known.values]
 
 
 def strongest(result: Result) -> Remembered | None:
-    """Return the largest remembered leak of what the parties really received; None without any."""
+    """Return the longitudinal attack with the largest leak of the received gradients; None without any."""
     return max(remembered_in(received(result)), key=lambda found: max(found.leaks), default=None)
 
 
 def single_steps(result: Result, party: Any, layer: Any) -> Entry | None:
-    """Return the largest leak of single steps at a place, of attacks that somebody could run; None without any."""
+    """Return the entry with the largest leak of single steps at a party's layer, without oracles; None without any."""
     here = {**result, "leakage": [e for e in result["leakage"] if e.get("party") == party]}
     return worst(here, str(layer), oracle=False, remembered=False)
 
 
 def of_remembered(run: Run) -> dict[str, Any]:
-    """Return what the page of one run shows of longitudinal attacks."""
+    """Return the values of the page of one run about longitudinal attacks."""
     found = strongest(run.result)
     step = None if found is None else single_steps(run.result, found.entry.get("party"), found.entry.get("layer"))
     return {
@@ -103,19 +103,19 @@ def of_remembered(run: Run) -> dict[str, Any]:
 
 
 def _repeats(run: Run) -> bool:
-    """Return whether each person recurs in every epoch; in time order each occurs once."""
+    """Return True if each person recurs in every epoch; in time order each occurs once."""
     return "periods" not in run.result
 
 
 def _averaged_out(run: Run, found: Remembered) -> bool:
-    """Return whether sums of gradients with fresh noise leak more with time."""
+    """Return True if sums of gradients with fresh noise leak notably more at the end than at first."""
     defenses = (defense.get("params") for defense in run.result["defenses"])
     fresh = any(isinstance(params, dict) and params.get("rho", 1.0) < 1.0 for params in defenses)
     return fresh and _repeats(run) and way_of(found.entry) == ADDED_UP and found.last > found.first + NOTABLE
 
 
 def _figures(run: Run) -> list[Markup]:
-    """Return one figure for each party and layer, what attackers measured before what the monitor did."""
+    """Return one figure for each party and layer; the monitor's values only where no attacker measured any."""
     places: dict[tuple[Any, Any], list[Remembered]] = {}
     for source in ("attacker", "monitor"):
         for found in remembered_in(received(run.result)):
@@ -138,7 +138,7 @@ def _figure(run: Run, party: Any, layer: Any, found: Sequence[Remembered]) -> Ma
 
 
 def promised(run: Run, party: Any) -> Curve | None:
-    """Return what the outermost defense that says so promises of all releases until each epoch; None without any."""
+    """Return the bound on all releases up to each epoch, by the outermost defense that logs one; None without any."""
     known = {str(metric) for metric in run.steps["metric"].unique().to_pylist()}
     for defense in run.result["defenses"]:
         for metric in (f"{defense.get('name')}{BOUND}", f"{defense.get('name')}{BOUND}.{party}"):

@@ -1,4 +1,4 @@
-"""Puts a run, or several, on one self-contained page."""
+"""Report of a run, of a sweep or of several runs as one self-contained page."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ Panel = tuple[str, dict[str, str]]
 _LOSS: dict[str, Panel] = {
     "Loss by epoch": ("loss", {"train_loss": "training", "validation_loss": "validation", "test_loss": "test"}),
 }
-_TWO: dict[str, Panel] = {"AUC by epoch": ("AUC", {"validation_auc": "validation", "test_auc": "test"})}
-_MANY: dict[str, Panel] = {
+_TWO_CLASSES: dict[str, Panel] = {"AUC by epoch": ("AUC", {"validation_auc": "validation", "test_auc": "test"})}
+_MANY_CLASSES: dict[str, Panel] = {
     "Accuracy by epoch": ("accuracy", {"validation_accuracy": "validation", "test_accuracy": "test"}),
     "AUC by epoch, mean over classes": ("AUC", {"validation_macro_auc": "validation", "test_macro_auc": "test"}),
 }
 
 
 def render(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Path:
-    """Write the report of one run, of a sweep, or the comparison of several runs, from what is in their folders.
+    """Write the report of one run, of a sweep, or the comparison of several runs, from the files in their folders.
 
     Reads ``config.toml``, ``result.json``, ``steps.parquet`` (or the journal of a run that was killed) and, where there
     are some, ``snapshots.parquet``, ``embeddings.parquet`` and ``periods.parquet``, and nothing else. The page needs no
@@ -65,7 +65,7 @@ def render(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Pat
     Parameters
     ----------
     run_dirs
-        The runs' folders.
+        Folders of the runs, or the folder of a sweep.
     out
         The file to write; by default ``report.html`` in the run's folder, and for several runs in the folder that
         holds them all.
@@ -98,7 +98,7 @@ def render(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Pat
 
 
 def renew(folder: Path) -> None:
-    """Write the report of a run that has left a result, unless there is one that is not older than the result.
+    """Write the report of a run that has a result, unless there is a report at least as new as the result.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def renew(folder: Path) -> None:
 
 
 def render_sweep(folder: Path | str) -> Path:
-    """Write the report of a sweep from what is in its folder: its record, and the result of each run.
+    """Write the report of a sweep from its record and the result of each run.
 
     Returns
     -------
@@ -129,13 +129,13 @@ def render_sweep(folder: Path | str) -> Path:
 
 
 def fill(template: str, **values: Any) -> str:
-    """Return what a template of reports becomes with these values; all text in them is escaped."""
+    """Return a template of reports filled with these values; all text in them is escaped."""
     return _templates().get_template(template).render(**values)
 
 
 @cache
 def _templates() -> Environment:
-    """Return the templates of reports and what they call; each is compiled once in a process."""
+    """Return the environment of the templates, with their filters; each template is compiled once in a process."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -213,7 +213,7 @@ def _of_one(run: Run) -> dict[str, Any]:
 
 
 def _leak_figures(run: Run) -> list[Markup]:
-    """Return one figure for each attack and party, its layers in it."""
+    """Return one figure for each attack and party, with one curve for each layer."""
     panels: dict[tuple[str, str], dict[str, Curve]] = {}
     for attack, party, layer, metric in run.leak_series():
         steps, _, values = run.curve(attack=attack, party=party, layer=layer, metric=metric)
@@ -230,7 +230,7 @@ def _leak_figures(run: Run) -> list[Markup]:
 def _epoch_figures(run: Run) -> list[Markup]:
     figures = []
     several = run.result["dataset"].get("classes") not in (2, None)
-    for title, (ylabel, names) in {**_LOSS, **(_MANY if several else _TWO)}.items():
+    for title, (ylabel, names) in {**_LOSS, **(_MANY_CLASSES if several else _TWO_CLASSES)}.items():
         curves: dict[str, Curve] = {}
         for metric, label in names.items():
             _, epochs, values = run.curve(attack="", metric=metric)

@@ -1,4 +1,4 @@
-"""Settings that are not beaten: no other predicts at least as well and leaks at most as much."""
+"""Pareto front: the settings that no other one beats in utility and leak."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 def front(points: Sequence[tuple[float, float]], *, less: bool = False) -> list[int]:
     """Return the positions of the points that no other point beats, from the least leak to the most.
 
-    A point beats another where it is at least as good in both and better in one; of equal points all stay.
+    A point beats another where it is at least as good in both and better in one; equal points all stay.
 
     Parameters
     ----------

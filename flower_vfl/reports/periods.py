@@ -39,7 +39,7 @@ def period_figures(run: Run) -> list[Markup]:
 
 
 def _leaks(run: Run) -> dict[str, dict[str, Curve]]:
-    """Return the curves of each party, one an attack and layer."""
+    """Return the curves of each party, one per attack and layer."""
     found: dict[str, dict[str, Curve]] = {}
     for attack, party, layer, metric in run.leak_series():
         curve = _curve(run.periods, attack=attack, party=party, layer=layer, metric=f"{metric}_q95")
@@ -50,15 +50,15 @@ def _leaks(run: Run) -> dict[str, dict[str, Curve]]:
 
 
 def _largest(table: pa.Table, metric: str) -> Curve:
-    """Return the largest value of each period, of whichever attack."""
+    """Return the largest value of each period over all attacks."""
     at, values = _curve(table, metric=metric)
     periods = np.unique(at)
     return periods, np.array([values[at == period].max() for period in periods])
 
 
 def _curve(table: pa.Table, **keys: str) -> Curve:
-    for column, wanted in keys.items():
-        table = table.filter(pc.equal(table[column], wanted))
+    for column, key in keys.items():
+        table = table.filter(pc.equal(table[column], key))
     at, values = table["period"].to_numpy(), table["value"].to_numpy()
     known = np.isfinite(values)
     return at[known], values[known]

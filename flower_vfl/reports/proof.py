@@ -1,4 +1,4 @@
-"""Epsilon in words: what is proven of a run, what was measured of it, and what both assume."""
+"""Epsilon in words: the proof of a run, its measurement, and the assumptions of both."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ MECHANISMS = {
     "alibi": "noise on targets",
     "prior": "randomised response in two stages",
 }
-"""Words for a mechanism, by its name or by that of a defense that has no other."""
+"""Words for each mechanism, by its name; of a defense with a single mechanism, by the name of the defense."""
 
-_MUCH = 4
-"""The grade of what a proof allows from which it is called weak: almost complete reading."""
+_WEAK = 4
+"""Grade of the AUC that a proof allows from which the proof is called weak: almost complete reading."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Epsilon:
     found
         The measurement; None without one.
     epochs
-        Epochs that were trained; None where that is not known.
+        Number of trained epochs; None where it is not known.
     prior
-        The share of positives, of two classes; else one half.
+        Share of positives of two classes; otherwise one half.
     audit
-        The entry of the party that the measurement is of; empty without any.
+        Audit entry of the measured party, or of the first party without a measurement; empty without any.
     account
         The account in the label party's ledger after the run; empty without one.
     """
@@ -62,21 +62,21 @@ class Epsilon:
 
     @property
     def doubtful(self) -> bool:
-        """True if an estimate exceeds the proof: then the estimated odds are too coarse to measure it by."""
+        """True if an estimate exceeds the proof: the estimated odds are then too coarse for a measurement."""
         found, proof = self.found, self.proof
         return found is not None and proof is not None and not found.proven and found.lower > proof.epsilon
 
     @property
     def shown(self) -> bool:
-        """True if a bound from below was found that is above 0."""
+        """True if a lower bound above 0 was measured."""
         return self.found is not None and lower(self.found.lower) != "0.0"
 
     @property
     def tone(self) -> str:
-        """The colour: of a proof neither that of an alarm nor that of an all-clear."""
+        """Colour: "bad" where the proof is refuted, "warn" where it is weak, else "proof"."""
         if self.refuted:
             return "bad"
-        return "warn" if self.proof is not None and grade(self.proof.auc, 0.5) >= _MUCH else "proof"
+        return "warn" if self.proof is not None and grade(self.proof.auc, 0.5) >= _WEAK else "proof"
 
     @property
     def sentence(self) -> str:
@@ -92,11 +92,11 @@ class Epsilon:
         words = MECHANISMS.get(self.proof.mechanism or by)
         mechanism = f"{words} ({by})" if words else by
         over = "" if self.epochs is None else f" over {self.epochs} epoch{'' if self.epochs == 1 else 's'}"
-        what = f"epsilon {epsilon}{_at(self.proof.delta)} for each person's label{over}"
-        return f"Proven: {what}, by {mechanism}; {self._beside}."
+        claim = f"epsilon {epsilon}{_at_delta(self.proof.delta)} for each person's label{over}"
+        return f"Proven: {claim}, by {mechanism}; {self._measured_clause}."
 
     @property
-    def _beside(self) -> str:
+    def _measured_clause(self) -> str:
         if self.found is None or self.doubtful:
             return "not measured"
         if not self.found.proven:
@@ -107,7 +107,7 @@ class Epsilon:
 
     @property
     def odds(self) -> str:
-        """The meaning of the proven epsilon for somebody's guess; empty without a proof."""
+        """Meaning of the proven epsilon for the odds of a label, in sentences; empty without a proof."""
         if self.proof is None:
             return ""
         factor = math.exp(self.proof.epsilon)
@@ -145,7 +145,7 @@ class Epsilon:
 
     @property
     def unbounded(self) -> str:
-        """The measurement of a run without a proof; empty for one with a proof, and without a measurement."""
+        """Measurement of a run without a proof, in sentences; empty with a proof, and without a measurement."""
         if self.proof is not None or self.found is None:
             return ""
         factor = number(math.exp(math.floor(100 * self.found.lower) / 100), 1)
@@ -158,7 +158,7 @@ class Epsilon:
 
     @property
     def _trainings(self) -> str:
-        """Return the trainings that the proof covers: this one, or those that the ledger counts."""
+        """Trainings that the proof covers, in sentences: this one, or those that the ledger counts."""
         if not self.account:
             return "One training on these labels. Another one with a new secret adds its own epsilon."
         count = self.account["trainings"]
@@ -166,7 +166,7 @@ class Epsilon:
         return (
             f"By the label party's ledger, {count} training{'' if one else 's'} on these labels "
             f"{'has' if one else 'have'} spent epsilon {upper(self.account['epsilon'])} of a limit of "
-            f"{self.account['limit']:.4g}{_at(self.account['delta'])}. One without the ledger would add its own."
+            f"{self.account['limit']:.4g}{_at_delta(self.account['delta'])}. One without the ledger would add its own."
         )
 
     @property
@@ -198,7 +198,7 @@ class Epsilon:
 
 
 def epsilon_of(result: Result) -> Epsilon | None:
-    """Return the part of a report about epsilon; None where nothing is proven and nothing was measured."""
+    """Return the part of a report about epsilon; None with neither a proof nor a measurement."""
     proof, found = proof_of(result), measurement_of(result)
     if proof is None and found is None:
         return None
@@ -210,12 +210,12 @@ def epsilon_of(result: Result) -> Epsilon | None:
     return Epsilon(proof, found, last.get("epoch"), prior, audit, result.get("account") or {})
 
 
-def _at(delta: float) -> str:
+def _at_delta(delta: float) -> str:
     return f" (delta {delta:.3g})" if delta else ""
 
 
 def upper(epsilon: float) -> str:
-    """Return an epsilon that is proven, rounded up.
+    """Return a proven epsilon as text, rounded up to two decimals.
 
     Examples
     --------
@@ -227,7 +227,7 @@ def upper(epsilon: float) -> str:
 
 
 def lower(epsilon: float) -> str:
-    """Return an epsilon that is measured from below, rounded down.
+    """Return a measured lower bound on epsilon as text, rounded down to two decimals.
 
     Examples
     --------
@@ -239,7 +239,7 @@ def lower(epsilon: float) -> str:
 
 
 def share(value: float) -> str:
-    """Return a probability in percent, small ones with a decimal.
+    """Return a probability in percent, with a decimal below 10 % and above 90 %.
 
     Examples
     --------

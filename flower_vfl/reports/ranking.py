@@ -1,4 +1,4 @@
-"""Ranking of runs: validation chooses, and the test rows only measure what was chosen."""
+"""Ranking of runs by validation; the test rows only measure the chosen run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOT_RANKED = (
 def validation_name(result: Mapping[str, Any]) -> str:
     """Return the measure by which a run is ranked, the one that compared its epochs.
 
-    Of two classes that is the validation AUC, of more the accuracy, or with balanced class weights the mean AUC.
+    For two classes that is the validation AUC, for more the accuracy, or with balanced class weights the mean AUC.
 
     Examples
     --------
@@ -35,7 +35,7 @@ def validation_name(result: Mapping[str, Any]) -> str:
 
 
 def validation(result: Mapping[str, Any]) -> float | None:
-    """Return the validation of the model that a run kept; None where there is none.
+    """Return the value of the validation measure of the model that a run kept; None where there is none.
 
     There is none without a validation part, and where all of its rows are of one class.
 
@@ -54,7 +54,7 @@ def validation(result: Mapping[str, Any]) -> float | None:
 def not_beaten(pairs: Sequence[tuple[float | None, float | None]]) -> list[int]:
     """Return the positions of the (validation, leak) that no other beats, from the least leak to the most.
 
-    What lacks one of the two is not among them, and beats nothing.
+    A pair that lacks one of the two is left out, and beats no other.
 
     Examples
     --------

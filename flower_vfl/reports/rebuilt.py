@@ -21,7 +21,7 @@ MEASURES = {
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Part of the model at the cut that one party could rebuild, from an entry of ``rebuild`` in ``result.json``.
+    """Labels with which one party can rebuild the model at the cut, from an entry of ``rebuild`` in ``result.json``.
 
     Attributes
     ----------
@@ -32,8 +32,8 @@ class Answer:
     chance, federation
         Both ends of that way; the second is None where it is not above chance.
     k, alone_k
-        Labels of each class that were enough, with the trained model and from scratch, in the best way that was tried;
-        None where none was.
+        Smallest number of labels of each class that was enough, with the trained model and from scratch, by the best
+        attack; None where none was.
     classes
         Number of classes.
     curve, alone
@@ -63,16 +63,16 @@ class Answer:
         return next((point for point in self.curve if point.k == self.k), self.curve[-1])
 
     def way(self, value: float) -> float:
-        """Return the share of the way from chance to the federation's utility."""
+        """Return the share of the way from chance to the federation's utility that a value covers."""
         return (value - self.chance) / (self.federation - self.chance) if self.federation else math.nan
 
     def labels(self, k: int | None, more: str = "more than") -> str:
-        """Return a number of labels in all, as in ``8`` or, where none was enough, ``more than 32``."""
+        """Return a number of labels over all classes, such as ``8``; where none was enough, ``more than 32``."""
         return f"{more} {self.curve[-1].k * self.classes:,}" if k is None else f"{k * self.classes:,}"
 
     @property
     def tone(self) -> str:
-        """Severity; good only where the trained model is not known to help."""
+        """Colour of the severity; good only where the trained model is not known to help."""
         if self.federation is None:
             return "warn"
         if self.k is None:
@@ -82,34 +82,34 @@ class Answer:
 
     @property
     def alone_way(self) -> float | None:
-        """Progress of training from scratch with as many labels."""
+        """Share of the way that training from scratch covers with as many labels; None where it is not known."""
         return next((self.way(point.value) for point in self.alone if point.k == self.at.k), None)
 
 
 def answers(result: Mapping[str, Any]) -> list[Answer]:
     """Return the answer for each party at the cut, the one that leaks most first.
 
-    Of several attackers, and of rows as they are and layer-normalised, what worked best counts; from scratch too.
+    Of several attackers, and of rows as they are and layer-normalised, the best one counts, also from scratch.
     """
     found: dict[str, list[Answer]] = {}
     for entry in result.get("rebuild", []):
         answer = _answer(entry) if entry.get("layer") == "cut" else None
         if answer is not None:
             found.setdefault(answer.party, []).append(answer)
-    return sorted((_strongest(tried) for tried in found.values()), key=_danger, reverse=True)
+    return sorted((_strongest(tried) for tried in found.values()), key=_severity, reverse=True)
 
 
-def _danger(answer: Answer) -> tuple[float, float]:
+def _severity(answer: Answer) -> tuple[float, float]:
     return -math.inf if answer.k is None else -float(answer.k), answer.curve[-1].value
 
 
 def _strongest(tried: Sequence[Answer]) -> Answer:
-    """Return what leaks most of what was tried on one party's model, beside the best of all without that model."""
+    """Return the answer of one party's model that leaks most, with the best results of all answers from scratch."""
     alone: dict[int, Reached] = {}
     for point in (point for answer in tried for point in answer.alone):
         alone[point.k] = max(point, alone.get(point.k, point), key=lambda reached: reached.value)
     enough = min((answer.alone_k for answer in tried if answer.alone_k is not None), default=None)
-    return replace(max(tried, key=_danger), alone_k=enough, alone=[alone[k] for k in sorted(alone)])
+    return replace(max(tried, key=_severity), alone_k=enough, alone=[alone[k] for k in sorted(alone)])
 
 
 def _answer(entry: Mapping[str, Any]) -> Answer | None:
@@ -135,11 +135,11 @@ def _answer(entry: Mapping[str, Any]) -> Answer | None:
 
 
 def _attack(entry: Mapping[str, Any]) -> str:
-    """Name an attack by how it reads, without the number of labels, as in ``embedding_reader(reader=linear)``."""
+    """Return an attack's name and settings without the number of labels, as in ``embedding_reader(reader=linear)``."""
     params = entry.get("params")
     known = params.items() if isinstance(params, dict) else ()
     settings = [f"{name}={value}" for name, value in known if value is not False]
-    name = str(entry.get("attack", "model_completion"))  # once the only one, and not named
+    name = str(entry.get("attack", "model_completion"))  # older results do not name it
     return f"{name}({','.join(settings)})" if settings else name
 
 
@@ -186,11 +186,11 @@ def in_words(answer: Answer) -> list[str]:
     else:
         first = f"{needed.capitalize()} leaked labels are enough to rebuild the model."
         second = f"With {with_k} and its own trained model party {answer.party} comes {reached}, by {answer.attack}."
-    return [first, second, *_beside(answer), f"{words.percent(answer.share)} of the way counts as rebuilt."]
+    return [first, second, *_from_scratch(answer), f"{words.percent(answer.share)} of the way counts as rebuilt."]
 
 
-def _beside(answer: Answer) -> list[str]:
-    """Return what training from scratch reaches, where that is known."""
+def _from_scratch(answer: Answer) -> list[str]:
+    """Return the sentence about training from scratch; none where its result is not known."""
     if answer.alone_way is None:
         return []
     needs = answer.labels(answer.alone_k)

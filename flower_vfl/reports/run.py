@@ -1,4 +1,4 @@
-"""A finished run as a report reads it: the files of its folder, checked."""
+"""Content of a run's folder, read and checked for a report."""
 
 from __future__ import annotations
 
@@ -60,15 +60,15 @@ class Run:
     def curve(self, **keys: str) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
         """Return steps, epochs and values of the rows with these keys, such as ``metric="train_loss"``."""
         table = self.steps
-        for column, wanted in keys.items():
-            table = table.filter(pc.equal(table[column], wanted))
+        for column, value in keys.items():
+            table = table.filter(pc.equal(table[column], value))
         return table["step"].to_numpy(), table["epoch"].to_numpy(), table["value"].to_numpy()
 
     def leak_series(self) -> list[tuple[str, str, str, str]]:
-        """Return (attack, party, layer, metric) of each leak AUC along training, the attackers' where there are both.
+        """Return (attack, party, layer, metric) of each leak AUC along training.
 
-        The monitor repeats at the label party what an attacker measures at the cut; it stands in where no attacker
-        reported.
+        The monitor measures at the label party the same AUC as an attacker at the cut; its values are used where no
+        attacker reported.
         """
         columns = ["attack", "party", "layer", "metric"]
         rows = self.steps.select(columns).group_by(columns).aggregate([]).to_pylist()
@@ -83,12 +83,12 @@ class Run:
 
 
 def load_run(folder: Path | str, *, light: bool = False) -> Run:
-    """Read a run's folder; with `light` only what is small, no values along training and no embeddings.
+    """Return the content of a run's folder; with `light` only its configuration and its result.
 
     Raises
     ------
     InputError
-        Naming the file that is missing or cannot be read, and what is wrong with it.
+        When a file is missing or cannot be read; the message names it and the error.
     """
     folder = Path(folder)
     text = _read(folder / CONFIG)

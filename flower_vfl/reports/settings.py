@@ -1,4 +1,4 @@
-"""Several runs by their settings: the same defense at the same strength, whatever the seed."""
+"""Settings of several runs: the same defense at the same strength, whatever the seed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SEEDS = ("seed", "schedule_seed")
 
 
 def axes_of(measure: str) -> dict[str, str]:
-    """Return the utilities that figures draw leaks against: that measure and the loss, each with its axis' label.
+    """Return the utilities that leaks are drawn against, that measure and the loss, with their axis labels.
 
     Examples
     --------
@@ -36,17 +36,17 @@ def axes_of(measure: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Strength:
-    """Parameter by which a chain of defenses differs from the others beside it.
+    """Parameters in which a chain of defenses differs from the others of a figure.
 
     Attributes
     ----------
     family
-        The defenses, the parameters in which they differ from the rest of their line, and what else is unusual about
-        them, such as ``marvell s``; the line's name.
+        Name of its line: the defenses, the names of the parameters that differ along the line, and other unusual
+        parameters, such as ``marvell s``.
     values
         All numbers among the parameters; a family is ordered by them.
     name
-        The values that differ, to stand beside a point: ``4``, or ``rho = 0.5`` where it is not the one strength of
+        Label of a point, the values that differ: ``4``, or ``rho = 0.5`` where the parameter is not the strength of
         the method.
     title
         The defenses with every parameter that differs or is unusual, such as ``marvell s = 4``.
@@ -65,9 +65,9 @@ class Setting:
     Attributes
     ----------
     strength
-        That of their defenses.
+        Strength of their defenses.
     rest
-        Everything else that was configured, to separate settings that only seem equal.
+        The rest of the configuration, as JSON, to separate settings that only seem equal.
     runs
         The runs.
     """
@@ -92,7 +92,7 @@ class Setting:
         return self.strength.title
 
     def point(self, attack: str, layer: str, utility: str) -> Point | None:
-        """Return the setting's place in a figure; None where no run measured both."""
+        """Return the setting's point in a figure; None where no run measured both leak and utility."""
         pairs = []
         for run in self.runs:
             entry, value = worst(run.result, layer, attack=attack), kept_utility(run.result).get(utility)
@@ -109,7 +109,7 @@ def _spread(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
 
 
 def settings_of(runs: Sequence[Run]) -> list[Setting]:
-    """Group runs by their settings: families in the order in which they come, each by its strength."""
+    """Return the settings of runs: families in the order of their first runs, each ordered by strength."""
     found: dict[tuple[Strength, str], list[Run]] = {}
     for run, strength in zip(runs, strengths_of([run.result["defenses"] for run in runs]), strict=True):
         config = {key: value for key, value in tomllib.loads(run.config).items() if key not in (*SEEDS, "defenses")}
@@ -120,18 +120,18 @@ def settings_of(runs: Sequence[Run]) -> list[Setting]:
 
 
 def strengths_of(chains: Sequence[Chain]) -> list[Strength]:
-    """Return what tells each chain of defenses from the others of one figure, in their order."""
+    """Return the strength of each chain of defenses among those of one figure, in their order."""
     parsed = [[_Params.of(defense) for defense in chain] for chain in chains]
     kinds: dict[tuple[tuple[str, ...], ...], list[list[_Params]]] = {}
     for chain in parsed:
         kinds.setdefault(_kind(chain), []).append(chain)
-    varying = {kind: _varying(alike) for kind, alike in kinds.items()}
+    varying = {kind: _varying(members) for kind, members in kinds.items()}
     return [_strength(chain, varying[_kind(chain)]) for chain in parsed]
 
 
 @dataclass(frozen=True, slots=True)
 class _Params:
-    """One defense: its name with what is not a number and not as usual, and its numbers, the strength first."""
+    """One defense: its name with the unusual parameters that are no numbers, and its numbers, the strength first."""
 
     words: str
     numbers: dict[str, float]
@@ -149,7 +149,7 @@ class _Params:
         return cls(" ".join([str(defense.get("name")), *others]), numbers)
 
     def named(self, varying: Collection[str], *, valued: bool) -> str:
-        """Return the defense with the numbers that vary, and those that are unusual, which always have their value."""
+        """Return the defense with the numbers that vary, and the unusual ones, which always have their value."""
         shown = [
             f"{key} = {value:g}" if valued or key not in varying else key
             for key, value in self.numbers.items()
@@ -163,10 +163,10 @@ def _kind(chain: Sequence[_Params]) -> tuple[tuple[str, ...], ...]:
 
 
 def _varying(chains: Sequence[Sequence[_Params]]) -> list[list[str]]:
-    """Return the numbers of each defense in which chains of one kind differ; where none does, its strength."""
+    """Return the numbers of each defense in which chains of one kind differ, by name; if none does, its strength."""
     varying = [
-        [key for key in alike[0].numbers if len({defense.numbers[key] for defense in alike}) > 1]
-        for alike in zip(*chains, strict=True)
+        [key for key in versions[0].numbers if len({defense.numbers[key] for defense in versions}) > 1]
+        for versions in zip(*chains, strict=True)
     ]
     if any(varying):
         return varying
@@ -189,7 +189,7 @@ def _strength(chain: Sequence[_Params], varying: Sequence[Sequence[str]]) -> Str
 
 
 def families(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
-    """Return the lines of a trade-off figure: one a family, with a run's name where two are equal."""
+    """Return the lines of a trade-off figure by family; where two names are equal, each gets a run's name."""
     lines: dict[tuple[str, str], list[Setting]] = {}
     for setting in settings:
         lines.setdefault((setting.family, setting.rest), []).append(setting)
@@ -208,7 +208,7 @@ def measured_at(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def differences(runs: Sequence[Run]) -> list[str]:
-    """Return what the runs' configurations differ in, but for defenses and seeds."""
+    """Return the keys in which the runs' configurations differ, except defenses and seeds."""
     configs = [_leaves(tomllib.loads(run.config)) for run in runs]
     keys = {key for config in configs for key in config if key.split(".")[0] not in (*SEEDS, "defenses")}
     return sorted(key for key in keys if len({json.dumps(config.get(key), default=str) for config in configs}) > 1)

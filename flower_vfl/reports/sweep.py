@@ -1,4 +1,4 @@
-"""Content of the page of a sweep: trade-offs with intervals over seeds, what is not beaten, tables to copy."""
+"""Content of the page of a sweep: trade-offs with intervals over seeds, the choice of a setting, tables to copy."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from flower_vfl.reports.settings import SEEDS, axes_of, measured_at, settings_of
 from flower_vfl.reports.trained import of_settings
 
 PROBLEM = ("base", "data", "model", "parties", "attack")
-"""Keys of which another value is another problem, on a figure of its own."""
+"""Keys that define the problem: each combination of their values has figures of its own."""
 
 LINES = 4
-"""Values of further keys that one figure tells apart by lines; of more it shows points."""
+"""Largest number of values of other keys that a figure draws as lines; more are drawn as points."""
 
 NAMED = 8
-"""Settings that one sentence names; of more it gives the number."""
+"""Largest number of settings that a sentence names; of the others it gives the number."""
 
 SETTING = "setting"
-"""Word for what a sweep chooses among."""
+"""Word for a candidate of a sweep."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate | None:
-    """Return the mean of values with Student's interval, None of none.
+    """Return the mean of values with Student's interval; None without any.
 
     Examples
     --------
@@ -94,7 +94,7 @@ class SweepSetting:
 
     @property
     def problem(self) -> tuple[tuple[str, Any], ...]:
-        """The values that make it another problem."""
+        """The values of the keys that define the problem."""
         return tuple((key, value) for key, value in self.values.items() if key.partition(".")[0] in PROBLEM)
 
     @property
@@ -105,7 +105,7 @@ class SweepSetting:
 
     @property
     def title(self) -> str:
-        """The defense and what else is set, without the problem."""
+        """The defense and the other values, without those of the problem."""
         return " · ".join(filter(None, (words.defenses(self.runs[0].result), self.rest)))
 
     def utility(self, name: str) -> Estimate | None:
@@ -115,7 +115,7 @@ class SweepSetting:
 
     @property
     def validation(self) -> Estimate | None:
-        """Return the validation by which settings are ranked."""
+        """The validation measure by which settings are ranked."""
         return estimate([value for run in self.runs if (value := validation(run.result)) is not None])
 
     def leak(self, attack: str, layer: str) -> Estimate | None:
@@ -125,7 +125,7 @@ class SweepSetting:
 
     @property
     def worst(self) -> Estimate | None:
-        """Return the worst leak: of attacks that somebody could run, and of the informed reader."""
+        """The worst leak of attacks other than oracles, and of the informed reader."""
         return estimate([leak.value for leak in self._leaks])
 
     @property
@@ -140,13 +140,13 @@ class SweepSetting:
 
     @property
     def gain(self) -> Estimate | None:
-        """Return what the gradients add to embeddings or columns, of the party that stands worst in each run."""
+        """The gain of gradients over embeddings or columns, of the party with the worst findings in each run."""
         found = [one.worst.verdict["gain"] for one in self.headlines if one.worst is not None]
         return estimate([float(gain["value"]) for gain in found if gain is not None])
 
     @property
     def own_data(self) -> Estimate | None:
-        """Return the leak AUC of a reader with the party's own data too, of the party that stands worst in each run."""
+        """The leak AUC of a reader with the party's own data too, of the party with the worst findings in each run."""
         found = [one.worst.own_data for one in self.headlines if one.worst is not None]
         return estimate([value for value in found if value is not None])
 
@@ -163,7 +163,7 @@ class SweepSetting:
 
     @property
     def epsilon(self) -> float | None:
-        """The largest epsilon that is proven of a run; None unless each run has a proof."""
+        """The largest proven epsilon of the runs; None unless each run has a proof."""
         proofs = [None if one.epsilon is None else one.epsilon.proof for one in self.headlines]
         known = [float(proof.epsilon) for proof in proofs if proof is not None]
         return max(known) if len(known) == len(proofs) else None
@@ -174,7 +174,7 @@ class SweepSetting:
 
 
 def settings_in(entries: Sequence[Entry], runs: Mapping[str, Run]) -> list[SweepSetting]:
-    """Group the runs of a sweep by what varies but for seeds, in the order of the sweep; a setting has at least one."""
+    """Return the settings of a sweep, in its order: trials that differ in their seeds only, with at least one run."""
     found: dict[tuple[tuple[str, Any], ...], list[Entry]] = {}
     for entry in entries:
         key = tuple((key, value) for key, value in entry.values.items() if key not in SEEDS)
@@ -224,20 +224,22 @@ def of_sweep(folder: Path) -> dict[str, Any]:
 
 
 def _gaps(settings: Sequence[SweepSetting]) -> list[tuple[str, list[str]]]:
-    """Return what runs say nothing about, in sentences, each with the settings or runs of which it is true.
+    """Return the gaps of the runs' tests, in sentences, each with the settings or runs that have it.
 
-    Those are empty where it is true of all.
+    The list of settings is empty for a gap of all runs.
     """
     lacking: dict[str, set[str]] = {}
     runs = [run for setting in settings for run in setting.runs]
     for run in runs:
         for gap in words.not_tested(run):
             lacking.setdefault(gap, set()).add(run.name)
-    return [(gap, [] if len(names) == len(runs) else _those(settings, names)) for gap, names in lacking.items()]
+    return [
+        (gap, [] if len(names) == len(runs) else _settings_or_runs(settings, names)) for gap, names in lacking.items()
+    ]
 
 
-def _those(settings: Sequence[SweepSetting], runs: Set[str]) -> list[str]:
-    """Return the settings of which all runs are meant, and the single runs of others; a few of many."""
+def _settings_or_runs(settings: Sequence[SweepSetting], runs: Set[str]) -> list[str]:
+    """Return the settings all of whose runs are given, and the single runs of the others; at most `NAMED` by name."""
     shown: list[str] = []
     for setting in settings:
         names = [run.name for run in setting.runs if run.name in runs]
@@ -251,15 +253,15 @@ def _named(values: Mapping[str, Any]) -> str:
 
 
 def _problem(values: Mapping[str, Any], settings: Sequence[SweepSetting]) -> dict[str, Any]:
-    """Return the section of one problem: its figures, what is not beaten there, and its tables."""
+    """Return the section of one problem: its figures, its recommendation and its tables."""
     runs = [run for setting in settings for run in setting.runs]
     places = measured_at(runs)
     measure = "test_auc" if any(setting.utility("test_auc") for setting in settings) else "test_accuracy"
     rows = [_row(setting, places, measure) for setting in settings]
-    undefended = _price(rows)
+    undefended = _write_costs(rows)
     for position in not_beaten([(_mean(row["validation"]), _mean(row["worst"])) for row in rows]):
         rows[position]["front"] = True
-    # Figures of the trained models tell settings apart by their configurations.
+    # Figures of the trained models distinguish settings by their configurations.
     trained = of_settings(settings_of(runs), lines=12)
     return {
         "title": _named(values),
@@ -307,21 +309,21 @@ def _row(setting: SweepSetting, places: Sequence[tuple[str, str]], measure: str)
 
 
 def _name(setting: SweepSetting) -> str:
-    """Return a setting's title, in which no defense is called one."""
+    """Return a setting's title, with "no defense" instead of "none"."""
     return setting.title.replace("none", "no defense", 1) if words.undefended(setting.runs[0].result) else setting.title
 
 
 def _link(run: Run, number: int) -> tuple[str, str]:
-    """Return a run's seed, or its number where that is not known, and where its report lies."""
+    """Return a run's seed, or its number where that is not known, and the address of its report."""
     environment = run.result.get("environment")
     seed = environment.get("seed", number) if isinstance(environment, Mapping) else number
     return str(seed), f"{quote(run.folder.name)}/report.html"
 
 
-def _price(rows: Sequence[dict[str, Any]]) -> str | None:
-    """Write into each row its utility less that of no defense, and return the name of the row that it is less of.
+def _write_costs(rows: Sequence[dict[str, Any]]) -> str | None:
+    """Write into each row its utility minus that of the setting without a defense, and return that setting's name.
 
-    Of several settings without a defense it is the one that validates best.
+    Of several settings without a defense, the one with the best validation counts.
     """
     open_ = [row for row in rows if row["utility"] and words.undefended(row["setting"].runs[0].result)]
     if not open_:
@@ -333,7 +335,7 @@ def _price(rows: Sequence[dict[str, Any]]) -> str | None:
 
 
 def _choice(rows: Sequence[Mapping[str, Any]], measure: str) -> Choice:
-    """Return the setting that is recommended, by validation alone, or why none is."""
+    """Return the recommendation of a setting by validation alone, or the reason for none."""
     if not any(row["validation"] for row in rows):
         return Choice(NOT_RANKED, "", TONES[NOT_TESTED])
     return choice_of([_candidate(row) for row in rows], measure, SETTING)
@@ -356,7 +358,7 @@ def _candidate(row: Mapping[str, Any]) -> Candidate:
 
 
 def _baseline(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the setting that validates best of those that send nothing that depends on labels; None without any."""
+    """Return the row with the best validation of those that send nothing that depends on labels; None without any."""
     silent = [row for row in rows if row["utility"] and not row["sent"]]
     return max(silent, key=lambda row: _mean(row["validation"]) or 0.0, default=None)
 
@@ -364,11 +366,11 @@ def _baseline(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 def _figures(settings: Sequence[SweepSetting], places: Sequence[tuple[str, str]], measure: str) -> list[Markup]:
     """Draw each attack at each layer against each utility (L22's Figure 4; L21's Figure 3).
 
-    What is not beaten by validation is joined.
+    A dotted line joins the settings that are not beaten by validation.
     """
     rests = {setting.rest for setting in settings}
     strengths = strengths_of([setting.runs[0].result["defenses"] for setting in settings])
-    found_in = [run for setting in settings for run in setting.runs]
+    measured_runs = [run for setting in settings for run in setting.runs]
     silent = [setting for setting in settings if sends_nothing(setting.runs[0].result)]
     figures = []
     for attack, layer in places:
@@ -390,7 +392,7 @@ def _figures(settings: Sequence[SweepSetting], places: Sequence[tuple[str, str]]
                 best = [ranked[index][1] for index in not_beaten([(rank, p.leak) for rank, p in ranked])]
                 edge = [(point.utility, point.leak) for point in best]
                 figure = setting_figure(
-                    f"{_place(found_in, attack, layer)} layer",
+                    f"{_place(measured_runs, attack, layer)} layer",
                     label,
                     ordered,
                     null,
@@ -403,7 +405,7 @@ def _figures(settings: Sequence[SweepSetting], places: Sequence[tuple[str, str]]
 
 
 def _place(runs: Sequence[Run], attack: str, layer: str) -> str:
-    """Return attack and layer in words; an oracle, which knows a clean gradient, is called one."""
+    """Return attack and layer in words; an oracle is marked as one."""
     entry = next((e for run in runs if (e := worst(run.result, layer, attack=attack))), None)
     oracle = entry is not None and side_information(runs[0].result, entry)[0]
     return f"{attack}{' (oracle)' if oracle else ''}, {layer}"

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from flower_vfl.reports.settings import Setting
 
 SHOWN = 500
-"""Embeddings that one picture shows."""
+"""Largest number of embeddings in one figure."""
 
 PERPLEXITY, ITERATIONS, FEWEST = 30.0, 500, 10
 UNBALANCED = 0.02
-"""Share above 1 / C of the most frequent class from which accuracy needs a companion."""
+"""Excess of the most frequent class's share over 1 / C above which balanced accuracy is shown beside accuracy."""
 
 VIEWS = {RECEIVED: "as sent", READ: "as the top model reads them"}
 
@@ -64,7 +64,7 @@ def of_run(run: Run) -> dict[str, Any]:
 
 
 def of_settings(settings: Sequence[Setting], *, lines: int) -> dict[str, Any]:
-    """Return what ``comparison.html.j2`` shows of trained models; so many settings where each has a line or a panel."""
+    """Return the values of ``comparison.html.j2`` about trained models, with a line or a panel for `lines` settings."""
     shown = [(setting, _first_view(setting.runs[0])) for setting in settings[:lines]]
     known = [(setting.title, _thinned(sample), setting.runs[0]) for setting, sample in shown if sample is not None]
     return {
@@ -81,7 +81,7 @@ def worst_answer(run: Run) -> Answer | None:
 
 
 def measures_of(entry: Entry) -> Mapping[str, Mapping[str, Any]]:
-    """Return what an entry measured, by measure."""
+    """Return the values of an entry, by measure."""
     found = entry.get("measures")
     if not isinstance(found, dict) or not found:
         return {str(entry.get("metric")): entry}
@@ -94,7 +94,7 @@ def on_trained_models(run: Run) -> list[Entry]:
 
 
 def _table(run: Run) -> dict[str, Any]:
-    """Return the attacks on the trained model as rows, with the measures that say something on this data."""
+    """Return the attacks on the trained model as rows, with the measures that are informative on this data."""
     entries = on_trained_models(run)
     chances = {name: number(value.get("chance")) for entry in entries for name, value in measures_of(entry).items()}
     usual, balanced = chances.get("accuracy"), chances.get("balanced_accuracy")
@@ -115,7 +115,7 @@ def _rebuild(title: str, lines: Mapping[str, Sequence[Reached]], answer: Answer)
 
 
 def _rebuild_of_settings(settings: Sequence[Setting]) -> Markup | None:
-    """Draw a line a setting; the federation's level is that of the run without a defense, or of the first."""
+    """Draw one line per setting; the federation's level is that of the run without a defense, or of the first."""
     found = [
         (setting, [a for run in setting.runs if (a := worst_answer(run)) is not None and a.federation is not None])
         for setting in settings
@@ -131,7 +131,7 @@ def _rebuild_of_settings(settings: Sequence[Setting]) -> Markup | None:
 
 
 def _averaged(curves: Sequence[Sequence[Reached]]) -> list[Reached]:
-    """Return the mean over runs with its interval; of a single run its own."""
+    """Return the mean over runs with its interval; a single run keeps its own interval."""
     points: dict[int, list[Reached]] = {}
     for point in (point for curve in curves for point in curve):
         points.setdefault(point.k, []).append(point)
@@ -184,14 +184,14 @@ def _protection(settings: Sequence[Setting], attack: str) -> Markup | None:
 def _measure(entry: Entry, classes: Any) -> str:
     """Return the measure that is fair to every class: AUC of two classes, else the balanced accuracy."""
     known = measures_of(entry)
-    wanted = ("auc", "balanced_accuracy") if classes == 2 else ("balanced_accuracy", "auc")
-    return next((name for name in wanted if name in known), next(iter(known), ""))
+    preferred = ("auc", "balanced_accuracy") if classes == 2 else ("balanced_accuracy", "auc")
+    return next((name for name in preferred if name in known), next(iter(known), ""))
 
 
 def _worst(run: Run, attack: str) -> Entry | None:
-    """Return what the attack reached at the cut of the party that leaks most; the monitor's where no attacker ran.
+    """Return the attack's entry at the cut of the party that leaks most; the monitor's where no attacker ran.
 
-    What the monitor measures has nothing to be compared with: it has no columns to attack with from scratch.
+    An entry of the monitor has no baseline: the monitor has no columns to train an attack from scratch on.
     """
     entries = [e for e in on_trained_models(run) if label_of(e) == attack and e.get("layer") == "cut"]
     entries = [e for e in entries if e.get("source") != "monitor"] or entries
@@ -203,7 +203,7 @@ def _worst(run: Run, attack: str) -> Entry | None:
 def _point(
     name: str, found: Sequence[tuple[Run, Entry]], measure: str, utility: str
 ) -> tuple[Point | None, list[float]]:
-    """Return a setting's place, the mean over its runs with its interval, and what was reached without the model."""
+    """Return a setting's point, the mean over its runs with its interval, and the baselines without the model."""
     pairs, baselines, interval = [], [], None
     for run, entry in found:
         values = measures_of(entry).get(measure, {})
@@ -233,7 +233,7 @@ def _first_view(run: Run) -> Embeddings | None:
 
 
 def _thinned(sample: Embeddings) -> Embeddings:
-    """Return a part of the sample that a picture can show."""
+    """Return at most `SHOWN` rows of the sample."""
     rows = sample_rows(sample.labels, SHOWN, generator=np.random.default_rng(0))
     return type(sample)(sample.party, sample.view, sample.rows[rows], sample.labels[rows], sample.z[rows])
 
@@ -250,16 +250,16 @@ def _maps(titles: Iterable[str], samples: Iterable[Embeddings], run: Run) -> lis
         count = max(int(sample.labels.max(initial=0)) + 1, classes if isinstance(classes, int) else 2)
         several = [class_name(run.result, place) for place in range(count)]
         names = ["negative", "positive"] if count == 2 else several
-        places = _places(sample.z.astype(np.float32).tobytes(), len(sample.z))
-        figures.append("" if places is None else Markup(map_figure(title, places, sample.labels, names)))
+        coordinates = _coordinates(sample.z.astype(np.float32).tobytes(), len(sample.z))
+        figures.append("" if coordinates is None else Markup(map_figure(title, coordinates, sample.labels, names)))
     return figures
 
 
 @lru_cache(maxsize=32)
-def _places(z: bytes, rows: int) -> NDArray[np.float32] | None:
-    """Return where t-SNE puts embeddings on a plane, (n, 2); None where there are too few, or all are equal.
+def _coordinates(z: bytes, rows: int) -> NDArray[np.float32] | None:
+    """Return the t-SNE coordinates of embeddings on a plane, (n, 2); None where there are too few, or all are equal.
 
-    One thread and a fixed seed: the same embeddings are drawn the same. Kept, for a page is often written twice.
+    One thread and a fixed seed draw the same embeddings the same. Cached, because a page is often written twice.
     """
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits

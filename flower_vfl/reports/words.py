@@ -35,7 +35,7 @@ LIMITS = {
 """Reason for the end of a run, by its status."""
 
 USUAL = {"scope": "joint", "rho": 0.0, "spread": 0.1, "reduction": "mean", "distance": "angular", "form": "dcor"}
-"""Parameters of defenses that are not worth a word where they are as usual."""
+"""Usual values of parameters of defenses, which are left out of texts."""
 
 METRICS = {
     "test_auc": "Test AUC",
@@ -56,7 +56,7 @@ METRICS = {
 
 
 def number(value: Any, digits: int = 3) -> str:
-    """Return a number with so many decimals, a whole number with thousands separated, anything else as it is."""
+    """Return a number with `digits` decimals, a whole number with thousands separated, anything else as it is."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return NONE
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -65,7 +65,7 @@ def number(value: Any, digits: int = 3) -> str:
 
 
 def kept_model(result: Mapping[str, Any]) -> str:
-    """Return which model a run kept where it is not the last one; empty for every other run."""
+    """Return the sentence about the model that a run kept, where it is not the last one; otherwise empty."""
     model, limit = result.get("model"), LIMITS.get(str(result.get("status")))
     if not isinstance(model, dict):
         return ""
@@ -88,7 +88,7 @@ def kept_model(result: Mapping[str, Any]) -> str:
 
 
 def nothing_chosen(result: Mapping[str, Any]) -> str:
-    """Say that a run's validation part chose no epoch; empty where it did, and where there is none."""
+    """Return the sentence that validation chose no epoch, where its rows are all of one class; otherwise empty."""
     last = result["utility"].get("last")
     names = ("validation_auc", "validation_macro_auc")
     if not isinstance(last, dict) or all(last.get(name, 0.0) is not None for name in names):
@@ -97,7 +97,7 @@ def nothing_chosen(result: Mapping[str, Any]) -> str:
 
 
 def alone_better(result: Mapping[str, Any]) -> str:
-    """Return that one party alone reaches more than all together; empty where none does, or that is not known."""
+    """Return the sentence that one party alone does better than all together; empty where none is known to."""
     found = result.get(BETTER)
     if not isinstance(found, dict):
         return ""
@@ -134,13 +134,13 @@ def duration(value: Any) -> str:
 
 
 def ratio(amount: Any, seconds: Any) -> float | None:
-    """Return an amount a second; None where one of the two is not known."""
+    """Return an amount per second; None where one of the two is not known."""
     known = isinstance(amount, float | int) and isinstance(seconds, float | int) and seconds > 0
     return amount / seconds if known else None
 
 
 def share(value: Any) -> str:
-    """Return a share in percent; the few of many do not become none.
+    """Return a share in percent; a small share above 0 is not rounded to 0 %.
 
     Examples
     --------
@@ -166,7 +166,7 @@ def percent(value: float) -> str:
 
 
 def interval(ends: Any) -> str:
-    """Return both ends of an interval of a share, which has no part outside of 0 to 1.
+    """Return both ends of the interval of a share, clipped to 0 and 1.
 
     Examples
     --------
@@ -189,14 +189,14 @@ def listed(names: Sequence[str]) -> str:
 
 
 def with_params(entry: Mapping[str, Any], name: str = "name") -> str:
-    """Return a method with its parameters as a configuration writes them, ``marvell(s=4)``, but for what is usual."""
+    """Return a method with its unusual parameters as a configuration writes them, such as ``marvell(s=4)``."""
     params = entry.get("params")
     given = params.items() if isinstance(params, dict) else ()
     return call(str(entry.get(name, NONE)), {key: value for key, value in given if USUAL.get(key) != value})
 
 
 def place(entry: Mapping[str, Any]) -> str:
-    """Return where a leak was measured, as in ``party a, cut layer``."""
+    """Return the party and the layer of a leak, such as ``party a, cut layer``."""
     return f"party {entry.get('party', NONE)}, {entry.get('layer', NONE)} layer"
 
 
@@ -208,7 +208,7 @@ def defenses(result: Mapping[str, Any]) -> str:
 
 
 def undefended(result: Mapping[str, Any]) -> bool:
-    """Return whether gradients left the label party as they were."""
+    """Return True if gradients left the label party without any defense."""
     return not result["defenses"] and not sends_nothing(result)
 
 
@@ -235,7 +235,7 @@ def grade(value: float, null: float) -> int:
 
 
 def reading(value: float, null: float, *, found: bool) -> str:
-    """Return how well a leak AUC reads labels, in words; a leak that a test found is at least slight.
+    """Return the grade of a leak AUC, in words; a leak that a test found has at least the grade "slightly".
 
     Examples
     --------
@@ -254,7 +254,7 @@ class Leak:
     entry
         The entry of ``result.json``.
     q95, null
-        Its leak AUC and what chance reaches there.
+        Its leak AUC and the chance level there.
     reached
         Leak AUC that an attacker can make of it: scores that are nearly always wrong read the labels as well as right
         ones.
@@ -280,12 +280,12 @@ class Leak:
 
     @property
     def turned(self) -> bool:
-        """True if the scores leak more when their sign is turned than as they are."""
+        """True if the scores leak more with reversed sign."""
         return self.reached > max(self.q95, self.null)
 
 
 def graded(entry: Mapping[str, Any]) -> Leak | None:
-    """Grade one entry by the share of the way from chance to certainty that it covers; None where it has no value."""
+    """Return one entry with its grade; None where it has no value."""
     if entry.get("q95") is None:
         return None
     q95 = float(entry["q95"])
@@ -294,22 +294,23 @@ def graded(entry: Mapping[str, Any]) -> Leak | None:
 
 
 def worst_leak(run: Run, *, oracle: bool = False) -> Leak | None:
-    """Return the worst leak AUC of what the parties really received, None where nothing was measured.
+    """Return the worst leak of the gradients that the parties received; None where nothing was measured.
 
-    Oracles know what no real attacker has, such as a clean gradient, and are asked for separately. They bound nothing.
+    Oracles have side information that no real attacker has, such as a clean gradient. They bound nothing: `oracle`
+    selects either them alone or all others.
     """
     leaks = [graded(entry) for entry in received(run.result) if side_information(run.result, entry)[0] == oracle]
     return max((leak for leak in leaks if leak), key=lambda leak: (leak.level, leak.reached), default=None)
 
 
 def _persistent(run: Run) -> bool:
-    """Return whether a defense's noise stays with a row, in part."""
+    """Return True if a part of a defense's noise stays with each row."""
     given = [defense.get("params") for defense in run.result["defenses"]]
     return any(isinstance(params, dict) and params.get("rho") for params in given)
 
 
 def _positives_in(run: Run) -> list[str]:
-    """Return the classes, of more than two, that gradients were searched for; none where it was each of them."""
+    """Return the classes that gradients were searched for; none for two classes, or where all were searched."""
     classes, attack = run.result["dataset"].get("classes"), tomllib.loads(run.config).get("attack")
     named = attack.get("positives") if isinstance(attack, dict) else None
     if not isinstance(classes, int) or classes == 2 or not isinstance(named, list) or not named:
@@ -318,19 +319,19 @@ def _positives_in(run: Run) -> list[str]:
 
 
 def _reasons(result: Mapping[str, Any], silent: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return why attacks measured nothing, by their labels: what went wrong where that is known."""
+    """Return the reasons for which attacks measured nothing, by the labels of the attacks."""
     found: dict[str, str] = {}
     for entry in sorted(silent, key=lambda entry: not entry.get("unavailable")):
         steps = entry.get("steps")
-        none = (
+        unexplained = (
             f"none of its {number(steps)} steps had both classes and its side information" if steps else "it never read"
         )
-        found.setdefault(label_of(entry), str(entry.get("unavailable") or none).rstrip("."))
+        found.setdefault(label_of(entry), str(entry.get("unavailable") or unexplained).rstrip("."))
     return {label: with_class_names(result, why) for label, why in sorted(found.items())}
 
 
 def not_tested(run: Run) -> list[str]:
-    """Return in sentences what the run did not test; an attack that ran without a value has tested nothing."""
+    """Return the gaps of a run's tests, in sentences; an attack that ran without a value is a gap."""
     if sends_nothing(run.result):
         return ["Predictions and metrics that are given away later: they depend on labels."]
     named = [entry for entry in run.result["leakage"] if phase_of(entry) not in READER_PHASES]

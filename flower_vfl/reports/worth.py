@@ -29,11 +29,11 @@ class Worth(NamedTuple):
     Attributes
     ----------
     measure
-        Its name, in words.
+        Name of the measure, in words.
     together
         Utility of the federation.
     rows
-        The parties, then all of them.
+        Lines of the parties, then that of the joined table.
     models
         Names of the models.
     sentence

@@ -1,4 +1,4 @@
-"""For authors of methods: one call that puts an attack or a defense through what every built-in one must pass.
+"""Checks for authors of methods: one call runs all checks of an attack or a defense that built-in ones pass.
 
 >>> from flower_vfl.attacks import HintAttack
 >>> from flower_vfl.strategies import Iso

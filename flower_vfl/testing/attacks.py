@@ -1,4 +1,4 @@
-"""`check_attack`: what every attack must do."""
+"""`check_attack`: the checks that every attack must pass."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def check_attack(attack_class: type[AttackMethod], *, waive: Sequence[str] = (),
     """Check an attack of your own: run it in your tests, once for each set of parameters that matters.
 
     The checks: name, side information and documentation are declared; parameters go into ``result.json`` and make
-    the same attack again; every batch gives one score a row, on vectors and feature maps, in every number format, on
+    the same attack again; every batch gives one score per row, on vectors and feature maps, in every number format, on
     every device of this machine; no score is NaN, be the batch of one or two rows, of one class, of zeros, of equal
     rows, or of gradients of 1e-30 or 1e30; the same input gives the same scores and is not changed; side information
-    that is missing is refused with a message. Instances share no state; one that is given what `state` returned goes on
-    with the same scores. A `RowAttack` rates three batches at once as it scores each of them. An
-    attack on the trained model returns one answer a row in the same way, for two classes and for five, from the given
-    seed and no other randomness. A longitudinal attack gives one score for each row that has occurred, after any number
-    of epochs. A joint attack scores training rows and test rows of a view, with columns and without.
+    that is missing is refused with a message. Instances share no state; one that is restored from `state` continues
+    with the same scores. A `RowAttack` rates three batches at once as it scores each of them. An attack on the trained
+    model returns one result per row in the same way, for two classes and for five, from the given seed and no other
+    randomness. A longitudinal attack gives one score for each row that has occurred, after any number of epochs. A
+    joint attack scores training rows and test rows of a view, with columns and without.
 
     Parameters
     ----------
@@ -68,12 +68,12 @@ def check_attack(attack_class: type[AttackMethod], *, waive: Sequence[str] = (),
     waive : Sequence[str]
         Findings that are accepted, by the name of the check that a message gives in brackets.
     **params
-        Its parameters.
+        Parameters of the attack.
 
     Raises
     ------
     CheckError
-        Listing everything that is wrong.
+        When a check finds a problem; the message lists all of them.
     """
     title = str(getattr(attack_class, "__name__", attack_class))
     stepwise, trained, longitudinal, joint = (
@@ -98,7 +98,7 @@ def check_attack(attack_class: type[AttackMethod], *, waive: Sequence[str] = (),
 
 @dataclass(frozen=True)
 class _Subject:
-    """A checked attack: its class and its parameters."""
+    """A checked attack class with its parameters."""
 
     attack_class: Any
     params: dict[str, Any] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class _Subject:
         transcript = Transcript(history=None)
         for step in range(3):
             now = g if step == 2 else torch.flip(g, dims=[0])
-            other = now.flatten(1) + 1  # the tensor that the attack declares not to see
+            other = now.flatten(1) + 1  # the tensor that the attack does not declare in `sees`
             seen, unseen = (other, now) if attack.sees == "gradients" else (now, other)
             gradients, outputs = dict.fromkeys(_LAYERS, unseen), dict.fromkeys(_LAYERS[1:], seen)
             transcript.record(StepTrace(step, 0, np.arange(len(g)), seen, gradients, outputs))
@@ -126,7 +126,7 @@ class _Subject:
 
 
 def _side(attack: Attack, g: Tensor) -> SideInformation:
-    """Return what the attack needs; in a batch that is too small, examples supply it more than once."""
+    """Return the side information that the attack needs; a batch that is too small supplies examples repeatedly."""
     rows = np.arange(attack.hints) % len(g)
     labels = torch.full((len(g),), -1)
     labels[::10] = (torch.arange(len(labels[::10])) % 2).long()  # `gradients` has a positive in each five rows

@@ -27,25 +27,25 @@ A = TypeVar("A")
 
 @dataclass(frozen=True)
 class AttackSubject(Generic[A]):
-    """An attack that is checked, made afresh for each question.
+    """A checked attack class with its parameters.
 
     Attributes
     ----------
     attack_class, params
-        Its class, and what it is made with.
+        Class of the attack, and its parameters.
     """
 
     attack_class: Callable[..., Any]
     params: dict[str, Any] = field(default_factory=dict)
 
     def make(self) -> A:
-        """Make the attack."""
+        """Return a new attack."""
         attack: A = self.attack_class(**self.params)
         return attack
 
 
 def score_problems(scores: Any, rows: int, what: str) -> Iterator[str]:
-    """Yield the reasons why an attack's answer is not one score for each of so many rows."""
+    """Yield the problems of an attack's scores, which must be one number for each of `rows` rows."""
     if not isinstance(scores, Tensor) or scores.shape != (rows,):
         found = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
         yield f"{what}: the score is {found}, one number a row is needed: a tensor ({rows},)"
@@ -67,23 +67,23 @@ def run_checks(
     *,
     waive: Iterable[str] = (),
 ) -> None:
-    """Run stages of checks, the next one where the last found nothing.
+    """Run stages of checks, each only if the stage before it found nothing.
 
     Parameters
     ----------
     kind, title, params
-        Names of the checked method, for the message.
+        Kind, name and parameters of the checked method, for the message.
     subject
         The argument of the checks.
     stages : Iterable
-        Checks, in groups.
+        Groups of checks, in their order.
     waive : Iterable[str]
         Names of checks, as messages give them in brackets, with findings that are accepted.
 
     Raises
     ------
     CheckError
-        Listing all findings, and the waived checks without any.
+        When a check has a finding that is not waived, or a waived check has none; the message lists all of them.
     """
     waived, problems = dict.fromkeys(waive, False), list[str]()
     for checks in stages:
@@ -105,10 +105,10 @@ def run_checks(
 
 
 def _guarded(check: Check[S], name: str, subject: S) -> Iterator[str]:
-    """Run a check; an exception of the method is a problem like others."""
+    """Yield the problems of a check; an exception of the method is a problem as well."""
     try:
         yield from check(subject)
-    except Exception as error:  # noqa: BLE001 - whatever a foreign method raises is what its author wants to read
+    except Exception as error:  # noqa: BLE001 - any exception of a checked method is reported to its author
         yield f"{name}: it raised {words_of(error)}"
 
 
@@ -119,7 +119,7 @@ def name_problems(name: object) -> Iterator[str]:
 
 
 def borrowed_name(method: Any, known: Methods[Any]) -> Iterator[str]:
-    """Refuse the name of a built-in method of the same kind."""
+    """Yield a problem if a method has the name of a built-in one of the same kind."""
     if known.builtin.get(method.name, method) is not method:
         yield f"its `name` is {method.name!r}, which is that of a built-in {known.kind}"
 
@@ -130,9 +130,9 @@ def parameter_problems(make: Callable[..., Any], method: Any, params: Mapping[st
     Parameters
     ----------
     make : Callable
-        Makes the method with parameters.
+        Function that makes the method from parameters.
     method : type
-        Its class.
+        Class of the method.
     params : Mapping[str, Any]
         The parameters that are checked.
     """
@@ -160,16 +160,16 @@ def parameter_problems(make: Callable[..., Any], method: Any, params: Mapping[st
 
 
 def attack_declaration_problems(attack_class: Any, *, allowed: Iterable[str], method: str) -> Iterator[str]:
-    """Say what is wrong with an attack's name, with the needs that it declares, and where a docstring is missing.
+    """Yield the problems of an attack's name, of its declared needs and of its docstrings.
 
     Parameters
     ----------
     attack_class : type
-        The attack.
+        Class of the attack.
     allowed : Iterable[str]
         Values that `needs` may hold.
     method : str
-        The name of the method that reads.
+        Name of the method that returns the scores.
     """
     needs, allowed = attack_class.needs, list(allowed)
     yield from name_problems(getattr(attack_class, "name", None))
@@ -183,7 +183,7 @@ def attack_declaration_problems(attack_class: Any, *, allowed: Iterable[str], me
 def attack_parameter_problems(
     subject: AttackSubject[Any], known: Methods[Any], counts: Mapping[str, str]
 ) -> Iterator[str]:
-    """Say what is wrong with an attack's parameters, and with how many rows it says that it knows.
+    """Yield the problems of an attack's parameters, and of its declared numbers of known rows.
 
     Parameters
     ----------
@@ -192,7 +192,7 @@ def attack_parameter_problems(
     known : Methods
         The built-in attacks.
     counts : Mapping[str, str]
-        For each need, the attribute that says how many rows that is.
+        Name of the attribute with the number of known rows, by need.
     """
     yield from borrowed_name(subject.attack_class, known)
     yield from parameter_problems(subject.attack_class, subject.attack_class, subject.params)
@@ -204,12 +204,12 @@ def attack_parameter_problems(
 
 
 def unknown_rows_problems(read_without: Callable[[], Any], *, argument: str) -> Iterator[str]:
-    """Say that an attack scores although it was not given the rows that it needs.
+    """Yield a problem if an attack scores without the known rows that it needs.
 
     Parameters
     ----------
     read_without : Callable
-        Runs the attack without these rows.
+        Function that runs the attack without these rows.
     argument : str
         Expression for these rows in the attack's code, for the message.
     """
@@ -221,12 +221,12 @@ def unknown_rows_problems(read_without: Callable[[], Any], *, argument: str) -> 
 
 
 def unusual(g: Tensor) -> dict[str, Tensor]:
-    """Return gradients (B, D) of zeros only, of equal rows, and at the ends of what float32 holds."""
+    """Return batches by name: zeros only, equal rows, and gradients (B, D) at the limits of float32."""
     return {"zeros only": torch.zeros_like(g), "equal rows": g[:1].expand_as(g).clone(), **scaled(g)}
 
 
 def gradients(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, *, seed: int = 20) -> Tensor:
-    """Return gradients as they are in training: few positives, confident mistakes, 1 / B small."""
+    """Return gradients of `shape` as in training: few positives, confident mistakes, small by the factor 1 / B."""
     generator = torch.Generator().manual_seed(seed)
     y = torch.arange(shape[0]) % 5 == 0
     p = torch.sigmoid(torch.randn(shape[0], generator=generator) - 2)
@@ -235,7 +235,7 @@ def gradients(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, *, see
 
 
 def scaled(g: Tensor) -> dict[str, Tensor]:
-    """Return a batch at the limits of float32."""
+    """Return the batch scaled to the limits of float32, by name."""
     unit = g / g.abs().max()
     return {
         "gradients of 1e-30": unit * 1e-30,
@@ -245,5 +245,5 @@ def scaled(g: Tensor) -> dict[str, Tensor]:
 
 
 def devices() -> list[str]:
-    """Return the accelerators of this machine."""
+    """Return the CUDA devices of this machine."""
     return [f"cuda:{index}" for index in range(torch.cuda.device_count())]

@@ -1,4 +1,4 @@
-"""`check_defense`: what every defense must do."""
+"""`check_defense`: the checks that every defense must pass."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from flower_vfl.testing.subject import (
 )
 from flower_vfl.training.assembly import build_defenses
 
-_SETTLED = 100
+_SETTLING_STEPS = 100
 
 
 def check_defense(defense_class: type[Defense], *, waive: Sequence[str] = (), **params: Any) -> None:
@@ -51,29 +51,29 @@ def check_defense(defense_class: type[Defense], *, waive: Sequence[str] = (), **
     The checks: name, documentation and `read_by` are declared; parameters go into ``result.json`` and make the
     same defense again; gradients keep shape and number format, for one party and several, joint and per-party, vectors
     and flattened feature maps, on every device of this machine; noise follows from the label party's secret and from
-    nothing else, is never drawn twice, and is zero on average where the class declares ``unbiased``; a saved state goes
-    on exactly where it was, noise included; batches of one class, one row, no row, of zeros, with a zero row, with
-    values that are not finite or of 1e-30 and 1e30 are changed, withheld as zeros or refused with an error of ours,
-    never sent as they are; what is logged are numbers, also at the end of an epoch; what `bound` promises then is a
-    leak AUC; embeddings and losses can be differentiated; a private loss reaches the modules of its class and nothing
-    else; where an epsilon is promised by a draw that is kept, other true labels with the same draw change no gradient
-    of two epochs, and none decides when training ends; it delegates to the strategy that it wraps. Where nothing of
-    this fails and a run can import the class by its name, it is trained, interrupted, resumed and asked for
-    predictions, which must be those of a run that nobody interrupted.
+    nothing else, is never drawn twice, and is zero on average where the class declares ``unbiased``; a restored state
+    continues exactly, noise included; batches of one class, one row, no row, of zeros, with a zero row, with values
+    that are not finite or of 1e-30 and 1e30 are changed, withheld as zeros or refused with an error of this package,
+    never sent unchanged; logged values are numbers, also at the end of an epoch; `bound` is a leak AUC then; embeddings
+    and losses can be differentiated; a private loss reaches the modules of its class and nothing else; where an epsilon
+    is promised by a draw that is kept, other true labels with the same draw change no gradient of two epochs, and none
+    decides when training ends; it delegates to the strategy that it wraps. Where all of these pass and a run can import
+    the class by its name, a run with it is interrupted and resumed: the weights must be those of an uninterrupted run,
+    and predictions must have the test AUC of that run.
 
     Parameters
     ----------
     defense_class : type[Defense]
-        The class.
+        Class of the defense.
     waive : Sequence[str]
         Findings that are accepted, by the name of the check that a message gives in brackets, as in "zero rows".
     **params
-        Its parameters.
+        Parameters of the defense.
 
     Raises
     ------
     CheckError
-        Listing everything that is wrong.
+        When a check finds a problem; the message lists all of them.
     """
     subject = Subject(defense_class, params)
     protects = getattr(defense_class, "protect", Defense.protect) is not Defense.protect
@@ -86,7 +86,7 @@ def check_defense(defense_class: type[Defense], *, waive: Sequence[str] = (), **
 
 @contextlib.contextmanager
 def _as_in_a_run() -> Iterator[None]:
-    """Compute in one thread, leave the caller's random numbers alone, and do not tell of batches that are hostile."""
+    """Use one thread, keep the caller's random state, and silence warnings about hostile batches."""
     logger = logging.getLogger("flower_vfl")
     threads, level = torch.get_num_threads(), logger.level
     torch.set_num_threads(1)
@@ -186,7 +186,7 @@ def _embeddings(subject: Subject) -> Iterator[str]:
         if not isinstance(out, Tensor) or out.shape[:1] != z.shape[:1] or not out.is_floating_point():
             yield f"embed, {what}: a floating point tensor with one row for each of the {len(z)} is needed"
             continue
-        back = _flowing_back(defense, z, out)
+        back = _input_gradient(defense, z, out)
         if back is None:
             yield f"embed, {what}: no gradient flows back through it or `loss`, so that bottom models could not learn"
         elif not bool(torch.isfinite(out).all() and torch.isfinite(back).all()):
@@ -195,8 +195,8 @@ def _embeddings(subject: Subject) -> Iterator[str]:
             yield f"embed, {what}: it changes the embeddings in place"
 
 
-def _flowing_back(defense: Defense, z: Tensor, out: Tensor) -> Tensor | None:
-    """Return the gradient of the loss by embeddings (B, ...) as they came; None where there is none."""
+def _input_gradient(defense: Defense, z: Tensor, out: Tensor) -> Tensor | None:
+    """Return the gradient of the loss by the received embeddings (B, ...); None where there is none."""
     flat = out.flatten(1)
     loss, _ = defense.loss(flat.sum(dim=1), labels_of(len(z)), flat)
     return torch.autograd.grad(loss, z, allow_unused=True)[0] if loss.requires_grad else None
@@ -250,11 +250,11 @@ def _repeatable(subject: Subject) -> Iterator[str]:
 
 
 def _noise(subject: Subject, *, secret_matters: bool) -> Iterator[str]:
-    """Check one batch, sent again and again until a defense with a memory of batches has settled."""
+    """Check the noise on one batch, which is sent repeatedly until a defense with a memory of batches has settled."""
     if "protect" not in subject.hooks:
         return
     g, y, defense = batch(8), labels_of(64), subject.make()
-    for _ in range(_SETTLED):
+    for _ in range(_SETTLING_STEPS):
         send(defense, g, y)
     one, other = (send(defense, g, y, first=first)[0] for first in (64, 128))
     unrelated = send(subject.make(secret=2), g, y)[0]
@@ -295,7 +295,7 @@ def _state(subject: Subject) -> Iterator[str]:
 
 
 def _to_the_end(defense: Defense) -> list[Tensor]:
-    """Play the rest of the second epoch."""
+    """Return the tensors of the rest of the second epoch, and of its end."""
     seen = play(defense, range(4, 6), prepare=False)
     return [*seen, *promised(defense, defense.end_epoch())]
 
@@ -314,13 +314,13 @@ def _epochs(subject: Subject) -> Iterator[str]:
 
 
 class _Inner(Defense):
-    """A recorder of its calls."""
+    """A wrapped defense that records the calls of its hooks."""
 
     name = "inner"
 
     def __init__(self, wrapped: HookedStrategy) -> None:
         super().__init__(wrapped)
-        self.asked: list[tuple[str, Tensor]] = []
+        self.called: list[tuple[str, Tensor]] = []
         self.notified: list[str] = []
 
     @property
@@ -338,19 +338,19 @@ class _Inner(Defense):
         return {}
 
     def prepare_labels(self, labels: Tensor) -> tuple[Tensor, Log]:
-        return self._note("prepare_labels", labels), {"inner.seen": 1.0}
+        return self._record("prepare_labels", labels), {"inner.seen": 1.0}
 
     def embed(self, z: Tensor, *, party: str = "", train: bool = True) -> tuple[Tensor, Log]:
-        return self._note("embed", z), {"inner.seen": 1.0}
+        return self._record("embed", z), {"inner.seen": 1.0}
 
     def loss(self, logits: Tensor, labels: Tensor, z: Tensor) -> tuple[Tensor, Log]:
-        return self.strategy.loss(self._note("loss", logits), labels, z)[0], {"inner.seen": 1.0}
+        return self.strategy.loss(self._record("loss", logits), labels, z)[0], {"inner.seen": 1.0}
 
     def protect(self, grads: Tensor, labels: Tensor, step: StepView | None = None) -> tuple[Tensor, Log]:
-        return self._note("protect", grads), {"inner.seen": 1.0}
+        return self._record("protect", grads), {"inner.seen": 1.0}
 
-    def _note(self, hook: str, given: Tensor) -> Tensor:
-        self.asked.append((hook, given.clone()))
+    def _record(self, hook: str, given: Tensor) -> Tensor:
+        self.called.append((hook, given.clone()))
         return given
 
 
@@ -371,9 +371,9 @@ def _nesting(subject: Subject) -> Iterator[str]:
             "protect": ((g, y), {"step": step_of(defense, g, y, np.arange(64))}),
         }
         for hook, (given, named) in calls.items():
-            inner.asked.clear()
+            inner.called.clear()
             _, log = getattr(defense, hook)(*(tensor.clone() for tensor in given), **named)
-            if [name for name, _ in inner.asked] != [hook] or not torch.equal(inner.asked[0][1], given[0]):
+            if [name for name, _ in inner.called] != [hook] or not torch.equal(inner.called[0][1], given[0]):
                 yield f"`{hook}` does not ask the strategy that it wraps first, once and with what it was given"
             elif "inner.seen" not in log:
                 yield f"`{hook}` loses the log of the strategy that it wraps"

@@ -39,20 +39,20 @@ class JointSubject(AttackSubject[JointAttack]):
         if LEAKED in attack.needs:
             chosen = np.arange(2 * attack.leaks) % rows
             known = KnownRows(chosen, np.arange(len(chosen)) % 2)
-        return JointView(centred_in_batch_units(g), _own(rows, 1), _own(test_rows, 2), known, seed=3)
+        return JointView(centred_in_batch_units(g), _own_rows(rows, 1), _own_rows(test_rows, 2), known, seed=3)
 
     def read(self, view: JointView) -> Any:
-        """Return what a fresh attack says of a view."""
+        """Return a new attack's scores of a view."""
         return self.make().read(view)
 
 
-def _own(rows: int, seed: int) -> OwnRows:
+def _own_rows(rows: int, seed: int) -> OwnRows:
     ids = torch.arange(2 * rows).reshape(rows, 2) % 5
     return OwnRows((gradients((rows, 3), seed=seed), ids), gradients((rows, 4), seed=seed + 10))
 
 
 def _problems_of(answer: Any, view: JointView, what: str) -> Iterator[str]:
-    """Say what is wrong with the scores of a view."""
+    """Yield the problems of the scores of a view."""
     if not isinstance(answer, JointScores):
         yield f"{what}: it returns {type(answer).__name__}; JointScores(train, test) is needed"
         return
@@ -81,7 +81,9 @@ def _views(subject: JointSubject) -> Iterator[str]:
     views = {what: subject.view(batch) for what, batch in batches.items()}
     usual = subject.view(g)
     views["no test rows"] = subject.view(g, test_rows=0)
-    views["no columns, embeddings alone"] = replace(usual, train=_bare(usual.train), test=_bare(usual.test))
+    views["no columns, embeddings alone"] = replace(
+        usual, train=_without_columns(usual.train), test=_without_columns(usual.test)
+    )
     equal = OwnRows(tuple(tensor[:1].expand_as(tensor) for tensor in usual.train.inputs), torch.zeros(rows, 4))
     views["equal columns and embeddings"] = replace(usual, train=equal)
     for what, view in views.items():
@@ -90,7 +92,7 @@ def _views(subject: JointSubject) -> Iterator[str]:
             yield from _problems_of(answer, view, f"{what}, baseline {name!r}")
 
 
-def _bare(rows: OwnRows) -> OwnRows:
+def _without_columns(rows: OwnRows) -> OwnRows:
     return OwnRows((), rows.embeddings)
 
 

@@ -33,7 +33,7 @@ class MemorySubject(AttackSubject[MemoryAttack]):
     """A longitudinal attack under test, and the memories that it is given."""
 
     def memory(self, g: Tensor, times: int = 3) -> Memory:
-        """Return what is remembered of rows that came so often, with what the attack declares; some never came."""
+        """Return a memory of rows that occurred `times` times, with the declared sums; other rows never occurred."""
         x = in_batch_units(g).numpy()
         sums, total = [], np.zeros((2 * len(x), x.shape[1]), dtype=np.float32)
         for time in range(times):
@@ -44,7 +44,7 @@ class MemorySubject(AttackSubject[MemoryAttack]):
         return Memory(np.arange(0, 2 * len(x), 2), times, tuple(sums[::-1][:depth]))
 
     def known(self, memory: Memory) -> KnownRows:
-        """Return the rows that the attack declares to know."""
+        """Return known rows, as many as the attack declares."""
         attack, rows = self.make(), memory.order.astype(np.int64)
         if HINTS in attack.needs:
             known = rows[np.arange(attack.hints) * 5 % len(rows)]
@@ -55,13 +55,13 @@ class MemorySubject(AttackSubject[MemoryAttack]):
         return NOBODY
 
     def score(self, memory: Memory) -> Any:
-        """Return what a fresh attack says of a memory."""
+        """Return a new attack's scores of a memory."""
         return self.make().score(memory, self.known(memory))
 
 
 def _declarations(subject: MemorySubject) -> Iterator[str]:
     yield from attack_declaration_problems(subject.attack_class, allowed=[HINTS, LEAKED], method="score")
-    made = subject.make()  # parameters may say what it reads
+    made = subject.make()  # `keeps` may depend on parameters
     if not isinstance(made.keeps, frozenset) or not made.keeps or not made.keeps <= DEPTH.keys():
         yield f"its `keeps` is {made.keeps!r}; a frozenset of {', '.join(DEPTH)} is needed"
     if not isinstance(made.first_epoch, int) or made.first_epoch < 1:

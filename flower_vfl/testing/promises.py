@@ -1,4 +1,4 @@
-"""Checks of what a defense promises of true labels: a private loss that stays private, an epsilon that holds."""
+"""Checks of the promises of a defense about true labels: its private loss, and its epsilon."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from flower_vfl.training.assembly import build_defenses, prepare_labels
 from flower_vfl.training.factories import optimizers_of
 
 _ROWS, _BATCH, _EPOCHS = 256, 64, 2
-_MANY, _SELDOM = 2**18, 10.0
-"""Labels by which a defense is seen to change them, and the epsilon above which too few of these may change."""
+_LABELS, _MAX_EPSILON = 2**18, 10.0
+"""Number of labels that shows whether a defense changes any, and the epsilon above which too few may change."""
 
 
 def private_losses(subject: Subject) -> Iterator[str]:
@@ -46,11 +46,11 @@ def private_losses(subject: Subject) -> Iterator[str]:
         if not isinstance(value, Tensor) or value.dim() or not value.requires_grad:
             yield "private_loss: a differentiable number of its modules is needed, a tensor without dimensions, or None"
             return
-        yield from _reached(value, defense, received, top)
-        yield from _predicted(defense, z.detach())
+        yield from _reach_problems(value, defense, received, top)
+        yield from _prediction_problems(defense, z.detach())
 
 
-def _reached(value: Tensor, defense: Defense, received: Mapping[str, Tensor], top: nn.Module) -> Iterator[str]:
+def _reach_problems(value: Tensor, defense: Defense, received: Mapping[str, Tensor], top: nn.Module) -> Iterator[str]:
     def reaches(tensors: list[Any]) -> bool:
         found = torch.autograd.grad(value, tensors, retain_graph=True, allow_unused=True) if tensors else ()
         return any(grad is not None for grad in found)
@@ -63,28 +63,28 @@ def _reached(value: Tensor, defense: Defense, received: Mapping[str, Tensor], to
         yield "private_loss: its gradient reaches the shared top model, whose gradients leave"
 
 
-def _predicted(defense: Defense, z: Tensor) -> Iterator[str]:
+def _prediction_problems(defense: Defense, z: Tensor) -> Iterator[str]:
     logits = defense.predict(z)
     if logits is not None and (logits.shape != (len(z),) or not bool(torch.isfinite(logits).all())):
         yield f"predict: finite logits ({len(z)},) are needed for two classes, given {tuple(logits.shape)}"
 
 
 def kept_draws(subject: Subject) -> Iterator[str]:
-    """Check a defense that promises an epsilon by what it draws once.
+    """Check a defense that promises an epsilon by a draw that it keeps.
 
     `prepare_labels` gets the same labels twice, so that the draw is the same. All other true labels that a defense can
-    reach are turned around the second time. Every gradient of two epochs must be equal to the bit. What a class copies
-    from its labels in `prepare_labels` cannot be told from its draw, and is not found.
+    reach are flipped the second time. Every gradient of two epochs must be bitwise equal. A copy of the labels that a
+    class keeps in `prepare_labels` cannot be distinguished from its draw, and is not found.
     """
     if not _promises(subject.make()):
         return
     for widths in PARTIES[:2]:
         try:
-            one, other = (_gradients(subject, widths, turned=turned) for turned in (False, True))
+            one, other = (_gradients(subject, widths, flipped=flipped) for flipped in (False, True))
         except InputError:
             if widths is ONE_PARTY:
                 raise
-            continue  # it takes one party
+            continue  # it supports a single party only
         for step, (before, after) in enumerate(zip(one, other, strict=True)):
             if not torch.equal(before, after):
                 yield (
@@ -95,7 +95,7 @@ def kept_draws(subject: Subject) -> Iterator[str]:
 
 
 def ends(subject: Subject) -> Iterator[str]:
-    """Check that a defense that promises an epsilon lets no true label decide when training ends."""
+    """Check that with a promised epsilon no true label decides when training ends."""
     if not _promises(subject.make()):
         return
     changes: dict[str, dict[str, Any]] = {
@@ -125,8 +125,8 @@ def _promises(defense: Defense) -> bool:
     return found is not None and found.accounted.kept
 
 
-def _gradients(subject: Subject, widths: Mapping[str, int], *, turned: bool) -> list[Tensor]:
-    """Train two epochs on fixed embeddings, and return the gradients that leave."""
+def _gradients(subject: Subject, widths: Mapping[str, int], *, flipped: bool) -> list[Tensor]:
+    """Return the gradients that are sent in two epochs of training on fixed embeddings."""
     truth = labels_of(_ROWS).numpy()
     defense = subject.defense_class(strategy(widths), **subject.params)
     base = defense.base
@@ -134,9 +134,9 @@ def _gradients(subject: Subject, widths: Mapping[str, int], *, turned: bool) -> 
     for one in defense.hook_targets:
         one.begin()
     prepared = prepare_labels(defense)[0]
-    if turned:
+    if flipped:
         base.labels = Labels(1 - truth, 1 - truth, 2)
-        if _passes_on(subject):
+        if _keeps_labels(subject):
             prepared = 1 - prepared
     return list(_trained(defense, widths, prepared))
 
@@ -168,9 +168,13 @@ def _trained(defense: Defense, widths: Mapping[str, int], prepared: NDArray[Any]
             party.end_epoch()
 
 
-def _passes_on(subject: Subject) -> bool:
-    """Return whether the shared network gets labels as they are: randomised ones differ somewhere among many."""
+def _keeps_labels(subject: Subject) -> bool:
+    """Return True if the shared network gets true labels: of many randomised ones some would differ."""
     defense = subject.make()
     found = defense.guarantee()
-    many = labels_of(_MANY)
-    return found is not None and found.epsilon <= _SELDOM and torch.equal(defense.prepare_labels(many.clone())[0], many)
+    many = labels_of(_LABELS)
+    return (
+        found is not None
+        and found.epsilon <= _MAX_EPSILON
+        and torch.equal(defense.prepare_labels(many.clone())[0], many)
+    )

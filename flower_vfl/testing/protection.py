@@ -20,13 +20,13 @@ ALARM = 1e-6
 
 _DRAWS = 400
 _TRIES = 8
-_FEW = 4
+_DIRECTIONS = 4
 _HUGE = 1e20
-"""Beside longer gradients, noise of a power that the user chose may vanish; they must only stay finite."""
+"""Largest gradient beside which noise of a chosen power must not vanish; larger ones must only stay finite."""
 
 
 def shapes(subject: Subject) -> Iterator[str]:
-    """Check one party and several, vectors and flattened feature maps, joint and per-party."""
+    """Check gradients of one party and of several, of vectors and flattened feature maps, joint and per-party."""
     for scope in subject.scopes():
         for widths in PARTIES:
             for rows in (64, 5, 2):
@@ -67,7 +67,7 @@ def sent_problems(sent: object, g: Tensor, what: str) -> Iterator[str]:
 
 
 def nothing_unprotected(subject: Subject) -> Iterator[str]:
-    """Check usual batches and hostile ones, at the start of a training and later in it."""
+    """Check that no batch, usual or hostile, is sent unprotected, at the start of a training and later."""
     g, y = batch(8), labels_of(64)
     usual = {"a usual batch": g, **scaled(g)}
     hostile = {
@@ -88,7 +88,7 @@ def nothing_unprotected(subject: Subject) -> Iterator[str]:
 
 
 def _trained(subject: Subject, steps: int) -> Defense:
-    """Return the defense after some ordinary steps."""
+    """Return the defense after `steps` usual steps."""
     defense = subject.make()
     for step in range(steps):
         send(defense, batch(8, step=step + 1), labels_of(64))
@@ -109,15 +109,15 @@ def _outcome(
     yield from log_problems(log, what, subject)
     if found:
         return
-    telling = torch.isfinite(g).all(dim=1) & (g != 0).any(dim=1)
+    nonzero = torch.isfinite(g).all(dim=1) & (g != 0).any(dim=1)
     if usual and not bool(sent.any()):
         yield f"{what}: zeros are sent, the feature parties learn nothing"
-    elif bool(telling.any()) and torch.equal(sent[telling], g[telling]) and float(g[telling].abs().max()) < _HUGE:
+    elif bool(nonzero.any()) and torch.equal(sent[nonzero], g[nonzero]) and float(g[nonzero].abs().max()) < _HUGE:
         yield f"{what}: it goes out as it is; change it, withhold it as zeros or raise UnprotectedBatchError"
 
 
 def zero_rows(subject: Subject) -> Iterator[str]:
-    """Check that rows of zeros do not tell themselves apart by staying zeros."""
+    """Check that rows of zeros cannot be recognised because they alone are sent as zeros."""
     g, y, defense = batch(8), labels_of(64), subject.make()
     zeros = torch.tensor([0, 1, 7])
     g[zeros] = 0.0
@@ -134,16 +134,16 @@ def zero_rows(subject: Subject) -> Iterator[str]:
 
 
 def unbiased(subject: Subject) -> Iterator[str]:
-    """Check, where that is declared, that the noise is zero on average.
+    """Check that the noise is zero on average, where the class declares ``unbiased``.
 
-    Sums over the batch are compared with zero by Student's t test, each so that all together give a false alarm with
-    probability `ALARM` where the noise is normal; other noise is near enough to that after summing.
+    Sums over the batch are compared with zero by Student's t test, each at a level at which all together give a false
+    alarm with probability `ALARM` for normal noise; sums of other noise are close enough to normal.
     """
     if not getattr(subject.defense_class, "unbiased", False):
         return
     g, y, defense = batch(8, dtype=torch.float64), labels_of(64), subject.make()
     noise = torch.stack([send(defense, g.clone(), y, first=64 * draw)[0] - g for draw in range(_DRAWS)])
-    signs = torch.randint(0, 2, (_FEW, *g.shape), generator=torch.Generator().manual_seed(1)).double() * 2 - 1
+    signs = torch.randint(0, 2, (_DIRECTIONS, *g.shape), generator=torch.Generator().manual_seed(1)).double() * 2 - 1
     along = torch.einsum("nbd,kbd->nk", noise, torch.cat([signs, g[None] / g.abs().max()]))
     sums = torch.cat([along, noise[:, y == 0].sum(dim=1), noise[:, y == 1].sum(dim=1)], dim=1)
     mean, spread = sums.mean(dim=0), sums.std(dim=0) / math.sqrt(_DRAWS)

@@ -1,4 +1,4 @@
-"""A defense in runs: one that is interrupted and resumed, and predicts, must give what an undisturbed one gives."""
+"""Checks of a defense in runs: a resumed run must end with the weights of a whole one, and predictions must agree."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STOP = 4
 
 
 def runs(subject: Subject) -> Iterator[str]:
-    """Train with the defense, and interrupt, resume and predict; nothing where no run can import the class by name."""
+    """Check training, resuming and prediction with the defense; nothing where no run can import the class by name."""
     name = f"{subject.defense_class.__module__}:{getattr(subject.defense_class, '__qualname__', '')}"
     try:
         found = DEFENSE_METHODS.find(name)
@@ -84,7 +84,7 @@ def _auc(path: Path, labels: NDArray[Any]) -> float:
 
 
 class _Interrupt(Observer):
-    """Ends a run as Ctrl-C does."""
+    """An observer that interrupts a run as Ctrl-C does."""
 
     def on_step(self, step: int, epoch: int, loss: float, leak: float) -> None:
         if step == _STOP:

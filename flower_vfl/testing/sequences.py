@@ -1,4 +1,4 @@
-"""Checks of attacks that are called on one step after the other, for `check_attack`."""
+"""Checks of attacks that are called on consecutive steps, for `check_attack`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _DECLARED = "declare `sequential = True`, and return what it keeps from `state`"
 
 
 class Subject(Protocol):
-    """An attack, and how it is called."""
+    """A checked attack: its construction and its call."""
 
     def make(self) -> Attack:
-        """Make an instance."""
+        """Return a new instance."""
 
     def score(self, attack: Attack, g: Tensor) -> Any:
         """Return the scores of a batch of gradients."""

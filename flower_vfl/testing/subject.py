@@ -1,4 +1,4 @@
-"""A defense under test: how it is made, and the batches that it is given."""
+"""A defense under test: its construction, its batches, and the calls of its hooks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from flower_vfl.training.assembly import build_defenses
 
 ONE_PARTY: Mapping[str, int] = MappingProxyType({"a": 8})
 PARTIES: tuple[Mapping[str, int], ...] = (ONE_PARTY, {"a": 5, "b": 3, "c": 48}, {"a": 1})
-"""Widths of the parties' gradients, as the label party hands them over: flattened, side by side."""
+"""Widths of the parties' gradients, as the label party passes them on: flattened, side by side."""
 
 FEATURE_MAP = (3, 4, 4)
 """The shape of an embedding of width 48; others are vectors."""
@@ -37,7 +37,7 @@ _ROWS, _TABLE = 64, 512
 
 @dataclass(frozen=True)
 class Subject:
-    """A defense class, its parameters, and what can be done with it."""
+    """A defense class with its parameters."""
 
     defense_class: Callable[..., Defense]
     params: dict[str, Any] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Subject:
 
     @property
     def perturbs(self) -> bool:
-        """True if it leaves the scope and what cannot be protected to `GradientDefense`."""
+        """True if it is a `GradientDefense`, which handles the scope and batches that it cannot protect."""
         return isinstance(self.defense_class, type) and issubclass(self.defense_class, GradientDefense)
 
     @property
@@ -58,7 +58,7 @@ class Subject:
         return tuple(hook for hook in _HOOKS if getattr(self.defense_class, hook) is not getattr(Defense, hook))
 
     def scopes(self) -> Iterator[dict[str, Any]]:
-        """Return the scopes in which it is tried, as parameters."""
+        """Yield the scopes in which it is checked, as parameters."""
         if not self.perturbs:
             yield {}
             return
@@ -66,14 +66,14 @@ class Subject:
             yield {"scope": scope}
 
     def make(self, *, secret: int = 1, widths: Mapping[str, int] = ONE_PARTY, classes: int = 2, **more: Any) -> Defense:
-        """Make it around a strategy without defense."""
+        """Return a new defense around a strategy without a defense."""
         made = self.defense_class(strategy(widths, secret=secret, classes=classes), **{**self.params, **more})
         build_defenses(made, made.base.cut)
         return made
 
 
 def strategy(widths: Mapping[str, int] = ONE_PARTY, *, secret: int = 1, classes: int = 2) -> VerticalStrategy:
-    """Return a label party's strategy as it is once the parties' shapes are known."""
+    """Return a label party's strategy that is built for parties with embeddings of these widths."""
     base = VerticalStrategy(
         lambda shape: nn.Identity(),
         labels_of(_TABLE, classes),
@@ -97,7 +97,7 @@ def batch(width: int, *, rows: int = _ROWS, step: int = 0, dtype: torch.dtype = 
 
 
 def play(defense: HookedStrategy, steps: Sequence[int], *, prepare: bool = True, classes: int = 2) -> list[Tensor]:
-    """Call the hooks of an epoch as a training does, but for its end, and return all that they give back."""
+    """Call the hooks of an epoch as in training, except its end, and return all tensors that they return."""
     widths = defense.base.widths
     given = labels_of(_TABLE, classes)
     for one in defense.hook_targets if prepare else ():
@@ -124,13 +124,13 @@ def play(defense: HookedStrategy, steps: Sequence[int], *, prepare: bool = True,
 
 
 def promised(defense: HookedStrategy, log: Log) -> list[Tensor]:
-    """Return what `end_epoch` logged and what is promised after it, as `play` returns what hooks give back."""
+    """Return the values that `end_epoch` logged and the bound after it, as a tensor to compare like those of `play`."""
     values = torch.tensor([*log.values(), defense.bound()], dtype=torch.float64)
-    return [values.nan_to_num()]  # NaN is a finding of its own
+    return [values.nan_to_num()]  # `log_problems` reports NaN
 
 
 def send(defense: HookedStrategy, g: Tensor, y: Tensor, *, first: int = 0) -> tuple[Tensor, Log]:
-    """Call `protect` as a training does, for rows of the table from `first` on."""
+    """Return the result of `protect`, called as in training, for rows of the table from `first` on."""
     rows = np.arange(first, first + len(g))
     for one in defense.hook_targets:
         one.begin_batch(rows)
@@ -148,7 +148,7 @@ def step_of(defense: HookedStrategy, g: Tensor, y: Tensor, rows: Rows) -> StepVi
 
 
 def same(ones: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    """Return whether two runs gave the same tensors, to the bit."""
+    """Return True if two runs gave bitwise equal tensors."""
     return len(ones) == len(others) and all(map(torch.equal, ones, others))
 
 
@@ -167,7 +167,7 @@ def log_problems(log: object, what: str, subject: Subject) -> Iterator[str]:
 
 
 def _documented(key: str, subject: Subject) -> bool:
-    """Return whether a docstring of the class or of its hooks names the value and inf."""
+    """Return True if the docstrings of the class and of its hooks name the value and inf."""
     names = {part for part in key.split(".") if part not in (getattr(subject.defense_class, "name", ""), "a", "b", "c")}
     methods = [getattr(subject.defense_class, hook, None) for hook in (*_HOOKS, "perturb", "end_epoch")]
     docs = " ".join(str(thing.__doc__) for thing in (subject.defense_class, *methods) if thing is not None)

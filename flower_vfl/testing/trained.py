@@ -30,7 +30,7 @@ _READS = get_args(Reads)
 _SHAPES = ((64, 8), (64, 1), (20, 3, 4, 4))
 
 
-class _Two(nn.Module):
+class _TwoInputs(nn.Module):
     """A small network on numbers and category numbers."""
 
     def __init__(self, logits: int) -> None:
@@ -44,19 +44,19 @@ class _Two(nn.Module):
 
 @dataclass(frozen=True)
 class TrainedSubject:
-    """A checked attack on the trained model, and its inputs."""
+    """A checked attack class on the trained model, with its parameters."""
 
     attack_class: Callable[..., Any]
     params: dict[str, Any] = field(default_factory=dict)
 
     def make(self) -> InferenceAttack:
-        """Make the attack."""
+        """Return a new attack."""
         attack: InferenceAttack = self.attack_class(**self.params)
         return attack
 
     @property
     def classes(self) -> tuple[int, ...]:
-        """The numbers of classes that it is tried with."""
+        """Numbers of classes with which it is checked."""
         return (2,) if self.make().reads == "scores" else (2, 5)
 
 
@@ -81,7 +81,7 @@ def _view(attack: InferenceAttack, z: Tensor, classes: int = 2) -> TrainedView:
         inputs(len(z)),
         Leaked(known, inputs(len(labels)), labels) if LEAKED in attack.needs else None,
         top=lambda: fresh(lambda: nn.Sequential(nn.Flatten(), nn.Linear(width, logits))),
-        network=lambda: fresh(lambda: _Two(logits)),
+        network=lambda: fresh(lambda: _TwoInputs(logits)),
     )
 
 
@@ -112,8 +112,8 @@ def _problems_of(answer: Any, attack: InferenceAttack, view: TrainedView, what: 
     shape = (rows, view.classes) if attack.reads == "logits" and view.classes > 2 else (rows,)
     if not isinstance(answer, Tensor) or answer.shape != shape:
         found = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
-        wanted = "one number a row" if len(shape) == 1 else "one number a row and class"
-        yield f"{what}: it returned {found}, {wanted} is needed: a tensor {shape}"
+        needed = "one number a row" if len(shape) == 1 else "one number a row and class"
+        yield f"{what}: it returned {found}, {needed} is needed: a tensor {shape}"
     elif answer.requires_grad:
         yield f"{what}: its answer keeps a graph; compute on detached tensors"
     elif attack.reads in ("scores", "logits"):
@@ -152,7 +152,7 @@ def _repeatable(subject: TrainedSubject) -> Iterator[str]:
 
 
 def _global_state() -> tuple[bytes, str]:
-    """Return where torch's and numpy's global generators stand."""
+    """Return the states of torch's and numpy's global generators."""
     return torch.get_rng_state().numpy().tobytes(), repr(np.random.get_state(legacy=False)["state"])  # noqa: NPY002
 
 

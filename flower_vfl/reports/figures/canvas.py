@@ -38,7 +38,7 @@ VARIABLES = {
     **{colour: f"var(--k{i})" for i, colour in enumerate(CLASSES, 1)},
 }
 LEGEND = 0.35
-"""Share of a figure's height that its legend has at most before the figure grows."""
+"""Largest share of a figure's height that its legend may have before the figure is made taller."""
 
 Side = tuple[Literal["left", "center", "right"], Literal["bottom", "top"], float, float]
 
@@ -49,7 +49,7 @@ SIDES: tuple[Side, ...] = (
     ("center", "bottom", 0.0, 14.0),
     ("center", "top", 0.0, -14.0),
 )
-"""Places for a name beside a point, after the usual one above to the right: alignments, and points of offset."""
+"""Alternatives to the usual place of a label, right above its point: alignments, and offset in typographic points."""
 
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -89,12 +89,12 @@ def draw(
 ) -> str:
     """Return one panel as an ``<svg>`` element, the same for the same content; ``paint`` fills its axes.
 
-    Its legend has so many columns at most; its size is in inches. With ``thin`` texts that would lie over an earlier
-    one stand on another side of their point, or are left out.
+    The legend has at most ``columns`` columns; ``size`` is in inches. With ``thin``, texts that would overlap an
+    earlier one are moved to another side of their point, or left out.
     """
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=size, dpi=72, layout="constrained")  # SVG's own resolution
-        FigureCanvasSVG(figure)  # texts are measured as they are written
+        FigureCanvasSVG(figure)  # measures texts as the SVG writes them
         axes = figure.subplots()
         axes.set_title(short(title))
         paint(axes)
@@ -107,12 +107,14 @@ def draw(
 
 
 def strokes() -> Iterator[dict[str, Any]]:
-    """Return colour, dash and marker of one line after the other; they differ for sixteen."""
+    """Return an endless iterator of colour, dash and marker, one set per line; the first 16 differ."""
     return cycle({"color": colour, "linestyle": dash, "marker": marker} for dash, marker in DASHES for colour in LINES)
 
 
 def spots() -> Iterator[dict[str, Any]]:
-    """Return colour and marker of one class after the other; they differ for 28, and the colours for the colour-blind.
+    """Return an endless iterator of colour and marker, one pair per class; the first 28 differ.
+
+    The colours differ for the colour-blind too.
 
     References
     ----------
@@ -122,7 +124,7 @@ def spots() -> Iterator[dict[str, Any]]:
 
 
 def short(name: str) -> str:
-    """Return a name that fits above a figure and into its legend, with its end, where the strength stands."""
+    """Return a name of at most 40 characters: of a longer one the start, and the end with the strength."""
     return name if len(name) <= 40 else f"{name[:23]}…{name[-16:]}"
 
 
@@ -133,9 +135,9 @@ def chance_band(axes: Axes, null: float | None) -> None:
     axes.axhline(0.5, color=BAND, linewidth=1)
 
 
-def _legend(figure: Figure, most: int) -> None:
-    """Put the legend below, in as many columns as its names leave room for; with many names the figure is taller."""
-    for columns in range(most, 0, -1):
+def _legend(figure: Figure, most_columns: int) -> None:
+    """Add the legend below the axes, in as many columns as fit; a figure with many names is made taller."""
+    for columns in range(most_columns, 0, -1):
         legend = figure.legend(loc="outside lower left", ncols=columns, fontsize=9, handlelength=1.9, columnspacing=1.2)
         box = legend.get_window_extent()
         if columns == 1 or box.width <= figure.bbox.width:
@@ -146,7 +148,7 @@ def _legend(figure: Figure, most: int) -> None:
 
 
 def _lay_out(figure: Figure) -> None:
-    """Give everything its place, once: left to itself, every drawing of the figure would do so again."""
+    """Compute the layout once; by default each drawing of the figure would compute it again."""
     engine = figure.get_layout_engine()
     if engine is not None:
         engine.execute(figure)
@@ -154,11 +156,11 @@ def _lay_out(figure: Figure) -> None:
 
 
 def _thin_out(axes: Axes) -> None:
-    """Move texts that would lie over an earlier one to another side of their point; leave out what fits nowhere."""
+    """Move texts that overlap an earlier one to another side of their point; hide those that fit nowhere."""
     kept: list[Bbox] = []
     for text in axes.texts:
         for place in (None, *SIDES):
-            if place is not None and not _beside(text, place):
+            if place is not None and not _move(text, place):
                 continue
             box = text.get_window_extent()
             if not any(box.overlaps(other) for other in kept):
@@ -168,8 +170,8 @@ def _thin_out(axes: Axes) -> None:
             text.set_visible(False)
 
 
-def _beside(text: Text, place: Side) -> bool:
-    """Put an annotation on a side of its point; a text without a point stays where it is."""
+def _move(text: Text, place: Side) -> bool:
+    """Move an annotation to a side of its point and return True; return False for a text without a point."""
     if not isinstance(text, Annotation):
         return False
     horizontal, vertical, *offset = place
@@ -181,8 +183,8 @@ def _beside(text: Text, place: Side) -> bool:
 
 def _svg(figure: Figure) -> str:
     stream = io.StringIO()
-    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    figure.savefig(stream, format="svg", transparent=True, metadata=nothing)
+    no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(stream, format="svg", transparent=True, metadata=no_metadata)
     text = stream.getvalue()
     text = re.sub(r' (?:width|height)="[\d.]+pt"', "", text[text.index("<svg") :])
     for placeholder, variable in VARIABLES.items():

@@ -90,7 +90,7 @@ def rebuild_figure(
     alone: Sequence[Reached],
     levels: tuple[float, float, float],
 ) -> str:
-    """Draw what an attacker's completed model reaches against the number of leaked labels.
+    """Draw the accuracy of an attacker's completed model against the number of leaked labels.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def rebuild_figure(
     lines
         Accuracy by number of leaked labels, one line for each setting.
     alone
-        The same of training from scratch on the same labels.
+        Accuracy of training from scratch on the same labels.
     levels
         Accuracy by chance, accuracy that counts as rebuilt, and that of the federation's own model.
 
@@ -117,7 +117,7 @@ def rebuild_figure(
         for number, (stroke, (name, points)) in enumerate(drawn):
             # Whiskers side by side: shades of many lines would hide each other.
             shift = 1 + 0.05 * (number - len(lines) / 2) if many else None
-            _reached(axes, points, stroke, short(name), shift)
+            _curve(axes, points, stroke, short(name), shift)
         counts = sorted({p.k for points in (*lines.values(), alone) for p in points})
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_locator(FixedLocator(counts))
@@ -130,8 +130,8 @@ def rebuild_figure(
     return draw(title, paint, columns=2, size=(7.0, 3.0 + 0.12 * len(lines)) if many else (4.6, 3.2))
 
 
-def _reached(axes: Axes, points: Sequence[Reached], stroke: Mapping[str, Any], label: str, shift: float | None) -> None:
-    """Draw a line with a shade, or moved aside by a factor and with whiskers."""
+def _curve(axes: Axes, points: Sequence[Reached], stroke: Mapping[str, Any], label: str, shift: float | None) -> None:
+    """Draw a line with a shaded interval; with `shift`, whiskers instead, and all moved sideways by that factor."""
     if not points:
         return
     k, value, low, high = (np.array([getattr(p, name) for p in points]) for name in ("k", "value", "low", "high"))
@@ -179,7 +179,7 @@ def angle_figure(title: str, same: NDArray[np.float64], different: NDArray[np.fl
 
 
 def map_figure(title: str, places: NDArray[np.floating[Any]], labels: NDArray[np.int64], names: Sequence[str]) -> str:
-    """Draw embeddings on a plane, coloured by class; more than two classes have their names in their midst too.
+    """Draw embeddings on a plane, coloured by class; the names of more than two classes stand at their medians too.
 
     Parameters
     ----------

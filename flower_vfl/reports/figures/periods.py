@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FEW = 40
-"""Up to so many periods each has a marker of its own; more are drawn faintly, below their running mean."""
+"""Largest number of periods with a marker each; more are drawn faintly, below their running mean."""
 
 WINDOW = 7
 """Periods of a running mean: with days, a week."""
@@ -29,7 +29,7 @@ def period_figure(
     names: Mapping[int, str],
     null: tuple[NDArray[Any], NDArray[Any]] | None = None,
 ) -> str:
-    """Draw one value for each period, a line a name, with the periods' names below.
+    """Draw one value for each period, one line per name, with the periods' names below.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def period_figure(
 
 
 def running_mean(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the mean of each value (N,) and its neighbours, `WINDOW` together and fewer at the ends; N >= `WINDOW`.
+    """Return the running mean of values (N,) over `WINDOW` of them, fewer at the ends; N >= `WINDOW`.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Figures of the price of privacy: leak against utility, a point a run or a setting (L22's Figure 4)."""
+"""Figures of the trade-off of leak against utility, one point per run or setting (L22's Figure 4)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One setting of a defense: the mean over its runs, and how far they scatter.
+    """One setting of a defense: the mean over its runs, and their spread.
 
     Attributes
     ----------
     name
         The strength, written beside the point.
     leak, utility
-        Mean leak AUC (q95), or what an attack on the trained model reaches, and mean utility.
+        Mean leak AUC (q95), or mean accuracy of an attack on the trained model, and mean utility.
     leaks, utilities
         Ends of the whiskers: the lowest and the highest run, or an interval.
     """
@@ -76,7 +76,7 @@ def setting_figure(
     joined: bool = True,
     no_gradients: float | None = None,
 ) -> str:
-    """Draw one panel of L22's Figure 4: a point a setting, a line a family of settings ordered by strength.
+    """Draw one panel of L22's Figure 4: one point per setting, one line per family of settings ordered by strength.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ def _baseline(axes: Axes, utility: float | None) -> None:
 
 
 def draw_families(axes: Axes, families: Mapping[str, Sequence[Point]], *, joined: bool = True) -> None:
-    """Draw a line a family, with whiskers at its points and their strengths beside them, the strongest first."""
+    """Draw one line per family, with whiskers at its points and their strengths beside them, the strongest first."""
     for stroke, (family, points) in zip(strokes(), families.items(), strict=False):
         x, y = [p.utility for p in points], [p.leak for p in points]
         axes.plot(x, y, **stroke, linewidth=1.2 if joined else 0.0, markersize=4.5, label=short(family))

@@ -46,7 +46,7 @@ def leak_figure(title: str, curves: Mapping[str, Curve], null: float | None) -> 
         for stroke, (label, (steps, values)) in zip(strokes(), curves.items(), strict=False):
             at, low, high, top = stretches(steps, values, BINS)
             axes.fill_between(at, low, top, color=stroke["color"], alpha=0.16, linewidth=0)
-            axes.plot(at, high, **stroke | _dot(at), label=short(label))
+            axes.plot(at, high, **stroke | _marker(at), label=short(label))
             lowest = min([lowest, *low])
         axes.set(xlabel="training step", ylabel="leak AUC", ylim=(max(lowest - 0.02, -0.02), 1.02))
 
@@ -54,7 +54,7 @@ def leak_figure(title: str, curves: Mapping[str, Curve], null: float | None) -> 
 
 
 def leak_comparison_figure(title: str, curves: Mapping[str, Curve], null: float | None) -> str:
-    """Draw the leak AUC of one attack at one layer along training, a line a run (L22's Figure 3).
+    """Draw the leak AUC of one attack at one layer along training, one line per run (L22's Figure 3).
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def leak_comparison_figure(title: str, curves: Mapping[str, Curve], null: float 
         lowest = 0.45
         for stroke, (label, (steps, values)) in zip(strokes(), curves.items(), strict=False):
             at, _, high, _ = stretches(steps, values, BINS_OF_SEVERAL)
-            axes.plot(at, high, **stroke | _dot(at), label=short(label))
+            axes.plot(at, high, **stroke | _marker(at), label=short(label))
             lowest = min([lowest, *high])
         axes.set(xlabel="training step", ylabel="leak AUC", ylim=(max(lowest - 0.02, -0.02), 1.02))
 
@@ -130,7 +130,7 @@ def remembered_figure(
 
 
 def budget_figure(title: str, curves: Mapping[str, tuple[NDArray[Any], NDArray[Any], float]]) -> str:
-    """Draw the value after each epoch, a line a name, with its limit in the same colour.
+    """Draw the value after each epoch, one line per name, with its limit in the same colour.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ def budget_figure(title: str, curves: Mapping[str, tuple[NDArray[Any], NDArray[A
 
 
 def epoch_figure(title: str, ylabel: str, curves: Mapping[str, Curve]) -> str:
-    """Draw one value for each epoch, a line a name."""
+    """Draw one value for each epoch, one line per name."""
 
     def paint(axes: Axes) -> None:
         for stroke, (label, (epochs, values)) in zip(strokes(), curves.items(), strict=False):
@@ -194,21 +194,21 @@ def loss_figure(title: str, steps: NDArray[Any], values: NDArray[Any]) -> str:
             for of, find in ((steps, np.mean), (values, np.mean), (values, np.min), (values, np.max))
         )
         axes.fill_between(at, low, high, color=stroke["color"], alpha=0.16, linewidth=0)
-        axes.plot(at, mean, **stroke | _dot(at))
+        axes.plot(at, mean, **stroke | _marker(at))
         axes.set(xlabel="training step", ylabel="loss")
 
     return draw(title, paint)
 
 
-def _dot(at: NDArray[Any]) -> dict[str, Any]:
-    """Return a curve's markers: none but for a value alone, which needs one to be seen."""
+def _marker(at: NDArray[Any]) -> dict[str, Any]:
+    """Return the marker setting of a curve: a marker only for a single value, which is invisible without one."""
     return {} if at.size == 1 else {"marker": None}
 
 
 def stretches(steps: NDArray[Any], values: NDArray[Any], bins: int) -> tuple[NDArray[np.float64], ...]:
-    """Cut a curve into so many stretches at most; return where each is, its minimum, 95 % quantile and maximum.
+    """Return the mean step, minimum, 95 % quantile and maximum of each stretch of a curve, at most `bins` of them.
 
-    A stretch has 20 steps or more where that leaves 25 of them; a short run is shown step by step.
+    A stretch has at least 20 steps where that leaves 25 stretches; a short run is shown step by step.
     """
     parts = _parts(np.isfinite(values).nonzero()[0], bins)
     rows = [(steps[part].mean(), values[part].min(), nearest_rank(values[part]), values[part].max()) for part in parts]
@@ -216,6 +216,6 @@ def stretches(steps: NDArray[Any], values: NDArray[Any], bins: int) -> tuple[NDA
 
 
 def _parts(positions: NDArray[np.int64], bins: int) -> list[NDArray[np.int64]]:
-    """Cut positions (T,) into so many parts at most, of 20 and more where that leaves 25 parts; none of nothing."""
+    """Return positions (T,) in at most `bins` parts, of at least 20 where that leaves 25 parts; no part for T = 0."""
     count = positions.size
     return np.array_split(positions, min(bins, max(count // 20, min(count, 25)))) if count else []

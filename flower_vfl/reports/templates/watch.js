@@ -1,4 +1,4 @@
-// Asks for what has changed; without it the page reloads by itself.
+// Fetches the part of the page that changes; without this script the page reloads by itself.
 "use strict";
 const live = document.getElementById("live");
 async function look() {

@@ -1,4 +1,4 @@
-"""A run's folder as it grows: its journals piece by piece, its state, its log."""
+"""Reader of a run's folder while the run writes there: its journals piece by piece, its state, its log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Series = tuple[str, str, str, str]
 """Party, layer, attack and metric of a curve."""
 
 MOST_VALUES = 20_000
-"""Values of a curve that are kept: beyond that, of each two neighbours the larger one."""
+"""Number of values to which a curve is halved at twice as many: of each two neighbours the larger one is kept."""
 
 METRICS = ("train_loss", "auc", "monitor_auc", "batch_rows", "batch_positives")
 """Metrics of a run that are kept."""
@@ -89,7 +89,7 @@ class Ending:
     Attributes
     ----------
     status
-        Such as "finished", "interrupted" or "failed".
+        Status of the run, such as "finished", "interrupted" or "failed".
     error
         Reason of a failure; empty otherwise.
     """
@@ -106,7 +106,7 @@ class Follower:
     folder : Path
         The run's folder.
     clock : Callable
-        Returns seconds since 1970.
+        Clock in seconds since 1970.
 
     Raises
     ------
@@ -124,7 +124,7 @@ class Follower:
         _check(folder)
 
     def read(self) -> bool:
-        """Take what was written since the last time; return whether there was something new of the curves."""
+        """Add the data written since the last call to the curves; return True if there was any."""
         before = self._merged, [(tail.file, tail.offset) for tail in self._tails.values()]
         try:
             self._read_merged()
@@ -137,7 +137,7 @@ class Follower:
 
     @property
     def ending(self) -> Ending | None:
-        """End of the run; None while it is under way, also again."""
+        """End of the run; None while it is under way, also after it was resumed."""
         result = self.folder / RESULT
         if not result.is_file() or self._begun_after(result):
             return None
@@ -146,18 +146,18 @@ class Follower:
         except InputError as error:
             return Ending("unknown", printable(error, 300))
         status = printable(found.get("status", "finished"), 60)
-        # Who interrupts a run gives no reason: the error is the name of a signal then.
+        # The error of an interrupted run is the name of a signal, which is no reason.
         return Ending(status, printable(found.get("error") or "", 500) if status == "failed" else "")
 
     @property
     def quiet(self) -> float:
-        """Seconds since the last step, or since something else was written."""
+        """Seconds since the last step, or since a journal was written."""
         state = read_live(self.folder) or {}
-        latest = max([float(state.get("stepped", state.get("written", 0.0))), *self._written()], default=0.0)
+        latest = max([float(state.get("stepped", state.get("written", 0.0))), *self._journal_times()], default=0.0)
         return max(0.0, self._clock() - latest)
 
     def log(self) -> str:
-        """Return the last lines of the run's log, without what a terminal would obey."""
+        """Return the last lines of the run's log, with control characters escaped."""
         try:
             with (self.folder / LOG).open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_BYTES))
@@ -166,7 +166,7 @@ class Follower:
             return ""
         return "\n".join(printable(line, 1000) for line in text.splitlines()[-_LOG_LINES:])
 
-    def _written(self) -> list[float]:
+    def _journal_times(self) -> list[float]:
         return [path.stat().st_mtime for path in self.folder.glob("*.journal")]
 
     def _begun_after(self, result: Path) -> bool:
@@ -174,13 +174,13 @@ class Follower:
         return live.is_file() and live.stat().st_mtime_ns > result.stat().st_mtime_ns
 
     def _read_merged(self) -> None:
-        """Read what journals were merged into: a run that has ended, or an earlier part of a resumed one."""
+        """Read the file of merged journals: of a run that has ended, or of an earlier part of a resumed one."""
         path = self.folder / STEPS
         written = path.stat().st_mtime_ns if path.is_file() else 0
         if written != self._merged:
             self.curves.clear()
             self._tails.clear()
-            self._take(read_table(path, SCHEMA))
+            self._add_rows(read_table(path, SCHEMA))
             self._merged = written
 
     def _read_journal(self, path: Path) -> None:
@@ -199,11 +199,11 @@ class Follower:
                 rest += piece
                 whole = 0
                 for payload, end in frames(rest):
-                    self._take(pa.ipc.open_stream(payload).read_all())
+                    self._add_rows(pa.ipc.open_stream(payload).read_all())
                     whole = end
                 tail.offset, rest = tail.offset + whole, rest[whole:]
 
-    def _take(self, table: pa.Table) -> None:
+    def _add_rows(self, table: pa.Table) -> None:
         table = table.select(SCHEMA.names).cast(SCHEMA)
         table = table.filter(pc.is_in(table["metric"], pa.array(METRICS)))
         columns = [table[name].to_pylist() for name in SCHEMA.names]
@@ -215,7 +215,7 @@ class Follower:
 
 
 def _check(folder: Path) -> None:
-    """Refuse a folder that is none of a run."""
+    """Raise `InputError` for a folder that does not belong to a run."""
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}; name the folder of a run")
     if (folder / CONFIG).is_file():

@@ -1,7 +1,7 @@
 """The page of a run under way, served to the browsers of this host and user.
 
-It shows losses and leaks, which say something of the labels. So it listens on loopback only, its address has a random
-token, and what names another host or comes from another site is refused.
+The page shows losses and leaks, which depend on labels. So the server listens on loopback only, its address has a
+random token, and a request that names another host or comes from another site is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flower_vfl.reports.watching.view import View
 LOOPBACK = "127.0.0.1"
 _NAMES = (LOOPBACK, "localhost")
 _SECONDS = 5.0
-"""Seconds that a client may take for its question."""
+"""Seconds that a client may take for its request."""
 
 _CLIENTS = 16
 _HEADERS = {
@@ -48,7 +48,7 @@ _REFUSALS = {
         "The token changes each time flower-vfl watch starts: an older address no longer works.",
     ),
 }
-"""For people who came to a wrong address: a title and sentences. They tell nothing of the run."""
+"""Title and sentences of the page for a wrong address, without information about the run."""
 
 _REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; sandbox"
 
@@ -61,14 +61,14 @@ def refusal(status: HTTPStatus) -> str:
 
 
 class WatchServer(ThreadingHTTPServer):
-    """Serves one run's page at `url` until it is closed.
+    """HTTP server of one run's page at `url`.
 
     Parameters
     ----------
     folder : Path
         The run's folder.
     port : int
-        0 for a free one.
+        Port on loopback; 0 for a free one.
 
     Raises
     ------
@@ -98,21 +98,21 @@ class WatchServer(ThreadingHTTPServer):
         return f"http://{LOOPBACK}:{self.server_port}/{self.token}/"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread of its own; of very many clients at once, some are not answered."""
+        """Answer a request in a thread of its own; close the connection where too many clients are served at once."""
         if self._places.acquire(blocking=False):
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, then make room for another client."""
+        """Answer a request, then release its place for another client."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a client that went away."""
+        """Ignore the error of a client that has disconnected."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -148,14 +148,14 @@ class _Handler(BaseHTTPRequestHandler):
         return (self.server.view.follower.folder / PAGE).read_text(encoding="utf8", errors="replace")
 
     def _trusted(self) -> bool:
-        """Return whether a page of this server, or a person, asks: no site under a name of its own that leads here."""
+        """Return True if a request is of this page or of a user, not of another site, even one with DNS rebinding."""
         hosts = [f"{name}:{self.server.server_port}" for name in _NAMES]
         origin, site = self.headers.get("Origin"), self.headers.get("Sec-Fetch-Site", "none")
         known = origin is None or origin in [f"http://{host}" for host in hosts]
         return self.headers.get("Host") in hosts and known and site in ("none", "same-origin")
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer what http.server refuses, in as few words."""
+        """Answer a request that http.server refuses, without its explanation."""
         status = HTTPStatus(code)
         self._refuse(HTTPStatus.METHOD_NOT_ALLOWED if status is HTTPStatus.NOT_IMPLEMENTED else status)
 
@@ -177,7 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *values: object) -> None:
-        """Log nothing: paths have the token."""
+        """Discard a log message: paths contain the token."""
 
 
 def serve(folder: Path, port: int, say: Callable[[str], None]) -> None:
@@ -188,9 +188,9 @@ def serve(folder: Path, port: int, say: Callable[[str], None]) -> None:
     folder : Path
         The run's folder.
     port : int
-        0 for a free one.
+        Port on loopback; 0 for a free one.
     say : Callable
-        Takes the address.
+        Function that shows the address.
 
     Raises
     ------

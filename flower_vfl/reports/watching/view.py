@@ -19,28 +19,28 @@ from flower_vfl.reports.page import PAGE, fill
 from flower_vfl.reports.watching.follower import Curve, Follower, Series
 
 QUIET_SECONDS = 30.0
-"""Without a step for so long, a run waits for a party, or its process is gone."""
+"""Seconds without a step after which a run waits for a party, or its process is gone."""
 
 REDRAW_SECONDS = 3.0
-"""Least seconds between two drawings of the figures: each costs a part of a second of a processor."""
+"""Smallest number of seconds between two drawings of the figures: each takes a part of a second of a processor."""
 
 _LOSS: Series = ("label", "", "", "train_loss")
 _INFORMED = "informed"
 _BATCHES = 200
-"""Latest batches whose classes give the chance level."""
+"""Number of latest batches whose class counts give the chance level."""
 
 _MOST_FIGURES = 12
 
 
 class View:
-    """The page of one run; a request refreshes its content, at most once in a few seconds.
+    """The page of one run; a request refreshes its content, at most once in `REDRAW_SECONDS`.
 
     Parameters
     ----------
     follower : Follower
-        Reads the run's folder.
+        Reader of the run's folder.
     clock : Callable
-        Returns seconds.
+        Clock in seconds, for differences only.
     """
 
     def __init__(self, follower: Follower, clock: Callable[[], float] = time.monotonic) -> None:
@@ -55,7 +55,7 @@ class View:
         return fill("watch.html.j2", title=f"Watching {self._name}", **self._values())
 
     def part(self) -> str:
-        """Return what of the page changes, HTML."""
+        """Return the part of the page that changes, HTML."""
         return fill("watching.html.j2", **self._values())
 
     @property
@@ -96,7 +96,7 @@ class View:
             }
 
     def _leaks(self) -> dict[tuple[str, str], dict[str, Curve]]:
-        """Return the leak AUCs of single steps by party and layer, a curve an attack; the attackers' where both are."""
+        """Return the leak AUCs of single steps by party and layer, then attack: an attacker's before the monitor's."""
         curves = self.follower.curves
         found: dict[tuple[str, str], dict[str, Curve]] = {}
         for (party, layer, attack, metric), curve in sorted(curves.items()):
@@ -106,7 +106,7 @@ class View:
         return found
 
     def _leak(self) -> tuple[float, str] | None:
-        """Return the largest leak AUC of the latest scored step of each attack, and whose it is."""
+        """Return the largest leak AUC of all attacks' latest steps, with attack, party and layer; None without any."""
         latest = [
             (float(curve.values[-1]), f"{attack}, party {party}, {layer} layer")
             for (party, layer), curves in self._leaks().items()
@@ -116,7 +116,7 @@ class View:
         return max(latest, default=None)
 
     def _chance(self) -> float | None:
-        """Return the 95 % quantile of guessing on the latest batches; None where a batch is not of two classes."""
+        """Return the 95 % quantile of guessing on the latest batches; None where no batch has two classes."""
         rows, positives = (
             self.follower.curves.get(("label", "", "", name), Curve()).values[-_BATCHES:]
             for name in ("batch_rows", "batch_positives")
