@@ -18,7 +18,7 @@ from flower_vfl.nn.placement import Placement
 from flower_vfl.protocol.schedule import Rows, Schedule
 
 LARGE = 2**30
-"""Largest size of a table's files, in bytes, whose rows are not read in windows."""
+"""Size of a table's files, in bytes, above which its rows are read in windows."""
 
 WINDOW = 384 * 2**20
 """Size of a window in bytes; two windows are in memory."""
