@@ -17,7 +17,7 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
     Parameters
     ----------
     package : str
-        Its `__name__`.
+        `__name__` of the package.
     homes : Mapping[str, str]
         Module that defines each public name.
 

@@ -79,11 +79,11 @@ class Secret:
     Parameters
     ----------
     value : bytes
-        At least 16 bytes.
+        The secret itself, at least 16 bytes.
     origin : str
         Origin of the value, for the log: "simulation seed", "file" or "operating system".
     noise_key : bytes, optional
-        At least 16 bytes, from which `key` derives instead: its keys are then the same in several training runs,
+        At least 16 bytes from which `key` derives its keys instead, so that they are the same in several training runs,
         while the values of `seed` and `generator` differ in each.
     """
 

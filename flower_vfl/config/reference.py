@@ -32,11 +32,11 @@ class Key:
     kind
         Type of its values, in words.
     default
-        Its default, as JSON.
+        Default value, as JSON.
     allowed
         Bounds of its values, in words; empty where there are none beyond the type.
     what
-        Its effect, in words, without a full stop.
+        Effect of the key, in words, without a full stop.
     """
 
     name: str

@@ -302,7 +302,7 @@ class TrainingConfig(Section):
 
 
 class AttackConfig(Section):
-    """Attacks while training, and what is logged of them."""
+    """Attacks during training, and their logs."""
 
     names: list[str] = Field(
         default_factory=lambda: list(PRACTICAL),

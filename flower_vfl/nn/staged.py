@@ -31,7 +31,7 @@ class Stage:
     Parameters
     ----------
     name : str
-        Its name in `model.split` and `attack.layers`.
+        Name of the stage in `model.split` and `attack.layers`.
     make : Callable
         Function that makes the layers.
     width : int
@@ -55,7 +55,7 @@ class StagedNetwork(Network):
     Parameters
     ----------
     name : str
-        Its name in a configuration.
+        Name of the network in a configuration.
     shape : tuple of int
         Shape of an input row.
     stages : tuple of Stage

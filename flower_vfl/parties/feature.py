@@ -81,7 +81,7 @@ class FeatureParty:
     placement : Placement
         The device of the bottom model.
     store : Store, optional
-        Its store of states, used at the label party's request.
+        Store of the party's states, used at the label party's request.
     pretraining : Pretraining, optional
         Pre-training of the bottom model, before the first step.
     gradients : bool
@@ -93,10 +93,10 @@ class FeatureParty:
     Attributes
     ----------
     on_finish : Callable[[FeatureParty], None]
-        Called with the party when training is finished, before it reports: its results must be on its disk by then,
-        because they are not requested again.
+        Function that is called with the party when training is finished, before it reports: its results must be on its
+        disk by then, because they are not requested again.
     observer : PartyObserver
-        Reads each step from the observation `point`; that of an honest party does nothing.
+        Observer that reads each step from the observation `point`; that of an honest party does nothing.
     """
 
     def __init__(

@@ -24,9 +24,9 @@ class ObservationPoint:
     party
         The party's name.
     bottom
-        Its bottom model, which is being trained.
+        The party's bottom model, which is being trained.
     table
-        Its columns.
+        The party's columns.
     schedule
         The rows of each step.
     placement

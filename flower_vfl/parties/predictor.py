@@ -38,7 +38,8 @@ class Predictor:
     batch_size : int
         Largest number of rows of one request.
     permit : Callable[[int], None]
-        Called with the number of rows before they are read; it raises when the party's owner does not allow them.
+        Function that is called with the number of rows before they are read; it raises when the party's owner does not
+        allow them.
     placement : Placement
         Device and precision of the bottom model.
     """

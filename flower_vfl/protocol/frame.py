@@ -86,7 +86,7 @@ class Frame:
     Parameters
     ----------
     kind : Kind
-        Its purpose.
+        Purpose of the frame.
     step : int
         The step (or evaluation batch) that it requests or answers; -1 for none.
     fields : Mapping[str, str | int | float | bool]

@@ -52,7 +52,8 @@ class Link(ABC):
     reconnects, queued : int
         Number of reconnects of a broken stream, and of received frames that are unread; 0 for transports without them.
     watch : Callable[[], None]
-        Called repeatedly while a link waits for a party to reconnect; raises PartyLostError when it will not.
+        Function that is called repeatedly while a link waits for a party to reconnect; it raises PartyLostError when
+        the party will not.
     """
 
     dtype: torch.dtype

@@ -212,7 +212,8 @@ class Sessions:
         Parameters
         ----------
         check : Callable[[Link], None]
-            Called with each new link before it is used; it raises when the party does not fit, and sets `frame_limit`.
+            Function that is called with each new link before it is used; it raises when the party does not fit, and
+            sets `frame_limit`.
 
         Raises
         ------
@@ -291,7 +292,7 @@ class Sessions:
         self._complete()
 
     def _returning_reply(self, node: int, reply: Message, *, lost: set[str]) -> None:
-        """Handle a node's answer while the parties of the nodes `lost` are to come back."""
+        """Handle a node's answer during a `rejoin` of the parties of the nodes `lost`."""
         if node in self._given_up or (reply.has_error() and passes(reply)):
             self._ask_again(node, reply)
         elif reply.has_error() and str(node) not in lost:

@@ -134,7 +134,7 @@ class StreamLink(Link):
         Raises
         ------
         ProtocolError
-            When it cannot have taken so many.
+            When it cannot have taken this number of frames.
         """
         new = _Connection(context)
         with self._lock:

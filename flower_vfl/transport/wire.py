@@ -129,7 +129,7 @@ class Traffic:
 
     @property
     def owes_confirmation(self) -> bool:
-        """True if so many messages were taken that the other end needs a confirmation."""
+        """True if enough messages were taken since the last confirmation that the other end needs one."""
         return self.taken - self._reported >= _CONFIRM_EVERY
 
     def take(self, message: bytes) -> bytes:
@@ -155,7 +155,7 @@ class Traffic:
         Raises
         ------
         ProtocolError
-            When it cannot have taken so many, or has confirmed more before.
+            When it cannot have taken this number of messages, or has confirmed more before.
         """
         if not self._confirmed <= count <= self.sent:
             raise ProtocolError(
