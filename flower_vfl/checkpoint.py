@@ -1,7 +1,7 @@
 """A party's states on its own disk: tensors as safetensors, the rest as JSON, replaced in one step. No pickle.
 
-A state holds the states of generators, and so it is as secret as the noise that comes of them: folders of checkpoints
-can be read by their owner alone.
+A state holds the states of generators, and so it is as secret as the noise that comes from them: folders of
+checkpoints can be read by their owner alone.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DATA = "data"
-"""The fact that is a digest of a party's data: it never leaves its host."""
+"""Name of the fact that is a digest of a party's data, which never leaves its host."""
 
 _TREE = "tree"
 _TENSOR = "__tensor__"
 
 
 def save_state(path: Path, state: Any) -> None:
-    """Write a tree of dictionaries, lists, plain values and tensors to one file of its owner's, atomically.
+    """Write a tree of dictionaries, lists, plain values and tensors to one private file, atomically.
 
     Raises
     ------
@@ -36,7 +36,7 @@ def save_state(path: Path, state: Any) -> None:
         When something in the tree is of another kind.
     """
     tensors: dict[str, Tensor] = {}
-    tree = json.dumps(_strip(state, tensors))
+    tree = json.dumps(_to_tree(state, tensors))
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     save_tensors(path, tensors, {_TREE: tree})
 
@@ -54,12 +54,12 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str
     with replacing(path) as temporary:
         try:
             save_file(tensors, temporary, metadata=metadata)
-        except SafetensorError as error:  # it hides the number of the operating system's error in its words
+        except SafetensorError as error:  # it has the number of the operating system's error in its text only
             raise StorageError(f"{path} could not be written: {error}; make space and go on") from None
 
 
 def load_state(path: Path) -> Any:
-    """Read what `save_state` wrote.
+    """Return the state that `save_state` wrote.
 
     Raises
     ------
@@ -70,12 +70,12 @@ def load_state(path: Path) -> Any:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
-        return _fill(json.loads(metadata[_TREE]), tensors)
+        return _from_tree(json.loads(metadata[_TREE]), tensors)
     except (OSError, SafetensorError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise DataError(f"{path} is no state that can be read: {error}") from None
 
 
-def _strip(value: Any, tensors: dict[str, Tensor]) -> Any:
+def _to_tree(value: Any, tensors: dict[str, Tensor]) -> Any:
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -87,21 +87,21 @@ def _strip(value: Any, tensors: dict[str, Tensor]) -> Any:
         if not all(isinstance(key, str | int) for key in value):
             raise TypeError("the keys of a state are text and whole numbers")
         # As pairs: JSON would turn whole numbers that are keys into text.
-        return {"__dict__": [[key, _strip(entry, tensors)] for key, entry in value.items()]}
+        return {"__dict__": [[key, _to_tree(entry, tensors)] for key, entry in value.items()]}
     if isinstance(value, list | tuple):
-        return [_strip(entry, tensors) for entry in value]
+        return [_to_tree(entry, tensors) for entry in value]
     if value is None or isinstance(value, str | int | float | bool):
         return value
     raise TypeError(f"a state holds plain values and tensors, given {type(value).__name__}")
 
 
-def _fill(value: Any, tensors: dict[str, Tensor]) -> Any:
+def _from_tree(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, list):
-        return [_fill(entry, tensors) for entry in value]
+        return [_from_tree(entry, tensors) for entry in value]
     if isinstance(value, dict):
         if _TENSOR in value:
             return tensors[value[_TENSOR]]
-        return {key: _fill(entry, tensors) for key, entry in value["__dict__"]}
+        return {key: _from_tree(entry, tensors) for key, entry in value["__dict__"]}
     return value
 
 
@@ -144,12 +144,12 @@ class Checkpoints:
         Raises
         ------
         DataError
-            When it is not there, cannot be read, or belongs to something else.
+            When it is missing, cannot be read, or belongs to another training run.
         """
         path = self._path(step)
         if not path.is_file():
-            there = ", ".join(map(str, self.steps)) or "none"
-            raise DataError(f"{self._folder} has no checkpoint of step {step}; it has: {there}")
+            available = ", ".join(map(str, self.steps)) or "none"
+            raise DataError(f"{self._folder} has no checkpoint of step {step}; it has: {available}")
         kept = load_state(path)
         if not isinstance(kept, dict) or kept.keys() != {"facts", "step", "state"} or kept["step"] != step:
             raise DataError(f"{path} is no checkpoint of step {step}")
@@ -164,7 +164,7 @@ class Checkpoints:
                 )
             if facts[name] == value:
                 continue
-            if name == DATA:  # the words may leave this host, its digest must not
+            if name == DATA:  # the message may leave this host, its digest must not
                 raise DataError(
                     f"{path} belongs to something else: its {name} is other than here. Go on with what the training "
                     "was begun with, or start a new run in another folder"
@@ -173,22 +173,22 @@ class Checkpoints:
 
     @property
     def received(self) -> Path:
-        """The file in which a label party records the digests of received frames since then."""
+        """The file in which a label party records the digests of the frames received since its previous state."""
         return self._folder / "received"
 
     @property
     def steps(self) -> list[int]:
-        """The steps of which there is a state, ascending."""
+        """The steps that have a saved state, ascending."""
         names = (re.fullmatch(r"step-(\d{9,})\.safetensors", path.name) for path in self._folder.glob("step-*"))
         return sorted(int(name[1]) for name in names if name)
 
     def commit(self, step: int) -> None:
-        """Write down that every party has its state of this step."""
+        """Record that every party has its state of this step."""
         write_json_atomic(self._folder / self.COMMITTED, {"step": step, "facts": self._facts})
 
     @property
     def committed(self) -> int | None:
-        """The last step of which every party has its state; None before the first."""
+        """The last step whose state every party has; None before the first."""
         found = read_committed(self._folder)
         return None if found is None else found[0]
 
@@ -197,7 +197,7 @@ class Checkpoints:
 
 
 def read_committed(folder: Path) -> tuple[int, dict[str, str]] | None:
-    """Return the last step that all parties have, and what was trained; None before the first.
+    """Return the last step whose state all parties have, and the facts of the training run; None before the first.
 
     Raises
     ------

@@ -8,7 +8,7 @@ class FlowerVflError(Exception):
 
 
 class InputError(FlowerVflError):
-    """Something that the user gave is wrong; the command line answers it with exit code 2."""
+    """A wrong input of the user; the command line ends with exit code 2."""
 
 
 class ConfigError(InputError):
@@ -16,7 +16,7 @@ class ConfigError(InputError):
 
 
 class NotRestoredError(ConfigError):
-    """A trained model computes otherwise once it is rebuilt: something that it learned was not kept."""
+    """A rebuilt model computes other outputs than the trained one: something that it learned was not saved."""
 
 
 class ArgumentError(InputError, ValueError):
@@ -28,11 +28,11 @@ class DataError(InputError):
 
 
 class OutputExistsError(InputError):
-    """The output folder holds something that would be overwritten."""
+    """The output folder has content that would be overwritten."""
 
 
 class FolderInUseError(OutputExistsError):
-    """Another process works in the folder; the operating system lets go of it when that process ends."""
+    """Another process works in the folder; the operating system releases the lock when that process ends."""
 
 
 class ProtocolError(InputError):
@@ -44,7 +44,7 @@ class NotFiniteError(ProtocolError):
 
 
 class PermissionDeniedError(InputError):
-    """The owner of a party does not allow what was asked of it."""
+    """The owner of a party does not allow a request to it."""
 
 
 class WithheldError(FlowerVflError):
@@ -98,4 +98,4 @@ class TrainingError(FlowerVflError):
 
 
 class CheckError(FlowerVflError, AssertionError):
-    """A method of one's own does not do what every method must; the message lists all that was found."""
+    """A user's own method fails the checks for every method; the message lists all problems."""

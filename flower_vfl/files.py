@@ -1,4 +1,4 @@
-"""Writing a file so that nobody ever sees half of it."""
+"""Atomic and private writing of files, and locks of folders."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from flower_vfl.errors import DataError, FolderInUseError, StorageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_DISK = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG))
+_DISK_ERRORS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG))
 """Error numbers of a disk that is full, fails or is read-only."""
 
-_PLACE = frozenset(
+_PATH_ERRORS = frozenset(
     {
         errno.EACCES,
         errno.EPERM,
@@ -41,15 +41,15 @@ LEFTOVERS = ".*.tmp"
 
 
 def keep_private() -> None:
-    """Let all that this process writes from now on, and what it starts, be its user's alone."""
+    """Make all files that this process and its children write from now on accessible to their user alone."""
     os.umask(0o077)
 
 
 @contextmanager
 def replacing(path: Path | str) -> Iterator[Path]:
-    """Yield a temporary path beside ``path`` that takes its place once the block has ended well.
+    """Yield a temporary path beside ``path`` that takes its place once the block has ended without an error.
 
-    A block that raises leaves ``path`` as it was and no temporary file behind. The file is its owner's alone.
+    A block that raises leaves ``path`` as it was and no temporary file behind. Only its owner can access the file.
 
     Raises
     ------
@@ -81,37 +81,37 @@ def replacing(path: Path | str) -> Iterator[Path]:
 
 
 def append_private(path: Path, mode: str = "a") -> IO[Any]:
-    """Open a file to append to it; one that is new is its owner's alone."""
+    """Open a file to append to it; only its owner can access a new one."""
     encoding = None if "b" in mode else "utf-8"
     return open(path, mode, encoding=encoding, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a new file that only its owner can read, from its first byte on; one that is there is never overwritten."""
+    """Write a new file that only its owner can read, from its first byte on; an existing one is never overwritten."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)
 
 
 @contextmanager
 def writing_to(path: Path | str) -> Iterator[None]:
-    """Name the file or folder, and what to do, when writing fails in the block.
+    """Raise an error that names the file or folder, and the remedy, when writing fails in the block.
 
     Raises
     ------
     StorageError
         When the disk is full or fails.
     DataError
-        When this user may not write there, or the path cannot be one.
+        When this user may not write there, or the path is impossible.
     """
     try:
         yield
     except StorageError:
         raise
     except OSError as error:
-        if error.errno in _PLACE:
+        if error.errno in _PATH_ERRORS:
             words = os.strerror(error.errno)
             raise DataError(f"{path} cannot be written: {words}; name another place, or make it this user's") from None
-        if error.errno not in _DISK:
+        if error.errno not in _DISK_ERRORS:
             raise
         raise StorageError(
             f"{path} could not be written: {os.strerror(error.errno)}. What was written before is whole; make space, "
@@ -120,9 +120,10 @@ def writing_to(path: Path | str) -> Iterator[None]:
 
 
 def reserve(file: IO[bytes], size: int) -> None:
-    """Make a file ``size`` bytes long, where the system can on places of the disk that are its own from now on.
+    """Make a file ``size`` bytes long, with reserved disk space where the system supports it.
 
-    Writing into it through a map then meets no full disk, which would end the process. macOS cannot promise that.
+    Writing through a memory map then cannot fail on a full disk, which would end the process. macOS has no such
+    reservation.
     """
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file.fileno(), 0, size)
@@ -131,9 +132,9 @@ def reserve(file: IO[bytes], size: int) -> None:
 
 
 def boot() -> str:
-    """Return what tells one start of this machine from the next; empty where the system does not say it.
+    """Return the id of the current boot of this machine; empty where the system has none.
 
-    What was written without waiting for the disk survives the end of a process, not that of the machine.
+    Data that was written without waiting for the disk survives the end of a process, not that of the machine.
     """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -142,18 +143,18 @@ def boot() -> str:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files that a kill in `replacing` has left in a folder, of which nobody else writes any."""
+    """Remove temporary files that killed processes left in `replacing`, in a folder where no other process writes."""
     for path in folder.glob(LEFTOVERS):
         path.unlink(missing_ok=True)
 
 
 class FolderLock:
-    """One process at a time works in a folder; the operating system lets go of it however the process ends.
+    """A lock that lets one process at a time work in a folder; it is released however the process ends.
 
     Parameters
     ----------
     folder : Path
-        A folder that exists; a hidden file in it stays.
+        An existing folder; a hidden file stays in it.
 
     Raises
     ------
@@ -197,19 +198,19 @@ class FolderLock:
         self.release()
 
     def in_place(self) -> bool:
-        """Return whether the locked file is the folder's: an earlier process may have removed both."""
+        """Return True if the locked file is still in the folder: an earlier process may have removed both."""
         try:
             return os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())
         except FileNotFoundError:
             return False
 
     def release(self) -> None:
-        """Let others work in the folder."""
+        """Release the lock."""
         self._file.close()
 
 
 def default_folder(source: str) -> Path:
-    """Return runs/<name>-<time>, the folder of a run that names none; `source` is a name or a file."""
+    """Return runs/<name>-<time>, the default folder of a run; `source` is a name or a file."""
     return Path("runs") / f"{Path(source).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 

@@ -1,4 +1,4 @@
-"""Packages whose names load what they need when they are first used."""
+"""Lazy imports: the names of a package are loaded when they are first used."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
     Parameters
     ----------
     package : str
-        Its `__name__`.
+        `__name__` of the package.
     homes : Mapping[str, str]
-        Of each public name, the module that defines it.
+        Module that defines each public name.
 
     Examples
     --------
@@ -48,7 +48,7 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
 
 @contextmanager
 def nothing_collected() -> Iterator[None]:
-    """Import without collecting garbage: modules stay, and looking through them again and again takes an eighth."""
+    """Suspend garbage collection during an import: modules stay, and scans of them take an eighth of the time."""
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -6,10 +6,10 @@ import os
 
 
 def cores() -> int:
-    """Return how many processors this process may use; a container may give it fewer than the machine has."""
+    """Return the number of processors that this process may use; a container may have fewer than the machine."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory() -> int:
-    """Return the bytes of main memory."""
+    """Return the size of main memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

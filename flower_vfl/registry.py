@@ -1,4 +1,4 @@
-"""Names and what they stand for: one lookup and one error text for data sets, attacks, defenses and config keys.
+"""Lookup of names, with one error text for data sets, attacks, defenses and config keys.
 
 Attacks and defenses may also come from other installed packages: by an entry point under a short name, or as
 `module:Class`. Nothing of another package is imported before it is named or listed.
@@ -29,30 +29,30 @@ METHOD_NAME = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
 
 _PART = r"(?!__)[A-Za-z_]\w*"
 _REFERENCE = re.compile(rf"{_PART}(\.{_PART})*:{_PART}(\.{_PART})*", re.ASCII)
-_OURS = "flower_vfl"
+_PACKAGE = "flower_vfl"
 
 
 class Named(Protocol):
-    """A method: what configs and results call it is an attribute of its class."""
+    """A method, with its name in configurations and results as an attribute of its class."""
 
     name: ClassVar[str]
 
     @property
     def params(self) -> dict[str, Any]:
-        """Its parameters as results show them."""
+        """Parameters of the method, as results show them."""
 
 
 M = TypeVar("M", bound=Named)
 
 
 @lru_cache(maxsize=16)
-def _entries(group: str, places: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
-    """Return a group's entry points, which takes 5 ms, for the folders of Python's path as they were changed last."""
+def _entry_points(group: str, places: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
+    """Return a group's entry points, which takes 5 ms, cached by Python's path and the change times of its folders."""
     return tuple(entry_points(group=group))
 
 
-def _changed(place: str) -> int:
-    """Return when a folder was changed: a package that is installed or removed changes it."""
+def _change_time(place: str) -> int:
+    """Return the time of a folder's last change, in nanoseconds: installing or removing a package changes it."""
     try:
         return os.stat(place or os.curdir).st_mtime_ns
     except OSError:
@@ -60,19 +60,19 @@ def _changed(place: str) -> int:
 
 
 SHOWN = 12
-"""So many names fit a message."""
+"""Largest number of names in a message."""
 
-_NEAR = 3
-"""So many names are near enough to be meant."""
+_MOST_NEAR = 3
+"""Largest number of names in a suggestion."""
 
-_SURE = 0.9
-"""The likeness from which a name is meant, and no other."""
+_SURE_RATIO = 0.9
+"""Similarity from which the nearest name is suggested alone."""
 
 
 def suggestion(name: str, choices: Iterable[str], *, other: str = "") -> str:
-    """Return which of `choices` was probably meant, and what is allowed; of many, only those that come near.
+    """Return the nearest of `choices` and the allowed ones, as a sentence; of many choices only the nearest.
 
-    `other` is what may be given instead of one of them.
+    `other` describes the alternative to one of them.
 
     Examples
     --------
@@ -94,7 +94,7 @@ def suggestion(name: str, choices: Iterable[str], *, other: str = "") -> str:
 
 
 def nearest(name: str, choices: Iterable[str]) -> list[str]:
-    """Return up to three of `choices` that end much like a name behind their last dot, else that are spelled like it.
+    """Return up to three of `choices` that are similar to a name behind the last dot, else in their whole spelling.
 
     Examples
     --------
@@ -105,16 +105,16 @@ def nearest(name: str, choices: Iterable[str]) -> list[str]:
     ends: dict[str, list[str]] = {}
     for choice in known:
         ends.setdefault(choice.rpartition(".")[2], []).append(choice)
-    alike = get_close_matches(name.rpartition(".")[2], ends, n=_NEAR, cutoff=0.75)
-    found = [choice for end in alike for choice in ends[end]]
-    near = get_close_matches(name, found or known, n=_NEAR, cutoff=0.0 if found else 0.55)
-    if near and SequenceMatcher(None, near[0], name).ratio() >= _SURE:
+    similar_ends = get_close_matches(name.rpartition(".")[2], ends, n=_MOST_NEAR, cutoff=0.75)
+    found = [choice for end in similar_ends for choice in ends[end]]
+    near = get_close_matches(name, found or known, n=_MOST_NEAR, cutoff=0.0 if found else 0.55)
+    if near and SequenceMatcher(None, near[0], name).ratio() >= _SURE_RATIO:
         return near[:1]
-    return near or [choice for choice in known if name.startswith(choice)][:_NEAR]
+    return near or [choice for choice in known if name.startswith(choice)][:_MOST_NEAR]
 
 
 def named(names: Sequence[str]) -> str:
-    """Return names as words, of many the first ones and how many there are more.
+    """Return names as text; of many, the first ones and the number of the others.
 
     Examples
     --------
@@ -141,7 +141,7 @@ def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
 
 
 def from_elsewhere(method: type) -> dict[str, str]:
-    """Return what a result adds about a method that is not built-in: its class.
+    """Return the class of a method that is not built-in, as an entry of results; empty for a built-in one.
 
     Examples
     --------
@@ -149,7 +149,7 @@ def from_elsewhere(method: type) -> dict[str, str]:
     >>> from_elsewhere(Fraction), from_elsewhere(Methods)
     ({'class': 'fractions:Fraction'}, {})
     """
-    ours = method.__module__.partition(".")[0] == _OURS
+    ours = method.__module__.partition(".")[0] == _PACKAGE
     return {} if ours else {"class": f"{method.__module__}:{method.__qualname__}"}
 
 
@@ -176,22 +176,22 @@ class Listed(Generic[M]):
 
 
 def parameters(method: type) -> Mapping[str, Parameter]:
-    """Return what a class is made with, by name.
+    """Return the parameters of a class's constructor, by name.
 
-    Of one without an `__init__` of its own Python would parse a text, and of two threads that parse at once it ends one
-    with a SystemError now and then (CPython 3.11).
+    For a class without an `__init__` of its own Python would parse a text, and if two threads do so at once, one of
+    them sometimes ends with a SystemError (CPython 3.11).
 
     Raises
     ------
     TypeError, ValueError
-        For a class that is written in C, or has an unreadable signature.
+        When the class is written in C, or has an unreadable signature.
     """
-    made_with_something = any("__init__" in vars(base) or "__new__" in vars(base) for base in method.__mro__[:-1])
-    return signature(method).parameters if made_with_something else {}
+    has_constructor = any("__init__" in vars(base) or "__new__" in vars(base) for base in method.__mro__[:-1])
+    return signature(method).parameters if has_constructor else {}
 
 
-def _unknown(method: type, given: int, params: Iterable[str]) -> str:
-    """Say which of `params` a class does not have; its first parameters are `given` otherwise. Empty for none."""
+def _unknown_parameter(method: type, given: int, params: Iterable[str]) -> str:
+    """Return a message about the first of `params` that a class does not have behind its first `given`; else empty."""
     try:
         known = list(parameters(method).values())[given:]
     except (TypeError, ValueError):
@@ -212,9 +212,9 @@ class MethodNames:
     kind
         "attack" or "defense", for messages.
     group
-        Entry-point group in which other packages declare theirs.
+        Entry-point group in which other packages declare their methods.
     builtin
-        The module and class of each built-in one, as ``module:Class``.
+        The module and class of each built-in method, as ``module:Class``.
     """
 
     kind: str
@@ -222,12 +222,12 @@ class MethodNames:
     builtin: Mapping[str, str]
 
     def check(self, given: str) -> None:
-        """Refuse a name that nobody has; a `module:Class` passes.
+        """Refuse an unknown name; a `module:Class` passes.
 
         Raises
         ------
         ConfigError
-            Naming the nearest ones.
+            When the name is unknown; the message gives the nearest ones.
 
         Examples
         --------
@@ -249,7 +249,7 @@ class MethodNames:
     def declared(self) -> dict[str, list[EntryPoint]]:
         """Return the entry points of other packages by name, without importing anything."""
         declared: dict[str, list[EntryPoint]] = {}
-        for entry in _entries(self.group, tuple((place, _changed(place)) for place in sys.path)):
+        for entry in _entry_points(self.group, tuple((place, _change_time(place)) for place in sys.path)):
             declared.setdefault(entry.name, []).append(entry)
         return declared
 
@@ -271,16 +271,16 @@ class Methods(Generic[M]):
 
     @cached_property
     def builtin(self) -> dict[str, type[M]]:
-        """The built-in ones by name; they are loaded when this is first asked for."""
+        """The built-in methods by name; they are loaded at the first access."""
         return {name: self._load(reference, name) for name, reference in self.names.builtin.items()}
 
     def find(self, given: str) -> type[M]:
-        """Return the class that a name or a `module:Class` means.
+        """Return the class of a name or a `module:Class`.
 
         Raises
         ------
         ConfigError
-            For a name that nobody or more than one package has, and for what cannot be loaded or is no such method.
+            When no package or more than one has the name, or the class cannot be loaded or is no method of this kind.
         """
         if ":" in given:
             return self._referenced(given)
@@ -297,7 +297,7 @@ class Methods(Generic[M]):
         Raises
         ------
         ConfigError
-            As `find` does, and for two classes of one name.
+            As `find` does, and when two classes have one name.
         """
         seen: dict[str, tuple[str, type[M]]] = {}
         methods = []
@@ -313,19 +313,19 @@ class Methods(Generic[M]):
         return methods
 
     def make(self, method: type[M], /, *arguments: Any, **params: Any) -> M:
-        """Make a method with parameters from a configuration.
+        """Return a method that is made with parameters from a configuration.
 
         Raises
         ------
         ConfigError
-            For parameters that it does not have or refuses, and where it shows some that results cannot hold.
+            When it does not have or refuses a parameter, or results cannot hold its `params`.
         """
         try:
             made = cast("Callable[..., M]", method)(*arguments, **params)
         except (TypeError, ValueError) as error:
             if isinstance(error, FlowerVflError):
                 raise
-            why = _unknown(method, len(arguments), params) or str(error)
+            why = _unknown_parameter(method, len(arguments), params) or str(error)
             raise ConfigError(f"the {self.kind} {method.name!r} cannot be made with {params}: {why}") from error
         try:
             json.dumps(made.params, allow_nan=False)
@@ -337,7 +337,7 @@ class Methods(Generic[M]):
         return made
 
     def listed(self) -> list[Listed[M]]:
-        """Return all that have a short name, built-in ones first; what cannot be used comes with the reason."""
+        """Return all methods with a short name, built-in ones first; an unusable one has the reason."""
         declared = self.names.declared()
         rows = [Listed(name, BUILT_IN, cls, self._clash(name, declared)) for name, cls in self.builtin.items()]
         for name in sorted(declared):
@@ -350,8 +350,8 @@ class Methods(Generic[M]):
         return rows
 
     def _clash(self, name: str, declared: Mapping[str, list[EntryPoint]]) -> str:
-        """Return why a name is ambiguous; empty where it is not."""
-        owners = [_OURS] if name in self.builtin else []
+        """Return the reason why a name is ambiguous; empty where it is not."""
+        owners = [_PACKAGE] if name in self.builtin else []
         owners += [_owner(entry) for entry in declared.get(name, [])]
         if len(owners) < 2:
             return ""
@@ -379,7 +379,7 @@ class Methods(Generic[M]):
         return method
 
     def _load(self, reference: str, words: str) -> type[M]:
-        """Import what a reference names: identifiers with dots, nothing of it is evaluated."""
+        """Return the class that a reference names by identifiers with dots; nothing of it is evaluated."""
         if not _REFERENCE.fullmatch(reference):
             raise ConfigError(
                 f"{words} is no module:Class: write identifiers with dots between them, such as "
@@ -399,7 +399,7 @@ class Methods(Generic[M]):
 
     def _checked(self, found: object, words: str) -> type[M]:
         if not (isinstance(found, type) and issubclass(found, self._bases)):
-            homes = " or ".join(f"{_home(base)}.{base.__name__}" for base in self._bases)
+            homes = " or ".join(f"{_public_module(base)}.{base.__name__}" for base in self._bases)
             raise ConfigError(f"{words} is {found!r:.200}; a subclass of {homes} is needed")
         missing = sorted(getattr(found, "__abstractmethods__", ()))
         if missing:
@@ -417,8 +417,8 @@ def _owner(entry: EntryPoint) -> str:
     return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "an unknown distribution"
 
 
-def _home(base: type) -> str:
-    """Return the package that hands on a base class to users; for a class of others the module that defines it."""
+def _public_module(base: type) -> str:
+    """Return the package that exports a base class of ours, or the module that defines a class of another package."""
     parts = base.__module__.split(".")
     return ".".join(parts[:2] if parts[0] == "flower_vfl" else parts)
 

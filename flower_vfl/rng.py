@@ -43,19 +43,19 @@ def schedule_root(schedule_seed: int) -> bytes:
 
 
 def simulation_secret(seed: int, party: str) -> bytes:
-    """Return the 32 bytes from which a simulation derives what is secret at `party`.
+    """Return the 32 bytes of the secret of `party` in a simulation.
 
-    Written to the file that FLOWER_VFL_SECRET_FILE names, on each host its party's (the label party is "label"), they
-    make a deployment end with the weights of the simulation. Whoever knows the seed then knows every noise: for a
-    check of the set-up, never for data that matters.
+    In the file that FLOWER_VFL_SECRET_FILE names on the host of each party ("label" for the label party), they make a
+    deployment end with the weights of the simulation. The seed then reveals all noise: use it to check a set-up, never
+    for data that matters.
     """
     return hmac.new(f"flower-vfl simulation {seed}".encode(), party.encode(), hashlib.sha256).digest()
 
 
 def scattered(numbers: NDArray[np.uint64], *, start: int = 0) -> NDArray[np.uint64]:
-    """Scatter 64-bit numbers: what the generator SplitMix64, started here, gives at these places.
+    """Return the 64-bit outputs of the generator SplitMix64 at these positions, from the state `start`.
 
-    Ten times as fast as a generator for each, and it needs no state; nothing that must not be guessed comes from it.
+    It is ten times as fast as a generator for each number, and needs no state; its outputs can be guessed.
 
     References
     ----------
@@ -79,11 +79,11 @@ class Secret:
     Parameters
     ----------
     value : bytes
-        At least 16 bytes.
+        The secret itself, at least 16 bytes.
     origin : str
         Origin of the value, for the log: "simulation seed", "file" or "operating system".
     noise_key : bytes, optional
-        At least 16 bytes, from which `key` derives instead: its keys are then the same in several training runs,
+        At least 16 bytes from which `key` derives its keys instead, so that they are the same in several training runs,
         while the values of `seed` and `generator` differ in each.
     """
 
@@ -161,7 +161,7 @@ class Secret:
 
 
 def read_secret(variable: str) -> bytes | None:
-    """Return what the file holds that a variable of the environment names; None where it names none.
+    """Return the content of the file that an environment variable names; None where it names none.
 
     Raises
     ------
@@ -172,14 +172,14 @@ def read_secret(variable: str) -> bytes | None:
     return _read_secret(Path(named), variable) if named else None
 
 
-def _read_secret(path: Path, who: str) -> bytes:
+def _read_secret(path: Path, source: str) -> bytes:
     try:
         value = path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{who} names {str(path)!r}, which cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{source} names {str(path)!r}, which cannot be read: {error.strerror}") from None
     if len(value) < _SECRET_BYTES // 2:
         raise ConfigError(
-            f"{who} names {str(path)!r}, which has {len(value)} bytes; a secret needs at least 16, from /dev/urandom "
-            "for instance"
+            f"{source} names {str(path)!r}, which has {len(value)} bytes; a secret needs at least 16, from "
+            "/dev/urandom for instance"
         )
     return value

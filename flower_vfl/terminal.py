@@ -1,4 +1,4 @@
-"""The terminal: one console for the log and the live display, so that neither draws over the other."""
+"""One console for the log and the live display, so that neither overwrites the other on the terminal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def show_log(*, verbose: bool) -> None:
 
 
 def print_names(title: str, rows: Iterable[tuple[str, ...]], out: Console | None = None) -> None:
-    """Print names and their descriptions: a line each, cut at a terminal's edge; elsewhere whole, on lines as wide."""
+    """Print names and their descriptions: a truncated line each on a terminal; elsewhere whole, on wrapped lines."""
     out, rows = out or Console(), list(rows)
     widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
     out.print(Text(title, "bold"))
@@ -47,7 +47,7 @@ def print_names(title: str, rows: Iterable[tuple[str, ...]], out: Console | None
 
 
 def wrapped(text: str, width: int, start: str) -> str:
-    """Return a text behind its start, on lines of so many characters, below each other; no word is broken."""
+    """Return a text behind `start`, wrapped to aligned lines of `width` characters; no word is broken."""
     indent = " " * len(start)
     filled = textwrap.fill(
         text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False

@@ -4,8 +4,8 @@ A journal is a file of frames, one after the other; a frame holds a few hundred 
 
     b"FVL1" | length of the payload, uint32 | CRC-32 of the payload, uint32 | payload
 
-Each process appends to a file of its own. What a killed process wrote only in part fails the length or the checksum
-and is cut off; everything before it counts.
+Each process appends to a file of its own. A frame that a killed process wrote in part fails the check of length or
+checksum and is cut off; all frames before it are read.
 """
 
 from __future__ import annotations
@@ -83,16 +83,16 @@ class Sink(Protocol):
     """A sink that shows values live, beside the journal."""
 
     def scalar(self, name: str, step: int, value: float) -> None:
-        """Take one value of the curve ``name``, such as ``"a/cut/norm/auc"``."""
+        """Add one value to the curve ``name``, such as ``"a/cut/norm/auc"``."""
 
     def close(self) -> None:
-        """Write what is left; nothing comes after."""
+        """Write the remaining values; none follows."""
 
 
 class StepLog:
-    """Appends one row a value to a journal in a run's folder, at about a microsecond a row.
+    """A log that appends one row a value to a journal in a run's folder, at about a microsecond a row.
 
-    Rows are held back until there are 1024 of them, five seconds have passed, or `flush` is called; a kill costs no
+    Rows are held back until there are 1024 of them, five seconds have passed, or `flush` is called; a kill loses no
     more than those.
 
     Parameters
@@ -101,9 +101,9 @@ class StepLog:
         The run's folder; made where it does not exist.
     name
         Name of the journal: each process that writes into a folder needs its own. Opening a journal again, as a resumed
-        run does, cuts off what a kill left half-written and goes on behind it.
+        run does, cuts off a half-written frame and appends behind the others.
     sinks
-        Live sinks that get every row as it is flushed.
+        Live sinks that receive every row when it is flushed.
 
     Examples
     --------
@@ -123,21 +123,21 @@ class StepLog:
         self._sinks = tuple(sinks)
         self._series: dict[Series, int] = {}
         self._rows: list[Row] = []
-        self._due = time.monotonic() + FLUSH_SECONDS
+        self._next_flush = time.monotonic() + FLUSH_SECONDS
         if self.path.exists():
             _cut_torn_tail(self.path)
 
     def add(self, *, step: int, epoch: int, party: str, layer: str, attack: str, metric: str, value: float) -> None:
-        """Log one value; what does not belong to an attack or a layer leaves them empty (``""``)."""
+        """Log one value; ``attack`` or ``layer`` is empty (``""``) for a value without one."""
         key = (party, layer, attack, metric)
         series = self._series.setdefault(key, len(self._series))
         self._rows.append((step, epoch, series, float(value)))
-        if len(self._rows) >= FLUSH_ROWS or time.monotonic() >= self._due:
+        if len(self._rows) >= FLUSH_ROWS or time.monotonic() >= self._next_flush:
             self.flush()
 
     def flush(self) -> None:
-        """Hand what is held back to the operating system; from here on it survives a kill."""
-        self._due = time.monotonic() + FLUSH_SECONDS
+        """Write the rows that are held back; from here on they survive a kill of the process."""
+        self._next_flush = time.monotonic() + FLUSH_SECONDS
         if not self._rows:
             return
         names = list(self._series)
@@ -164,25 +164,25 @@ class StepLog:
 
 
 class TensorBoardSink:
-    """Writes event files into ``tensorboard/`` of the run's folder; needs the extra ``tensorboard``."""
+    """A sink that writes event files into ``tensorboard/`` of the run's folder; needs the extra ``tensorboard``."""
 
     def __init__(self, folder: Path | str) -> None:
         self._writer = _optional("torch.utils.tensorboard", "tensorboard").SummaryWriter(Path(folder) / "tensorboard")
 
     def scalar(self, name: str, step: int, value: float) -> None:
-        """Take one value of a curve."""
+        """Add one value to a curve."""
         self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining values."""
         self._writer.close()
 
 
 class WandbSink:
     """A sink for Weights & Biases, set by its environment (``WANDB_MODE=offline`` ...); needs the extra ``wandb``.
 
-    The step is a value like others, and the axis of them all: W&B drops what comes after a later one of its own steps,
-    as leaks do, which are computed for several steps at once. Values of one step that come together are one row.
+    The step is logged as a value, which is the axis of all others: W&B drops values that follow a later one of its own
+    steps, as leaks do, which are computed for several steps at once. Consecutive values of one step are one row.
     """
 
     STEP = "step"
@@ -194,13 +194,13 @@ class WandbSink:
         self._row: dict[str, float] = {}
 
     def scalar(self, name: str, step: int, value: float) -> None:
-        """Take one value of a curve."""
+        """Add one value to a curve."""
         if name in self._row or self._row.get(self.STEP) != step:
             self._send()
         self._row |= {self.STEP: step, name: value}
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining values."""
         self._send()
         self._run.finish()
 
@@ -211,9 +211,9 @@ class WandbSink:
 
 
 class MlflowSink:
-    """Logs to the MLflow at ``MLFLOW_TRACKING_URI``; needs the extra ``mlflow``."""
+    """A sink that logs to the MLflow server at ``MLFLOW_TRACKING_URI``; needs the extra ``mlflow``."""
 
-    BATCH = 1000  # what one call may carry
+    BATCH = 1000  # most values of one call
 
     def __init__(self, folder: Path | str) -> None:
         self._mlflow = _optional("mlflow", "mlflow")
@@ -224,24 +224,24 @@ class MlflowSink:
         known = self._client.get_experiment_by_name("flower-vfl")
         experiment = known.experiment_id if known else self._client.create_experiment("flower-vfl")
         self._run = self._client.create_run(experiment, run_name=Path(folder).name).info.run_id
-        self._held: list[Any] = []
+        self._pending: list[Any] = []
 
     def scalar(self, name: str, step: int, value: float) -> None:
-        """Take one value of a curve."""
+        """Add one value to a curve."""
         key = re.sub(r"[^\w./: -]", "_", name, flags=re.ASCII)
-        self._held.append(self._mlflow.entities.Metric(key, value, int(time.time() * 1000), step))
-        if len(self._held) == self.BATCH:
+        self._pending.append(self._mlflow.entities.Metric(key, value, int(time.time() * 1000), step))
+        if len(self._pending) == self.BATCH:
             self._send()
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining values."""
         self._send()
         self._client.set_terminated(self._run)
 
     def _send(self) -> None:
-        if self._held:
-            self._client.log_batch(self._run, metrics=self._held)
-            self._held = []
+        if self._pending:
+            self._client.log_batch(self._run, metrics=self._pending)
+            self._pending = []
 
 
 SINKS: dict[str, Callable[[Path | str], Sink]] = {
@@ -257,13 +257,13 @@ def make_sink(name: str, folder: Path | str) -> Sink:
     Raises
     ------
     ConfigError
-        For another name, and where the sink's package is not installed.
+        When the name is another, or the sink's package is not installed.
     """
     return lookup("sink", name, SINKS)(folder)
 
 
 def require_sinks(names: Sequence[str]) -> None:
-    """Refuse live sinks with packages that are not installed, before anything is begun.
+    """Refuse live sinks with packages that are not installed, before a run begins.
 
     Raises
     ------
@@ -284,9 +284,9 @@ def _optional(module: str, extra: str) -> Any:
 
 
 def merge_steps(folder: Path | str) -> Path:
-    """Put everything that the journals of a folder hold into its ``steps.parquet``, and remove them.
+    """Merge the journals of a folder into its ``steps.parquet``, and remove them.
 
-    Of rows that differ in their value only, the last stays: a resumed run logs the steps since its checkpoint again.
+    Of rows that differ in their value only, the last is kept: a resumed run logs the steps since its checkpoint again.
     Merging twice, or again after a kill in between, changes nothing.
 
     Returns
@@ -344,8 +344,8 @@ def read_steps(folder: Path | str) -> pa.Table:
 def add_snapshot(folder: Path | str, step: int, values: Values) -> None:
     """Add the parts of the gradients of one step to a folder's ``snapshots.parquet``, at the label party only.
 
-    There are few of them: the file is replaced, whole or not at all, and a step that is repeated after an
-    interruption takes the place of the old one.
+    There are few snapshots: the file is replaced, whole or not at all, and a step that is repeated after an
+    interruption replaces the old one.
     """
     known = read_snapshots(folder)
     tables = [known.filter(pc.not_equal(known["step"], step))]
@@ -370,7 +370,7 @@ def read_snapshots(folder: Path | str) -> pa.Table:
 def write_embeddings(folder: Path | str, samples: Sequence[Embeddings]) -> None:
     """Write embeddings with their labels to a folder's ``embeddings.parquet``, at the label party only.
 
-    The file is its owner's alone, as it holds the rows' labels.
+    Only its owner can access the file, because it holds the rows' labels.
     """
     tables = [EMBEDDING_SCHEMA.empty_table()]
     for sample in samples:
@@ -452,7 +452,7 @@ def _frame(rows: list[Row], names: list[Series]) -> bytes:
 
 
 def frames(data: bytes) -> Iterator[tuple[bytes, int]]:
-    """Yield each whole frame's payload and where it ends, up to the first that is torn."""
+    """Yield the payload and the end position of each whole frame, up to the first incomplete one."""
     end = 0
     while end + HEADER.size <= len(data):
         magic, length, checksum = HEADER.unpack_from(data, end)

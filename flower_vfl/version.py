@@ -40,7 +40,7 @@ def package_version(name: str) -> str:
 def installed_version() -> str:
     """Return the release and, where the package was built from a git repository, the commit and its date in UTC.
 
-    Code that does not lie where an installation put it, as in an editable one, is of no known commit.
+    Code outside the folder of an installation, as in an editable one, has no known commit.
     """
     try:
         found = distribution("flower-vfl")
@@ -52,9 +52,9 @@ def installed_version() -> str:
 
 @cache
 def build_digest() -> str:
-    """Return the SHA-256 of the package's own source files: of each its path and its text, in the order of paths.
+    """Return the SHA-256 of the package's own source files: the path and the text of each, in the order of paths.
 
-    Line ends do not count, nor do compiled files, templates and whatever else computes nothing.
+    Line ends do not count, nor do compiled files, templates and other files without code.
     """
     digest = hashlib.sha256()
     for path, text in sorted(_sources(files("flower_vfl"), "")):
@@ -72,7 +72,7 @@ def _sources(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
 
 
 def software() -> dict[str, str]:
-    """Return what of this host's software another host compares: fields of a greeting, and of `result.json`."""
+    """Return the versions of this host's software that other hosts compare: fields of greetings and `result.json`."""
     return {
         "version": installed_version(),
         "build": build_digest(),
@@ -103,9 +103,9 @@ def refusal(theirs: Mapping[str, object], host: str, *, asking: str) -> str:
 
 
 def unequal(theirs: Mapping[str, object], host: str, *, asking: str) -> str:
-    """Return the libraries with other versions on another host, so that bits may differ; empty where none have.
+    """Return a text with the libraries of other versions on another host, so that bits may differ; else empty.
 
-    A build for GPUs and one for processors are of one version.
+    A build for GPUs and one for processors count as one version.
     """
     own = software()
     pairs = [(name, _readable(theirs.get(name)), own[name]) for name in _LIBRARIES]
@@ -117,7 +117,7 @@ def unequal(theirs: Mapping[str, object], host: str, *, asking: str) -> str:
 
 
 def _readable(value: object) -> str:
-    """Return a version that another host sent if it can be one: it is shown on this host."""
+    """Return the version that another host sent, or "unknown" if it is not well-formed: it is shown on this host."""
     return value if isinstance(value, str) and _READABLE.fullmatch(value) else "unknown"
 
 
@@ -126,7 +126,7 @@ def _build(found: Mapping[str, object]) -> str:
 
 
 def _older(one: str, other: str) -> bool | None:
-    """Return whether a version is older than another; None where neither the release nor the commit's date shows it."""
+    """Return True if a version is older than another; None if neither the release nor the commit's date shows it."""
     found = (
         _BUILT.fullmatch(one.removesuffix(f"+{FROM_SOURCE}")),
         _BUILT.fullmatch(other.removesuffix(f"+{FROM_SOURCE}")),

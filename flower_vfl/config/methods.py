@@ -9,13 +9,13 @@ from flower_vfl.registry import ATTACK_NAMES, DEFENSE_NAMES
 def check_methods(config: Config) -> None:
     """Refuse a configuration that names an attack or a defense which no installed package has.
 
-    Only the part that composes a run needs the methods: a host without attacks may lack a package of attacks. So this
-    is no part of reading a configuration. A `module:Class` is not checked.
+    Only the part that composes a run needs the methods: a host without attacks may lack a package of attacks. So
+    reading a configuration does not include this check. A `module:Class` is not checked.
 
     Raises
     ------
     ConfigError
-        For an unknown name, with the nearest ones.
+        When a name is unknown; the message gives the nearest ones.
     """
     for names, calls in ((ATTACK_NAMES, config.attack.calls), (DEFENSE_NAMES, config.defenses)):
         for call in calls:

@@ -1,4 +1,4 @@
-"""Configuration values as people type them: calls, lists, numbers, assignments and parties' names as text."""
+"""Parsing of configuration values that are given as text: calls, lists, numbers, assignments and parties' names."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _PARTY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _FOLDERS = ("ids", "labels")
 
 NO_DEFENSE = "none"
-"""The name of no defense at all."""
+"""The value that stands for no defense."""
 
 
 def party_name(name: object) -> str:
-    """Return `name` if a party can be called so: it names folders, files and entries of results.
+    """Return `name` if it is a valid party name: it names folders, files and entries of results.
 
     Raises
     ------
     ValueError
-        When none can.
+        When it is not valid.
     """
     if not isinstance(name, str) or not _PARTY_NAME.fullmatch(name) or name in _FOLDERS:
         raise ValueError(
@@ -35,12 +35,12 @@ def party_name(name: object) -> str:
 
 
 def feature_party_name(name: object) -> str:
-    """Return `name` if a feature party can be called so.
+    """Return `name` if it is a valid name of a feature party.
 
     Raises
     ------
     ValueError
-        When no party can, or results and files of the label party are called so, whatever its own name.
+        When it is no valid party name, or names the label party in results and files, whatever that party's own name.
     """
     if party_name(name) == "label":
         raise ValueError("a feature party cannot be called 'label', as results and files of the label party are")
@@ -66,9 +66,9 @@ def parse_calls(text: str, key: str, example: str) -> list[dict[str, Any]]:
     Parameters
     ----------
     text : str
-        `name(key=value, ...)`, the parentheses may be missing, with commas between them.
+        Calls `name(key=value, ...)` with commas between them; the parentheses are optional.
     key, example : str
-        Configuration key and an example of what it takes, for the message.
+        Configuration key and an example of its value, for the message.
 
     Raises
     ------
@@ -101,7 +101,7 @@ def parse_calls(text: str, key: str, example: str) -> list[dict[str, Any]]:
 
 
 def call(name: str, params: Mapping[str, Any]) -> str:
-    """Write a name with parameters, as `parse_calls` reads it.
+    """Return a name with parameters as text that `parse_calls` reads.
 
     Examples
     --------
@@ -113,7 +113,7 @@ def call(name: str, params: Mapping[str, Any]) -> str:
 
 
 def written(value: Any) -> str:
-    """Write a value as people type it.
+    """Return a value as text, in the form that users type.
 
     Examples
     --------
@@ -130,7 +130,7 @@ def written(value: Any) -> str:
 
 
 def scalar(text: str) -> Value:
-    """Read a TOML value; text that is none stays text."""
+    """Return the TOML value that a text holds; other text is returned unchanged."""
     try:
         value = tomllib.loads(f"v = {text}")["v"]
     except (ValueError, RecursionError):
@@ -139,7 +139,7 @@ def scalar(text: str) -> Value:
 
 
 def read_json(path: str, text: str) -> Any:
-    """Read JSON that a key was given."""
+    """Return the value of JSON text that is given for the key `path`."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -147,7 +147,7 @@ def read_json(path: str, text: str) -> Any:
 
 
 def read_list(kind: Any, text: str) -> Any:
-    """Read a list in JSON, or as people type it: `128,64`, `[a, b]`, `norm,hint(k=5,measure=inner)`."""
+    """Return a list from JSON, or from the form that users type: `128,64`, `[a, b]`, `norm,hint(k=5,measure=inner)`."""
     text = text.strip()
     if text.startswith("["):
         with suppress(ValueError, RecursionError):
@@ -158,7 +158,7 @@ def read_list(kind: Any, text: str) -> Any:
 
 
 def typed(kind: Any, text: str) -> Value:
-    """Read text as a leaf of this kind; text that is none stays what it is, and its field refuses it by name."""
+    """Return a text as a value of this type; other text is returned unchanged, and its field refuses it."""
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     if kind is bool:

@@ -1,4 +1,4 @@
-"""The keys of a configuration in words, from the schema: type, default, what is allowed, what each does."""
+"""Descriptions of the keys of a configuration, from the schema: type, default, bounds and effect."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Key:
     Attributes
     ----------
     name
-        With its dots, such as "training.patience".
+        Dotted name, such as "training.patience".
     kind
         Type of its values, in words.
     default
-        Its default, as JSON.
+        Default value, as JSON.
     allowed
-        Bounds of its values, in words; empty where the type says all.
+        Bounds of its values, in words; empty where there are none beyond the type.
     what
-        Its effect, in words, without a full stop.
+        Effect of the key, in words, without a full stop.
     """
 
     name: str
@@ -57,7 +57,7 @@ def all_keys() -> list[Key]:
 
 
 def sections() -> dict[str, str]:
-    """Return the sections of a configuration, each with what it is about."""
+    """Return the descriptions of the sections of a configuration, by name."""
     kinds = {name: field.annotation for name, field in Config.model_fields.items()}
     return {
         name: (kind.__doc__ or "").strip().splitlines()[0]
@@ -120,14 +120,14 @@ def _kind_of(annotation: Any) -> str:
 
 
 def _bounds_of(key: str, field: FieldInfo) -> Iterator[str]:
-    """Yield what a value must fulfil, in words."""
+    """Yield the bounds of a value, in words."""
     for rule in field.metadata:
         if isinstance(rule, MinLen):
             yield "not empty"
         for kind, (attribute, words) in _BOUNDS.items():
             if isinstance(rule, kind):
                 bound = getattr(rule, attribute)
-                # What stands for "auto" inside is no value that can be given.
+                # The number that stands for "auto" internally cannot be given.
                 strict = field.default == AUTO and kind is Ge and _refused(key, bound)
                 yield ("above {}" if strict else words).format(_number(bound))
 
@@ -141,7 +141,7 @@ def _refused(key: str, value: Any) -> bool:
 
 
 def _number(value: float) -> str:
-    """Return a bound as people write it."""
+    """Return a bound as text."""
     if value < 1e9:
         return f"{value:,}"
     power = math.log2(value)

@@ -34,13 +34,13 @@ from flower_vfl.registry import SHOWN, nearest, suggestion
 _PRESETS = files("flower_vfl") / "simulations" / "presets"
 
 SWEEP = "-sweep"
-"""The end of the name of a sweep's preset."""
+"""Suffix of the names of the presets of sweeps."""
 
 _DEVICES = re.compile(r"cpu|cuda(:\d+)?")
 
 
 class Config(Section):
-    """Everything a run needs to know; it reaches every party, so nothing in it is secret."""
+    """The configuration of a run; it reaches every party, so nothing in it is secret."""
 
     seed: int = Field(default=0, ge=0, lt=2**63, description="seed of a simulation's secrets")
     schedule_seed: int = Field(default=-1, ge=-1, lt=2**63, description="seed of the order of batches; -1: `seed`")
@@ -87,7 +87,7 @@ class Config(Section):
     @field_validator("defenses", mode="before")
     @classmethod
     def _calls(cls, defenses: Any) -> Any:
-        """Read what is written as calls, `"iso(t=5.0), max_norm"`, alone or in a list."""
+        """Parse defenses that are written as calls, `"iso(t=5.0), max_norm"`, alone or in a list."""
         if isinstance(defenses, str):
             return parse_defenses(defenses)
         if not isinstance(defenses, list):
@@ -126,18 +126,17 @@ class Config(Section):
                 "set transport.kind to 'stream' or 'messages', or transport.wire_dtype to 'exact'"
             )
         for key, named in self.parties.named.items():
-            strangers = set(named) - set(self.parties.features)
-            if self.parties.features and strangers:
+            unknown = set(named) - set(self.parties.features)
+            if self.parties.features and unknown:
                 raise ValueError(
-                    f"{key} names {', '.join(sorted(strangers))}; "
-                    f"parties.features has {', '.join(self.parties.features)}"
+                    f"{key} names {', '.join(sorted(unknown))}; parties.features has {', '.join(self.parties.features)}"
                 )
         if self.parties.named["parties.colluding"] and not self.attack.monitor:
             raise ValueError("parties.colluding is measured by the monitor: set attack.monitor to true")
         return self
 
     def cadence(self, steps: int) -> int:
-        """Return the distance between two scored steps, in a run of so many: `AttackConfig.cadence`.
+        """Return the distance between two scored steps, in a run of `steps` steps: `AttackConfig.cadence`.
 
         Where patience may end training, it follows from the steps of the shortest run: that, too, must have enough
         scored steps for a 95 % quantile.
@@ -153,10 +152,11 @@ class Config(Section):
         return self.attack.cadence(steps * certain // max(epochs, 1))
 
     def fitted(self, rows: int) -> Self:
-        """Return the configuration with numbers that fit so many training rows for each "auto".
+        """Return the configuration with each "auto" replaced by a number for `rows` training rows.
 
-        A bound on what training gives away holds for a number of epochs that was set beforehand: nothing ends it early.
-        Nor does anything without gradients, where the end would tell of labels; there nothing is sent to attack.
+        A bound on the leak of a training holds for a number of epochs that was set beforehand: nothing ends it early.
+        Nor does anything without gradients, where the time of the end would depend on labels; nothing is sent there, so
+        attacks are off.
         """
         training, attack = self.training, self.attack
         fixed = attack.max_bound < 1.0 or any(entry["name"] in NEVER_ENDS_EARLY for entry in self.defenses)
@@ -184,7 +184,7 @@ FITTED = (
 
 
 def _check_no_gradients(config: Config) -> None:
-    """Refuse what means nothing, or would tell of labels, where no gradient is sent."""
+    """Refuse settings that have no effect, or would reveal labels, where no gradient is sent."""
     training, attack = config.training, config.attack
     refused = {
         "defenses": (bool(config.defenses), "to []: there is nothing to defend"),
@@ -200,7 +200,7 @@ def _check_no_gradients(config: Config) -> None:
 
 
 def _check_time_order(training: TrainingConfig) -> None:
-    """Refuse what means nothing where each row is trained on once, in time order."""
+    """Refuse settings that do not fit one pass over the rows in time order."""
     refused = {
         "training.pretrain": (training.pretrain, 0, "a bottom model must not see the rows of later days"),
         "training.refit": (training.refit, 0, "each row is trained on once"),
@@ -218,7 +218,7 @@ def _check_time_order(training: TrainingConfig) -> None:
 
 
 def leaf_paths(model: type[BaseModel] = Config, prefix: str = "") -> dict[str, Any]:
-    """Map each leaf's dotted path to its annotation, e.g. "training.batch_size" to int."""
+    """Return each leaf's annotation by its dotted path, e.g. int for "training.batch_size"."""
     leaves: dict[str, Any] = {}
     for name, field in model.model_fields.items():
         kind = field.annotation
@@ -234,20 +234,20 @@ def _flat(path: str) -> str:
 
 
 def _path_of(key: str) -> tuple[str, str]:
-    """Return the leaf's dotted path that `key` means and, for dictionaries, the entry in it."""
+    """Return the dotted path of the leaf that `key` names and, for dictionaries, the entry in it."""
     leaves = leaf_paths()
     flat = {_flat(path): path for path in leaves}
-    wanted = _flat(key)
-    if wanted in flat:
-        return flat[wanted], ""
+    flat_key = _flat(key)
+    if flat_key in flat:
+        return flat[flat_key], ""
     for path, kind in leaves.items():
-        if get_origin(kind) is dict and wanted.startswith(_flat(path) + "-"):
+        if get_origin(kind) is dict and flat_key.startswith(_flat(path) + "-"):
             return path, key[len(path) + 1 :]
-    raise ConfigError(f"there is no configuration key {key!r}; {_meant(key, leaves)}")
+    raise ConfigError(f"there is no configuration key {key!r}; {_key_hint(key, leaves)}")
 
 
-def _meant(key: str, known: Mapping[str, Any]) -> str:
-    """Return which keys a wrong one is near to, or where all are listed."""
+def _key_hint(key: str, known: Mapping[str, Any]) -> str:
+    """Return a hint for an unknown key: the nearest keys, or the command that lists all."""
     listed = len(known) > SHOWN and not nearest(key, known)
     meant = suggestion(key, known)
     if listed:
@@ -258,7 +258,7 @@ def _meant(key: str, known: Mapping[str, Any]) -> str:
 
 
 def canonical_key(key: str) -> str:
-    """Return the dotted path that a dotted or kebab-case key means.
+    """Return the dotted path of a dotted or kebab-case key.
 
     Raises
     ------
@@ -275,7 +275,7 @@ def canonical_key(key: str) -> str:
 
 
 def _coerce(path: str, kind: Any, value: Any) -> Any:
-    """Turn a flat value (`--set`, Flower's run config) into what the leaf wants."""
+    """Return a flat value (`--set`, Flower's run config) in the type of its leaf."""
     if not isinstance(value, str):
         if get_origin(kind) is list:
             return list(value) if isinstance(value, list | tuple) else [value]
@@ -309,12 +309,12 @@ def with_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> d
 
 
 def explain(error: ValidationError, model: type[BaseModel] = Config) -> str:
-    """Say of each field that is wrong what was given and what is allowed."""
+    """Return a message with the given value and the allowed ones, for each field that is wrong."""
     lines = []
     for problem in error.errors():
         path = ".".join(str(part) for part in problem["loc"]) or "configuration"
         if problem["type"] == "extra_forbidden":
-            lines.append(f"{path}: there is no such key; {_meant(path, leaf_paths(model))}")
+            lines.append(f"{path}: there is no such key; {_key_hint(path, leaf_paths(model))}")
         else:
             given = "" if problem["type"] == "value_error" and not problem["loc"] else f", given {problem['input']!r}"
             lines.append(f"{path}: {problem['msg'].removeprefix('Value error, ')}{given}")
@@ -327,7 +327,7 @@ def build_config(values: Mapping[str, Any], overrides: Mapping[str, Any] | None 
     Raises
     ------
     ConfigError
-        Naming each field that is wrong, what was given and what is allowed.
+        When a field is wrong; the message names each, the given value and the allowed ones.
     """
     try:
         return Config.model_validate(with_overrides(values, overrides or {}))
@@ -351,7 +351,7 @@ def preset_text(name: str) -> str:
 
 
 def read_source(source: str, presets: Sequence[str], *, preset: str, file: str) -> tuple[str, dict[str, Any]]:
-    """Read one of these presets by name or a TOML file by path.
+    """Return the text and the values of one of these presets, by name, or of a TOML file, by path.
 
     Parameters
     ----------
@@ -401,7 +401,7 @@ def _presets() -> list[str]:
 
 
 def load_config(source: str, overrides: Mapping[str, Any] | None = None) -> Config:
-    """Read a preset by name, a TOML file by path, or the defaults for a folder of prepared data, with flat overrides.
+    """Return the configuration of a preset, a TOML file or a folder of prepared data, with flat overrides.
 
     Raises
     ------
@@ -425,12 +425,12 @@ def _name_of(manifest: Path) -> str:
 
 
 def to_toml(config: Config) -> str:
-    """Write the whole configuration as TOML; `load_config` reads it back to an equal one."""
+    """Return the whole configuration as TOML, which `load_config` reads back to an equal one."""
     return tomli_w.dumps(config.model_dump())
 
 
 def to_run_config(config: Config) -> dict[str, Value]:
-    """Write the configuration as Flower's flat run config: kebab-case keys, scalar values."""
+    """Return the configuration as Flower's flat run config: kebab-case keys, scalar values."""
     nested = config.model_dump()
     flat: dict[str, Value] = {}
     for path in leaf_paths():
@@ -443,7 +443,7 @@ def to_run_config(config: Config) -> dict[str, Value]:
 
 
 def of_this_host(config: Config, run_config: Mapping[str, Value]) -> Config:
-    """Return a finished run's configuration with what another host may need otherwise: device, threads, transport."""
+    """Return a finished run's configuration with the device, threads and transport of `run_config`, for this host."""
     changed = {
         key: value
         for key, value in run_config.items()
@@ -453,9 +453,9 @@ def of_this_host(config: Config, run_config: Mapping[str, Value]) -> Config:
 
 
 def from_run_config(run_config: Mapping[str, Value]) -> Config:
-    """Read Flower's flat run config: `preset`, and whatever else is not the empty string overrides it.
+    """Return the configuration of Flower's flat run config: `preset`, overridden by all other keys that are not empty.
 
-    `out`, `job` and `predict-*` are for the ServerApp and no part of a configuration.
+    `out`, `job`, `resume` and `predict-*` are for the ServerApp and no part of a configuration.
     """
     values = {key: value for key, value in run_config.items() if value != ""}
     preset = str(values.pop("preset", ""))

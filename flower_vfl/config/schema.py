@@ -13,33 +13,33 @@ from flower_vfl.config.parsing import Value, feature_party_name, parse_calls
 ALL = "all"
 _EVERY_ADDRESS = ("0.0.0.0", "::", "[::]")
 _LONGEST = 1e9
-"""Seconds that a time limit can have: what waits for locks takes no more than some 300 years."""
+"""Largest time limit in seconds: a wait for a lock accepts no more than some 300 years."""
 
 
 PRACTICAL = ("norm", "residual", "direction", "shell")
-"""Attacks that need nothing but the gradients that a party receives; what runs where nobody names any."""
+"""Attacks that need nothing but the gradients that a party receives; the default of `attack.names`."""
 
 SCORED, MOST_APART = 64, 16
-"""Steps of a run that are scored by default, and how many steps lie between two of them at most: so many give a 95 %
-quantile, and each costs time."""
+"""Number of steps of a run that are scored by default, enough for a 95 % quantile, and largest distance between two of
+them; each scored step costs time."""
 
 
 AUTO: Any = "auto"
-"""Instead of a number: one that fits the data."""
+"""Value in place of a number: a number that fits the data is chosen."""
 
 STEPS, BATCHES, BATCH_SIZES, EPOCHS = 4000, 50, (16, 1024), (10, 200)
-"""Settings that fit the data: most steps, batches an epoch, and the bounds of batch size and epochs."""
+"""Numbers for the settings "auto": steps of a run, batches an epoch, and the bounds of batch size and epochs."""
 
 PATIENT_STEPS, LEAST_PATIENCE, LEARNING_RATE = 600, 8, 1e-3
-"""Steps without a better validation after which training ends, and epochs at least; and the learning rate."""
+"""Numbers for the settings "auto": patience in steps, the least patience in epochs, and the learning rate."""
 
 
 MANY_ROWS = 3_000
-"""With fewer training rows, embeddings of numbers cost accuracy more often than they add some."""
+"""Number of training rows below which embeddings of numbers cost accuracy more often than they add some."""
 
 
 def _automatic(mark: int) -> tuple[BeforeValidator, PlainSerializer]:
-    """Return how a number is read and written for which "auto" may stand; inside, this mark stands for it."""
+    """Return the validator and the serializer of a number that may be "auto", for which `mark` stands internally."""
 
     def read(value: Any) -> Any:
         if type(value) in (int, float) and value == mark:
@@ -50,7 +50,7 @@ def _automatic(mark: int) -> tuple[BeforeValidator, PlainSerializer]:
 
 
 def require_plain(value: Any) -> None:
-    """Refuse what TOML and JSON do not both hold."""
+    """Refuse a value that TOML or JSON cannot hold."""
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
             raise ValueError("keys must be text")
@@ -119,7 +119,7 @@ class PartiesConfig(Section):
 
     @property
     def named(self) -> dict[str, list[str]]:
-        """The feature parties that `attackers` and `colluding` speak of, by the key that names them."""
+        """The feature parties that `attackers` and `colluding` name, by configuration key."""
         groups = [group for group in self.colluding if group != ALL]
         return {
             "parties.attackers": self.attackers,
@@ -127,7 +127,7 @@ class PartiesConfig(Section):
         }
 
     def coalitions(self, features: Sequence[str]) -> dict[str, list[str]]:
-        """Return the groups of two and more that collude, by name, in a run with these feature parties.
+        """Return the colluding groups of two and more parties, by name, in a run with these feature parties.
 
         Examples
         --------
@@ -201,7 +201,7 @@ class ModelConfig(Section):
         return widths
 
     def fitted(self, rows: int) -> Self:
-        """Return the section with a choice that fits so many training rows for "auto", of the network that has it."""
+        """Return the section with "auto" replaced by a choice for `rows` training rows, where the network has it."""
         if self.network != "auto" or self.numeric_embedding != AUTO:
             return self
         return self.model_copy(update={"numeric_embedding": "bins" if rows >= MANY_ROWS else "none"})
@@ -278,7 +278,7 @@ class TrainingConfig(Section):
         return automatic if self.patience < 0 else self.patience > 0
 
     def fitted(self, rows: int) -> Self:
-        """Return the section with numbers that fit so many training rows, validation included, for each "auto".
+        """Return the section with each "auto" replaced by a number for `rows` training rows, validation included.
 
         Examples
         --------
@@ -292,8 +292,8 @@ class TrainingConfig(Section):
         low, high = BATCH_SIZES
         batch_size = self.batch_size or min(high, max(low, 2 ** round(math.log2(max(1, trained / BATCHES)))))
         steps = math.ceil(trained / batch_size)
-        several = min(EPOCHS[1], max(EPOCHS[0], math.ceil(STEPS / steps)))
-        epochs = self.epochs or (1 if self.order == "time" else several)
+        fitting = min(EPOCHS[1], max(EPOCHS[0], math.ceil(STEPS / steps)))
+        epochs = self.epochs or (1 if self.order == "time" else fitting)
         patience = self.patience
         if patience < 0:
             patience = max(LEAST_PATIENCE, math.ceil(PATIENT_STEPS / steps)) if self.ends_early else 0
@@ -302,7 +302,7 @@ class TrainingConfig(Section):
 
 
 class AttackConfig(Section):
-    """Attacks while training, and what is logged of them."""
+    """Attacks during training, and their logs."""
 
     names: list[str] = Field(
         default_factory=lambda: list(PRACTICAL),
@@ -387,11 +387,11 @@ class AttackConfig(Section):
         return self
 
     def without_attacks(self) -> Self:
-        """Return the section of a run that nothing attacks and that has no limit."""
+        """Return the section without attacks, readers, canaries and limits."""
         return self.model_copy(update={"names": [], "informed": 0, "canaries": 0, "max_leak": 1.0, "max_bound": 1.0})
 
     def cadence(self, steps: int) -> int:
-        """Return the distance between two scored steps, in a run of so many.
+        """Return the distance between two scored steps, in a run of `steps` steps.
 
         Examples
         --------
@@ -477,7 +477,7 @@ class AlignConfig(Section):
 
 
 class PrivacyConfig(Section):
-    """The account of what proven defenses tell of the labels, over several trainings."""
+    """Privacy accounting of proven defenses over several trainings."""
 
     ledger: str = Field(
         default="",

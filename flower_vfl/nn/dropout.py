@@ -16,19 +16,19 @@ _RANDOM_WITH_DROPOUT = (nn.RNNBase, nn.MultiheadAttention)
 
 
 class Dropout(nn.Module):
-    """Zero entries with probability `p` and scale the others by 1 / (1 - p), while training.
+    """A dropout layer: while training, it zeros entries with probability `p` and scales the others by 1 / (1 - p).
 
     The mask is drawn from `generator`, so that a run can be repeated and resumed bit for bit: save
-    `generator.get_state()`, a tensor of bytes, and put it back with `generator.set_state`.
+    `generator.get_state()`, a tensor of bytes, and restore it with `generator.set_state`.
 
     Parameters
     ----------
     p : float
         Probability, 0 <= p < 1.
     generator : torch.Generator
-        On the device of the input.
+        Generator of the masks, on the device of the input.
     shared_dimensions : int
-        Trailing dimensions that live or die together: 0 for entries, 2 for the channels of images.
+        Number of trailing dimensions that share one draw: 0 for entries, 2 for the channels of images.
 
     Raises
     ------
@@ -49,7 +49,7 @@ class Dropout(nn.Module):
         return x * self.mask(x) if self.training and self.p > 0.0 else x
 
     def mask(self, x: Tensor) -> Tensor:
-        """Draw what `x` is multiplied by: 0, or 1 / (1 - p)."""
+        """Return a fresh mask for `x`, with the values 0 and 1 / (1 - p)."""
         kept = x.shape[: x.dim() - self.shared_dimensions]
         mask = torch.empty((*kept, *[1] * self.shared_dimensions), dtype=x.dtype, device=x.device)
         mask.bernoulli_(1.0 - self.p, generator=self.generator)
@@ -78,9 +78,9 @@ def bind_dropout(module: nn.Module, generator: torch.Generator) -> nn.Module:
     Parameters
     ----------
     module : torch.nn.Module
-        Changed in place.
+        Module that is changed in place.
     generator : torch.Generator
-        On the device where the module runs.
+        Generator on the device of the module.
 
     Returns
     -------
@@ -99,8 +99,8 @@ def bind_dropout(module: nn.Module, generator: torch.Generator) -> nn.Module:
         # Not named_children: it yields a module that is in two places only once.
         for name, child in part._modules.items():
             if child is not None:
-                setattr(part, name, _bound(child, generator, fresh))
-    return _bound(module, generator, fresh)
+                setattr(part, name, _replacement(child, generator, fresh))
+    return _replacement(module, generator, fresh)
 
 
 def bound_generators(module: nn.Module) -> list[torch.Generator]:
@@ -109,8 +109,8 @@ def bound_generators(module: nn.Module) -> list[torch.Generator]:
     return list({id(generator): generator for generator in drawn}.values())
 
 
-def _bound(part: nn.Module, generator: torch.Generator, fresh: dict[nn.Module, nn.Module]) -> nn.Module:
-    """Return the replacement of one dropout, the same for the same; other modules are returned as they are."""
+def _replacement(part: nn.Module, generator: torch.Generator, fresh: dict[nn.Module, nn.Module]) -> nn.Module:
+    """Return the replacement of a dropout, always the same for one module; other modules are returned unchanged."""
     if isinstance(part, Dropout):
         part.generator = generator
     if type(part) not in _SHARED_DIMENSIONS:

@@ -67,7 +67,7 @@ class EnsembleTop(nn.Module):
     Raises
     ------
     ConfigError
-        When the width cannot be shared out.
+        When the width is no multiple of the number of members.
     """
 
     def __init__(self, in_width: int, members: int, *, hidden: Sequence[int] = (64,), classes: int = 2) -> None:
@@ -92,7 +92,7 @@ class EnsembleTop(nn.Module):
 
 
 def mixture(logits: Tensor) -> Tensor:
-    """Return the logits of the mean of members' probabilities: of (B, M) those of class 1, (B,); of (B, M, C) (B, C).
+    """Return the logits of the mean of members' probabilities: (B,) of class 1 from (B, M), or (B, C) from (B, M, C).
 
     Examples
     --------
@@ -128,6 +128,6 @@ def check_shared_out(width: int, members: int) -> None:
 
 
 def _uniform(shape: tuple[int, ...], inputs: int) -> Tensor:
-    """Return initial values as those of `torch.nn.Linear` with so many inputs."""
+    """Return initial values of a shape, as in a `torch.nn.Linear` of this number of inputs."""
     limit = inputs**-0.5
     return torch.empty(shape).uniform_(-limit, limit)

@@ -21,7 +21,7 @@ def fused_shape(shapes: Sequence[Sequence[int]], how: str) -> tuple[int, ...]:
     Parameters
     ----------
     shapes : sequence of shapes
-        Of one example of each party, without the batch dimension: (D,) or (channels, height, width).
+        Shape of one example of each party, without the batch dimension: (D,) or (channels, height, width).
     how : {"concat", "sum", "mean"}
         "concat" joins on the first dimension (features, or the channels of feature maps); feature maps of different
         sizes, and feature maps beside features, are flattened first.
@@ -56,7 +56,7 @@ def fuse(embeddings: Sequence[Tensor], how: str) -> Tensor:
     Parameters
     ----------
     embeddings : sequence of Tensor
-        One (B, ...) a party.
+        Embedding (B, ...) of each party.
     how : {"concat", "sum", "mean"}
         The way to join them.
 
@@ -71,8 +71,8 @@ def fuse(embeddings: Sequence[Tensor], how: str) -> Tensor:
     if len(embeddings) == 1:
         return embeddings[0]
     if how == "concat":
-        alike = len({embedding.shape[2:] for embedding in embeddings}) == 1
-        return torch.cat([embedding if alike else embedding.flatten(1) for embedding in embeddings], dim=1)
+        same_maps = len({embedding.shape[2:] for embedding in embeddings}) == 1
+        return torch.cat([embedding if same_maps else embedding.flatten(1) for embedding in embeddings], dim=1)
     # Added in the order of the parties: the order decides the last bit.
     total = embeddings[0]
     for embedding in embeddings[1:]:

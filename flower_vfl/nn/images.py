@@ -21,7 +21,7 @@ class ConvBottom(nn.Module):
     Parameters
     ----------
     spec : FeatureShape
-        Of shape (channels, height, width).
+        Features of shape (channels, height, width).
     channels : sequence of int
         Channels of the convolutions before the last one; one at least, or the first layer would be the cut.
     cut : int
@@ -29,7 +29,8 @@ class ConvBottom(nn.Module):
     pools : int
         Number of convolutions, from the first one on, with a pooling behind them.
     dropout : float
-        Of whole channels after each convolution but the last; bind it to the party's generator with `bind_dropout`.
+        Probability of dropping a whole channel, after each convolution but the last; bind it to the party's generator
+        with `bind_dropout`.
 
     Raises
     ------
@@ -81,7 +82,7 @@ class ConvTop(nn.Module):
     Parameters
     ----------
     shape : sequence of int
-        Of one joined feature map, (channels, height, width).
+        Shape of one joined feature map, (channels, height, width).
     channels : sequence of int
         Channels of each convolution.
     hidden : sequence of int

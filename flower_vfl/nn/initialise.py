@@ -1,4 +1,4 @@
-"""New weights that depend on a seed and on nothing else, of model factories that draw from torch's global generator."""
+"""New models whose weights depend on a seed alone, from factories that draw from torch's global generator."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from torch import nn
 from flower_vfl.errors import ConfigError
 
 _lock = threading.RLock()
-_given: WeakValueDictionary[int, nn.Parameter] = WeakValueDictionary()
-"""The parameters of all models that factories gave, as long as they live, by identity."""
+_known_parameters: WeakValueDictionary[int, nn.Parameter] = WeakValueDictionary()
+"""The trainable parameters of all models that factories returned, by identity, while they exist."""
 
 
 def new_model(factory: Callable[[], nn.Module], seed: int, what: str) -> nn.Module:
-    """Return what a model factory makes in `seeded_initialisation`: a model that nothing has trained and nobody shares.
+    """Return the model that a factory makes in `seeded_initialisation`, untrained and shared with no other party.
 
     Parameters
     ----------
     factory : Callable[[], nn.Module]
-        Makes the model.
+        Function that makes the model.
     seed : int
-        Of its weights.
+        Seed of its weights.
     what : str
         Description of the model, for the error.
 
     Raises
     ------
     ConfigError
-        When it has weights that a factory gave before: parties would train one model together, and a run would go on
-        from what the last one learned. Weights that are not trained may be shared.
+        When it has trainable weights that a factory returned before: parties would train one model together, or a run
+        would go on from the weights of an earlier one. Weights that are not trained may be shared.
 
     Examples
     --------
@@ -48,27 +48,27 @@ def new_model(factory: Callable[[], nn.Module], seed: int, what: str) -> nn.Modu
     with seeded_initialisation(seed):
         model = factory()
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        if any(_given.get(id(parameter)) is parameter for parameter in trained):
+        if any(_known_parameters.get(id(parameter)) is parameter for parameter in trained):
             raise ConfigError(
                 f"{what} has weights that a model factory gave before: parties would train one model together, or go "
                 "on from what was trained already; make a new model in each call, or copy.deepcopy one that is there"
             )
-        _given.update((id(parameter), parameter) for parameter in trained)
+        _known_parameters.update((id(parameter), parameter) for parameter in trained)
     return model
 
 
 @contextmanager
 def seeded_initialisation(seed: int) -> Iterator[None]:
-    """Run a model factory so that its weights depend only on `seed`; the global generator is left as it was.
+    """Run a model factory so that its weights depend only on `seed`; the global generator's state is restored.
 
     `torch.nn` draws initial weights from the global generator. Inside this context it starts from `seed`, one thread at
-    a time; on the way out its state is put back. CUDA generators are treated the same where CUDA is already in use; a
-    factory that wants the same weights everywhere builds its model on the CPU and lets the party move it.
+    a time; at the end its state is restored. CUDA generators are treated the same where CUDA is already in use; a
+    factory whose weights must be the same on all devices makes its model on the CPU, and the party moves it.
 
     Parameters
     ----------
     seed : int
-        From a party's own secret: whoever knows it knows the initial weights.
+        Seed from a party's own secret: it reveals the initial weights.
 
     Examples
     --------
@@ -81,7 +81,7 @@ def seeded_initialisation(seed: int) -> Iterator[None]:
     """
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     with _lock, torch.random.fork_rng(devices=devices):
-        # Not torch.manual_seed: it would also seed accelerators whose state is not put back here.
+        # Not torch.manual_seed: it would also seed accelerators whose state is not restored here.
         torch.default_generator.manual_seed(seed)
         if devices:
             torch.cuda.manual_seed_all(seed)

@@ -7,7 +7,7 @@ from torch import nn
 from flower_vfl.errors import ConfigError
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
-_PASSED_OVER = (
+_SKIPPED = (
     nn.modules.batchnorm._NormBase,
     nn.LayerNorm,
     nn.GroupNorm,
@@ -25,8 +25,8 @@ def watched_layers(bottom: nn.Module) -> dict[str, nn.Module]:
 
     A model may choose them itself, by a method `watched_layers()` that returns such a dictionary. Otherwise the modules
     are walked in the order in which they were registered, which for `torch.nn.Sequential` is the order of computation;
-    an activation that is a function, or one module used in several places, is not seen, and the layer before it is
-    taken.
+    an activation that is a function, or one module used in several places, is not detected, and the layer before it
+    is used.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ def watched_layers(bottom: nn.Module) -> dict[str, nn.Module]:
 def _activation_after(leaves: list[nn.Module], position: int) -> nn.Module:
     """Return the activation that follows the layer at `position`, or the layer itself."""
     for part in leaves[position + 1 :]:
-        if isinstance(part, _PASSED_OVER):
+        if isinstance(part, _SKIPPED):
             continue
         if type(part).__module__ == nn.ReLU.__module__ and not any(True for _ in part.parameters()):
             return part if leaves.count(part) == 1 else leaves[position]

@@ -20,14 +20,14 @@ class Network(ABC):
     Attributes
     ----------
     reads
-        The settings of `model` that it reads, besides `network`, `fusion` and `cut`; another one that is not at its
-        default is refused, because it would change nothing.
+        Names of the settings of `model` that it uses, besides `network`, `fusion` and `cut`; any other that is not at
+        its default is refused, because it would change nothing.
     """
 
     reads: ClassVar[frozenset[str]] = frozenset()
 
     def check(self, model: ModelConfig) -> None:
-        """Refuse settings that do not fit the network, before any data is at hand.
+        """Refuse settings that do not fit the network, before any data is read.
 
         Raises
         ------
@@ -51,7 +51,7 @@ class Network(ABC):
         spec : FeatureShape
             The shape of a row of the party's features.
         model : ModelConfig
-            The shape of the network; `cut` is 0 where the network's own width is wanted.
+            The shape of the network; a `cut` of 0 stands for the network's own width.
 
         Raises
         ------
@@ -62,8 +62,8 @@ class Network(ABC):
     def own(self, spec: FeatureShape, classes: int, model: ModelConfig) -> nn.Module:
         """Make the label party's model of its own columns, by default one like the feature parties' bottom models.
 
-        One that has the attribute ``adds_to_logits``, set to true, gives logits, which are added to those of the top
-        model; another one gives an embedding, which is joined with the others.
+        A model with the attribute ``adds_to_logits``, set to true, returns logits, which are added to those of the top
+        model; any other returns an embedding, which is joined with the others.
 
         Parameters
         ----------
@@ -85,12 +85,12 @@ class Network(ABC):
     def top(self, shape: tuple[int, ...], classes: int, model: ModelConfig) -> nn.Module:
         """Make the part from the cut to the logits, (B,) for two classes and (B, C) for more.
 
-        An attacker makes one too, for whatever layer of its own it attacks.
+        An attacker also makes this part, for each layer of its own model that it attacks.
 
         Parameters
         ----------
         shape : tuple of int
-            That of one row of its input: the joined embeddings, or the output of an attacked layer.
+            Shape of one row of its input: the joined embeddings, or the output of an attacked layer.
         classes : int
             Number of classes C.
         model : ModelConfig

@@ -23,7 +23,7 @@ _CUT = 32
 
 
 class Auto(Network):
-    """A perceptron for tables, convolutions for images, of any widths; what lies on which side of the cut is set."""
+    """A perceptron for tables, convolutions for images; the configuration sets the layers on each side of the cut."""
 
     reads: ClassVar[frozenset[str]] = frozenset(
         {
@@ -82,7 +82,7 @@ def network_of(model: ModelConfig) -> Network:
     Raises
     ------
     ConfigError
-        When there is no such network, and for a setting that does not fit it.
+        When there is no such network, or a setting does not fit it.
     """
     network = lookup("network", model.network, NETWORKS)
     network.check(model)

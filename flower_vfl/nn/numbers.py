@@ -1,4 +1,4 @@
-"""Numeric columns as vectors: piecewise linear in bins of the training rows, then a small layer a column."""
+"""Embeddings of numeric columns: a piecewise linear encoding in bins of the training rows, then a layer a column."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 BINS = 32
-"""Bins of a column at most."""
+"""Largest number of bins of a column."""
 
-_BEYOND = 2.0
-"""Widths of the outer bins by which a number may lie outside them; further out it counts as that far."""
+_MOST_OUTSIDE = 2.0
+"""Largest distance of a number from the outer bins, in widths of these bins; larger distances are clamped."""
 
 Quantiles = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-"""Returns quantiles (Q, F) of numeric columns in the training rows, and below them those of their distinct values."""
+"""A function of Q probabilities that returns quantiles of numeric columns: (Q, F) of the training rows, and below them
+(Q, F) of the distinct values."""
 
 
 def knots_of(quantiles: Quantiles | None, columns: int) -> Tensor:
     """Return the limits of the bins of columns, (F, `BINS` + 1), the last one repeated where there are fewer.
 
-    Half of them are quantiles of the rows, half of the distinct values: a column that is mostly zero has bins where it
-    is not. No label is needed. Without quantiles, for a model with weights from elsewhere, they are evenly spaced.
+    Half of them are quantiles of the rows, half of the distinct values: a column that is mostly zero has bins for its
+    other values, too. No label is needed. Without quantiles, for a model that gets saved weights, they are evenly
+    spaced.
     """
     if quantiles is None:
         return torch.linspace(-2.0, 2.0, BINS + 1).expand(columns, -1).clone()
@@ -66,15 +68,15 @@ class NumericEmbedding(nn.Module):
         self.bias = nn.Parameter(torch.zeros(columns, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Embed numbers (B, F), (B, F W)."""
+        """Map numbers (B, F) to embeddings (B, F W)."""
         encoded = torch.einsum("bft,ftw->bfw", self._encoded(x), self.weight)
         return torch.relu(encoded + self.bias).flatten(1)
 
     def _encoded(self, x: Tensor) -> Tensor:
         """Return the piecewise linear encoding (B, F, `BINS`); bins that a column does not have stay 0."""
         low, high = self.knots[:, :-1], self.knots[:, 1:]
-        there = high > low
-        last = there & (high == self.knots[:, -1:])
-        first = (low == self.knots[:, :1]) & there
-        inside = (x[:, :, None] - low) / torch.where(there, high - low, 1.0)
-        return torch.clamp(inside, -_BEYOND * first, 1.0 + _BEYOND * last) * there
+        exists = high > low
+        last = exists & (high == self.knots[:, -1:])
+        first = (low == self.knots[:, :1]) & exists
+        inside = (x[:, :, None] - low) / torch.where(exists, high - low, 1.0)
+        return torch.clamp(inside, -_MOST_OUTSIDE * first, 1.0 + _MOST_OUTSIDE * last) * exists

@@ -1,4 +1,4 @@
-"""One optimizer a module, for dense weights and sparse embeddings, with a schedule and a state to store."""
+"""The optimizers of one module, for dense weights and sparse embeddings, with a learning-rate schedule and a state."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ State = dict[str, Tensor | int | float]
 
 
 def _uncompiled(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """Return the optimizer without its guards against being compiled or captured in a graph, which nobody does here.
+    """Return a subclass of an optimizer without its guards for compilation and graph capture, which are not used here.
 
-    At the first optimizer of a process they import PyTorch's compiler, which takes as long as PyTorch itself. Its
-    `step` runs no hooks and has no entry of its own in a profile: for a small network that costs a tenth of the step.
+    At the first optimizer of a process, the guards import PyTorch's compiler, which takes as long as PyTorch itself.
+    The `step` of the subclass runs no hooks and has no profiler entry, which cost a tenth of a small network's step.
     """
     step = torch.no_grad()(inspect.unwrap(kind.step))
     step.hooked = True  # so that `Optimizer` does not wrap it
@@ -30,7 +30,7 @@ def _uncompiled(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer
 
 
 def _check_nothing(_optimizer: torch.optim.Optimizer) -> None:
-    """Stand in for a check of graph capture."""
+    """Replace the check for graph capture."""
 
 
 _DENSE: dict[str, type[torch.optim.Optimizer]] = {
@@ -56,31 +56,31 @@ class Optimizers:
     r"""The optimizer of one module: sparse embeddings are updated at the rows of the batch only, the rest as usual.
 
     Weights of `torch.nn.Embedding(sparse=True)` get `RowAdam`, which is `torch.optim.SparseAdam` made faster (for adam
-    and adamw), or plain SGD; all other weights get the optimizer of that name. A step costs what the distinct values of
-    its batch cost, not what the vocabulary would.
+    and adamw), or plain SGD; all other weights get the optimizer of that name. The cost of a step
+    depends on the number of distinct values in its batch, not on the vocabulary.
 
     Parameters
     ----------
     module : torch.nn.Module
-        May be without parameters; then nothing happens.
+        Module to optimize; without parameters, nothing happens.
     name : {"adam", "adamw", "sgd"}
         Optimizer.
     learning_rate : float
         Learning rate at the start.
     weight_decay : float
-        Of dense weights only: decay of an embedding would touch its whole table in every step.
+        Weight decay of dense weights only: decay of an embedding would touch its whole table in every step.
     embedding_decay : float
-        Of sparse embeddings: the row times this is added to the gradient of each row that has one, once, however often
-        the batch holds it. A regulariser :math:`\lambda \|W\|^2` in the loss, as the papers have it, adds
-        :math:`2 \lambda` times *every* row in every step; a row that a share of the batches touches decays so much
-        less here.
+        Weight decay of sparse embeddings: this factor times the row is added to the gradient of each row that has one,
+        once, however often the batch holds the row. A regulariser :math:`\lambda \|W\|^2` in the loss, as in papers,
+        adds :math:`2 \lambda` times *every* row in every step; here a row decays only in the steps whose batches hold
+        it.
     schedule : {"constant", "cosine", "step", "linear"}
         Learning rate along the training: unchanged; a half cosine down to 0; divided by 10 after 60 % and again after
         85 % of the steps; straight down to 0.
     steps : int
         Steps of the whole training; needed by every schedule but "constant".
     fused : bool
-        True for PyTorch's fused kernel of dense weights; it rounds otherwise, so weights are not equal bit for bit.
+        True for PyTorch's fused kernel of dense weights; it rounds differently, so weights are not equal bit for bit.
 
     Raises
     ------
@@ -159,7 +159,7 @@ class Optimizers:
 
     @torch.no_grad()
     def _decay_rows(self) -> None:
-        """Add to the gradients of embeddings what pulls their rows to zero."""
+        """Add the decay of embedding rows to their gradients."""
         for table in self._tables:
             if table.grad is not None and table.grad.is_sparse:
                 table.grad = table.grad.coalesce()
@@ -167,7 +167,7 @@ class Optimizers:
                 table.grad._values().add_(rows, alpha=self._embedding_decay)
 
     def state_dict(self) -> State:
-        """Return tensors (not copied) and plain numbers by name: what safetensors and JSON can hold."""
+        """Return the state by name: tensors (not copied) and plain numbers, for safetensors and JSON."""
         state: State = {"steps": self._taken}
         for name, parameter in self._parameters.items():
             for optimizer in self._optimizers:
@@ -177,7 +177,7 @@ class Optimizers:
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
-        """Put back what `state_dict` returned for the same module and settings.
+        """Restore a state that `state_dict` returned for the same module and settings.
 
         Raises
         ------
@@ -191,7 +191,7 @@ class Optimizers:
         for key, value in state.items():
             name, colon, slot = key.rpartition(":")
             if colon:
-                fresh.setdefault(name, {})[slot] = self._fitting(name, slot, value)
+                fresh.setdefault(name, {})[slot] = self._checked_entry(name, slot, value)
             elif key != "steps":
                 raise DataError(f"the optimizer's state has an unknown entry {key!r}")
         self._taken = steps
@@ -202,8 +202,8 @@ class Optimizers:
                 if name in fresh:
                     optimizer.state[parameter] = dict(fresh[name])
 
-    def _fitting(self, name: str, slot: str, value: Tensor | int | float) -> Tensor | int | float:
-        """Return a copy of one entry of a state, on the device of its parameter where it is shaped like it."""
+    def _checked_entry(self, name: str, slot: str, value: Tensor | int | float) -> Tensor | int | float:
+        """Return a checked copy of one entry of a state; a tensor in the parameter's shape moves to its device."""
         parameter = self._parameters.get(name)
         if parameter is None:
             raise DataError(f"the optimizer's state is for a weight {name!r}, which this model does not have")
@@ -211,15 +211,15 @@ class Optimizers:
             return value
         if slot == "step":
             return value.clone()
-        wanted = (len(parameter), 2, *parameter.shape[1:]) if slot == "moments" else tuple(parameter.shape)
-        if value.shape != wanted:
+        expected = (len(parameter), 2, *parameter.shape[1:]) if slot == "moments" else tuple(parameter.shape)
+        if value.shape != expected:
             given = tuple(value.shape)
-            raise DataError(f"the optimizer's state for {name!r} has shape {given}, the weight has {wanted}")
+            raise DataError(f"the optimizer's state for {name!r} has shape {given}, the weight has {expected}")
         return value.to(parameter.device, copy=True)
 
 
 class OwnOptimizer:
-    """A user's own torch optimizer, as a party uses it.
+    """A user's own torch optimizer, with the interface that a party uses.
 
     Parameters
     ----------
@@ -250,7 +250,7 @@ class OwnOptimizer:
         return self._optimizer.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put back what `state_dict` returned."""
+        """Restore a state that `state_dict` returned."""
         self._optimizer.load_state_dict(dict(state))
 
 

@@ -1,8 +1,8 @@
 """The papers' networks for images.
 
 Those of Zheng et al., *Protecting Split Learning by Potential Energy Loss*, and that of Li et al., *Label Leakage and
-Protection in Two-party Split Learning*, for ISIC 2020. What Zheng et al. do not print is chosen here: the convolutions
-of "fashion" have no padding and a ReLU each.
+Protection in Two-party Split Learning*, for ISIC 2020. Details that Zheng et al. do not print are chosen here: the
+convolutions of "fashion" have no padding and a ReLU each.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BLOCKS = 3
 
 
 def _dense(activation: Callable[[], nn.Module]) -> Layers:
-    """Return how to make a linear layer on flattened rows, with its activation."""
+    """Return a function that makes a linear layer on flattened rows, with its activation."""
 
     def make(shape: Shape, width: int) -> tuple[nn.Module, Shape]:
         return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), width), activation()), (width,)
@@ -30,10 +30,10 @@ def _dense(activation: Callable[[], nn.Module]) -> Layers:
 
 
 def _pooled(kernel: int, padding: int = 0) -> Layers:
-    """Return how to make a convolution with its activation and a pooling of 2 x 2."""
+    """Return a function that makes a convolution with its activation and a pooling of 2 x 2."""
 
     def make(shape: Shape, width: int) -> tuple[nn.Module, Shape]:
-        channels, *sizes = _maps(shape, smallest=kernel + 1 - 2 * padding)
+        channels, *sizes = _checked_maps(shape, smallest=kernel + 1 - 2 * padding)
         layers = nn.Sequential(nn.Conv2d(channels, width, kernel, padding=padding), nn.ReLU(), nn.MaxPool2d(2))
         return layers, (width, *((size + 2 * padding - kernel + 1) // 2 for size in sizes))
 
@@ -42,15 +42,15 @@ def _pooled(kernel: int, padding: int = 0) -> Layers:
 
 def _stem(shape: Shape, width: int) -> tuple[nn.Module, Shape]:
     """Make the first convolution of a residual network."""
-    channels, *sizes = _maps(shape)
+    channels, *sizes = _checked_maps(shape)
     return nn.Sequential(*convolution(channels, width), nn.ReLU()), (width, *sizes)
 
 
 def _group(stride: int, *, pooled: bool = False) -> Layers:
-    """Return how to make residual blocks of one width, the last ones of a network with a pooling over the whole map."""
+    """Return a function that makes residual blocks of one width; `pooled` adds a pooling over the whole map."""
 
     def make(shape: Shape, width: int) -> tuple[nn.Module, Shape]:
-        channels, *sizes = _maps(shape)
+        channels, *sizes = _checked_maps(shape)
         blocks: list[nn.Module] = [Block(channels, width, stride)]
         blocks += [Block(width, width) for _ in range(_BLOCKS - 1)]
         if pooled:
@@ -60,8 +60,8 @@ def _group(stride: int, *, pooled: bool = False) -> Layers:
     return make
 
 
-def _maps(shape: Shape, smallest: int = 1) -> Shape:
-    """Return a shape (channels, height, width) that can be convolved."""
+def _checked_maps(shape: Shape, smallest: int = 1) -> Shape:
+    """Return a shape (channels, height, width) after a check that it can be convolved."""
     if len(shape) != 3 or min(shape[1:]) < smallest:
         raise ConfigError(
             f"a convolution needs feature maps (channels, height, width) of at least {smallest} x {smallest}, given "

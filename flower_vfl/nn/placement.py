@@ -25,14 +25,14 @@ class Placement:
     Parameters
     ----------
     device : str
-        That of the network.
+        Device of the network.
     embeddings : {"same", "cpu"}
-        Place of its embedding tables, and with them of the numbers of categories and words that are looked up: the same
-        device, or main memory, from where only the rows of a batch travel. That is for vocabularies that do not fit on
-        a GPU beside their optimizer's state.
+        Place of its embedding tables, and of the ids of categories and words that are looked up in them: the same
+        device, or main memory, from where only the rows of a batch are copied. That is for vocabularies that do not fit
+        on a GPU beside their optimizer's state.
     precision : {"float32", "tf32", "bfloat16"}
-        The precision of the network's products. With "bfloat16" only its own passes have it: weights, outputs, losses,
-        defenses and attacks stay in single precision. TF32 is set for the whole process, by the caller.
+        The precision of the network's products. "bfloat16" applies to the network's passes only: weights, outputs,
+        losses, defenses and attacks stay in single precision. TF32 is set for the whole process, by the caller.
 
     Examples
     --------
@@ -60,18 +60,18 @@ class Placement:
         return self.on_gpu and self.embeddings == "cpu"
 
     def place(self, model: nn.Module) -> nn.Module:
-        """Move a model to its place; its tables never pass a device on which they might not fit."""
+        """Move a model to its devices; tables that stay in main memory are never copied to the GPU."""
         if not self.mixed:
             return model.to(self.device)
-        moved: dict[nn.Parameter, nn.Parameter] = {}  # one that two parts share is still shared
+        moved: dict[nn.Parameter, nn.Parameter] = {}  # a parameter that two parts share stays shared
         for part in model.modules():
             if isinstance(part, _TABLES):
-                part.register_forward_hook(partial(_send, self.device))
+                part.register_forward_hook(partial(_send_rows, self.device))
                 continue
             for name, parameter in part.named_parameters(recurse=False):
                 if parameter not in moved:
-                    there = parameter.detach().to(self.device)
-                    moved[parameter] = nn.Parameter(there, requires_grad=parameter.requires_grad)
+                    copied = parameter.detach().to(self.device)
+                    moved[parameter] = nn.Parameter(copied, requires_grad=parameter.requires_grad)
                 setattr(part, name, moved[parameter])
             for name, buffer in part.named_buffers(recurse=False):
                 setattr(part, name, self.bring(buffer))
@@ -79,7 +79,7 @@ class Placement:
 
     @property
     def rounding(self) -> float:
-        """The largest relative difference of two passes of one row when other rows are in its batch."""
+        """Largest relative difference of the outputs for one row between batches with different other rows."""
         return {"float32": 1e-4, "tf32": 1e-2, "bfloat16": 1e-1}[self.precision]
 
     def forward(self, network: Callable[..., Tensor], *inputs: Any) -> Tensor:
@@ -90,15 +90,15 @@ class Placement:
             return widened(network(*inputs))
 
     def travels(self, tensor: Tensor) -> bool:
-        """Return whether a tensor goes to the device: integers are looked up where the embedding tables are."""
+        """Return True if a tensor is copied to the device: integers are looked up where the embedding tables are."""
         return self.on_gpu and (tensor.is_floating_point() or not self.mixed)
 
     def bring(self, tensor: Tensor) -> Tensor:
-        """Return a tensor in main memory, such as one that was gathered, on the device of the model."""
+        """Return a tensor from main memory, such as a gathered one, on the device where the model takes it."""
         return tensor.to(self.device, non_blocking=True) if self.travels(tensor) else tensor
 
     def bring_all(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """Return several."""
+        """Return several tensors as `bring` does."""
         return [self.bring(tensor) for tensor in tensors]
 
 
@@ -108,8 +108,8 @@ def widened(found: Tensor) -> Tensor:
 
 
 IN_MEMORY = Placement()
-"""Everything in main memory."""
+"""The placement of everything in main memory."""
 
 
-def _send(device: str, _table: nn.Module, _ids: Any, rows: Tensor) -> Tensor:
+def _send_rows(device: str, _table: nn.Module, _ids: Any, rows: Tensor) -> Tensor:
     return rows.to(device)

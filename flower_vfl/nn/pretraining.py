@@ -1,4 +1,4 @@
-"""Objectives that a bottom model is pre-trained by: its own columns or images alone, and no label."""
+"""Objectives for the pre-training of a bottom model on its party's own columns or images."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BLOCK = 4
 """Height and width of a hidden block, in pixels."""
 
 LEVELS = 64
-"""Levels of a categorical column in the decoder; of more, several share a number."""
+"""Largest number of levels of a categorical column in the decoder; of a larger column, several share a number."""
 
 _WIDTH, _CHANNELS = 256, 32
 
@@ -34,9 +34,9 @@ class Objective(nn.Module, ABC):
         Parameters
         ----------
         inputs : Sequence[Tensor]
-            Tensors that the party's source gathers.
+            Tensors of a batch, as the party's source gathers them.
         generator : torch.Generator
-            On the CPU, so that every device hides the same.
+            Generator on the CPU, so that the hidden cells are the same on every device.
         """
 
     @abstractmethod
@@ -99,7 +99,7 @@ class ArrayReconstruction(Objective):
 
     Blocks of `BLOCK` times `BLOCK` pixels are set to zero, each with the probability `IMAGE_RATE`. Feature maps are
     decoded by two convolutions behind a nearest-neighbour enlargement, flat embeddings by one linear layer. The loss is
-    the mean squared error over what was hidden.
+    the mean squared error over the hidden cells.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ class ArrayReconstruction(Objective):
         return [images.masked_fill(self._hidden, 0.0)]
 
     def _blocks(self, rows: int, generator: torch.Generator) -> Tensor:
-        """Draw which cells are hidden, (B, 1, H, W) for images and (B, ...) for other arrays."""
+        """Draw the mask of the hidden cells, (B, 1, H, W) for images and (B, ...) for other arrays."""
         if len(self._shape) != 3:
             return torch.rand((rows, *self._shape), generator=generator) < IMAGE_RATE
         _, height, width = self._shape
@@ -151,7 +151,7 @@ class ArrayReconstruction(Objective):
 
 
 class Classification(Objective):
-    """Predict the class of a row by a linear head behind its embedding; the class is the last of its tensors.
+    """Predict the class of a row by a linear head behind its embedding; the last input tensor holds the classes.
 
     Parameters
     ----------
@@ -187,7 +187,7 @@ def reconstruction_of(spec: FeatureShape, embedded: Sequence[int], owner: str) -
     Raises
     ------
     ConfigError
-        For texts, for which there is none.
+        For texts: there is no objective for them.
     """
     if spec.vocabulary:
         raise ConfigError(

@@ -13,19 +13,19 @@ from flower_vfl.errors import ConfigError
 class Block(nn.Module):
     """Two convolutions of 3 x 3 with batch normalisation, and a shortcut without weights around them.
 
-    Where the map becomes smaller the shortcut takes every second pixel; new channels are zeros (their option A).
+    Where the map becomes smaller the shortcut takes every second pixel; new channels are zeros (the paper's option A).
 
     Parameters
     ----------
     channels, width : int
-        Channels that come in and that go out, no fewer.
+        Channels of the input, and of the output, which has at least as many.
     stride : int
-        Of the first convolution.
+        Stride of the first convolution.
 
     Raises
     ------
     ConfigError
-        When more channels come in than go out.
+        When the input has more channels than the output.
     """
 
     def __init__(self, channels: int, width: int, stride: int = 1) -> None:
@@ -37,11 +37,11 @@ class Block(nn.Module):
             )
         self.layers = nn.Sequential(*convolution(channels, width, stride), nn.ReLU(), *convolution(width, width))
         self.activation = nn.ReLU()
-        self._stride, self._new = stride, width - channels
+        self._stride, self._new_channels = stride, width - channels
 
     def forward(self, x: Tensor) -> Tensor:
         """Map feature maps (B, channels, H, W) to (B, width, ceil(H / stride), ceil(W / stride))."""
-        shortcut = nn.functional.pad(x[:, :, :: self._stride, :: self._stride], (0, 0, 0, 0, 0, self._new))
+        shortcut = nn.functional.pad(x[:, :, :: self._stride, :: self._stride], (0, 0, 0, 0, 0, self._new_channels))
         out: Tensor = self.activation(self.layers(x) + shortcut)
         return out
 

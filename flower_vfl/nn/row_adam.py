@@ -1,7 +1,7 @@
 """Adam for embedding tables: `torch.optim.SparseAdam` to the last bit, at a fraction of its cost on large tables.
 
-With millions of rows a step is bound by fetching rows from all over the memory. SparseAdam keeps its two moments apart
-and passes each three times; here they lie side by side and are fetched and put back once.
+With millions of rows, access to rows all over the memory dominates a step. SparseAdam has its two moments in separate
+tensors and accesses each three times; here they are in one tensor, which is read and written once.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class RowAdam(torch.optim.Optimizer):
         state = self.state[table]
         if not state:
             state["step"] = 0
-            # Zeros that nobody touched take no memory yet.
+            # Zeros that were never written take no memory.
             state["moments"] = torch.zeros((len(table), 2, *table.shape[1:]), dtype=table.dtype, device=table.device)
         state["step"] += 1
         first, second = group["betas"]

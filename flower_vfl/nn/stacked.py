@@ -1,8 +1,8 @@
-"""Many models of one architecture as one: their weights side by side, their passes in the same operations.
+"""Many models of one architecture as one module: stacked weights, and passes in the same operations.
 
-A dense weight of R models is one tensor (R, ...), and `torch.func.vmap` takes the model's own code through all of them.
-Embedding tables with sparse gradients lie below one another, (R V, W), so that a step still touches the rows of its
-batches only. What a model does to its input never meets what another does to its own: one that diverges spoils none.
+A dense weight of R models is one tensor (R, ...), and `torch.func.vmap` runs the model's own code on all of them.
+Embedding tables with sparse gradients are concatenated, (R V, W), so that a step still touches the rows of its batches
+only. The computations of the models are independent: a model that diverges affects no other.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ _Function = Callable[[Tensor], Tensor]
 _Forward = Callable[..., Tensor]
 
 
-class _Together(torch.autograd.Function):
-    """Leaves `vmap` for one operation, which then sees what all models have at this place, (R, ...)."""
+class _AllModels(torch.autograd.Function):
+    """An operation that leaves `vmap`: it gets the tensors of all models at once, (R, ...)."""
 
     generate_vmap_rule = False
 
     @staticmethod
     def forward(function: _Function, x: Tensor) -> Tensor:
-        """Do it for the tensor as it is; within `vmap` the rule below is taken."""
+        """Apply `function` to the tensor itself; within `vmap` the rule below applies."""
         return function(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Keep nothing: what `function` does is recorded where it is done."""
+        """Save nothing: autograd records the operations of `function` themselves."""
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, int | None], function: _Function, x: Tensor) -> tuple[Tensor, int]:
-        """Do it for all models at once."""
+        """Apply `function` to the tensors of all models at once."""
         place = in_dims[1]
         return function(x.expand(info.batch_size, *x.shape) if place is None else x.movedim(place, 0)), 0
 
 
-def _together(function: _Function, x: Tensor) -> Tensor:
-    found: Tensor = _Together.apply(function, x)  # type: ignore[no-untyped-call]
+def _for_all_models(function: _Function, x: Tensor) -> Tensor:
+    found: Tensor = _AllModels.apply(function, x)  # type: ignore[no-untyped-call]
     return found
 
 
-def _shifted(ids: Tensor, levels: int) -> Tensor:
-    """Return the rows (R, ...) of each model's table among those of all models."""
+def _joint_rows(ids: Tensor, levels: int) -> Tensor:
+    """Return the row numbers (R, ...) of each model's ids in the table of all models."""
     return ids + (torch.arange(len(ids), device=ids.device) * levels).view(-1, *[1] * (ids.dim() - 1))
 
 
 class _Tables(nn.Embedding):
-    """The tables of R models below one another, (R V, W)."""
+    """The embedding tables of R models, concatenated to (R V, W)."""
 
     levels: int
 
@@ -63,13 +63,13 @@ class _Tables(nn.Embedding):
         """Look up ids (B, ...) in each model's own table."""
 
         def look_up(ids: Tensor) -> Tensor:
-            return nn.functional.embedding(_shifted(ids, self.levels), self.weight, sparse=True)
+            return nn.functional.embedding(_joint_rows(ids, self.levels), self.weight, sparse=True)
 
-        return _together(look_up, input)
+        return _for_all_models(look_up, input)
 
 
 class _Bags(nn.EmbeddingBag):
-    """The tables of R models below one another, with rows that are summed."""
+    """The embedding tables of R models, concatenated to (R V, W), with rows that are summed."""
 
     levels: int
 
@@ -77,11 +77,11 @@ class _Bags(nn.EmbeddingBag):
         """Sum the rows of ids (B, K) in each model's own table."""
 
         def add_up(ids: Tensor) -> Tensor:
-            flat = _shifted(ids, self.levels).flatten(0, 1)
+            flat = _joint_rows(ids, self.levels).flatten(0, 1)
             sums = nn.functional.embedding_bag(flat, self.weight, mode=self.mode, sparse=True)
             return sums.view(*ids.shape[:2], -1)
 
-        return _together(add_up, input)
+        return _for_all_models(add_up, input)
 
 
 class _Dropouts(nn.Module):
@@ -89,7 +89,7 @@ class _Dropouts(nn.Module):
 
     def __init__(self, parts: Sequence[Dropout]) -> None:
         super().__init__()
-        self._draw = [part.mask for part in parts]  # no module of theirs becomes one of this module's
+        self._draw = [part.mask for part in parts]  # bound methods: the dropouts do not become submodules
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `x` with fresh masks while training, unchanged otherwise."""
@@ -98,10 +98,10 @@ class _Dropouts(nn.Module):
             masks = [draw(entry) for draw, entry in zip(self._draw, entries, strict=True)]
             return entries * torch.stack(masks)
 
-        return _together(drop, x) if self.training else x
+        return _for_all_models(drop, x) if self.training else x
 
 
-class _Called(nn.Module):
+class _Caller(nn.Module):
     """A module with the function that calls it, so that its weights can be exchanged for one call."""
 
     def __init__(self, module: nn.Module, forward: _Forward) -> None:
@@ -118,18 +118,18 @@ class Stack:
     Parameters
     ----------
     modules : Sequence[nn.Module]
-        The models; they stay as they are, but their dropouts' generators are drawn from.
+        The models; they do not change, but their dropouts' generators are drawn from.
     forward : Callable, optional
-        A function that calls a model: with the module and the inputs of one model, as if it were alone. By default the
-        model is called with the inputs.
+        Function that returns the output of a model, from the module and the inputs of one model. By default it calls
+        the module with the inputs.
     watched : Mapping[str, nn.Module], optional
         Parts of the *first* model with outputs that are kept in `seen`, by name.
 
     Attributes
     ----------
     module : nn.Module
-        The weights of all, each under its name in a single model: (R, ...), and (R V, W) of a sparse embedding. An
-        optimizer that treats every entry in the same way takes it for one model.
+        The weights of all models, each under its name in a single model: (R, ...), and (R V, W) of a sparse embedding.
+        An optimizer that treats every entry in the same way can train it like one model.
     seen : dict[str, Tensor]
         Outputs (R, B, ...) of the watched parts in the last pass.
 
@@ -159,21 +159,21 @@ class Stack:
         parts = dict(self.module.named_modules())
         _check(parts)
         for layer, part in (watched or {}).items():
-            parts[names[id(part)]].register_forward_hook(self._watch(layer))
+            parts[names[id(part)]].register_forward_hook(self._recorder(layer))
         every = [dict(module.named_modules()) for module in modules]
         for name, part in parts.items():
             if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
-                self._lengthen(part)
+                self._join_tables(part)
             elif isinstance(part, Dropout):
                 place, _, last = name.rpartition(".")
-                alike = [other[name] for other in every]
-                setattr(parts[place], last, _Dropouts([entry for entry in alike if isinstance(entry, Dropout)]))
+                same_parts = [other[name] for other in every]
+                setattr(parts[place], last, _Dropouts([entry for entry in same_parts if isinstance(entry, Dropout)]))
         self._tables = set(split_parameters(self.module)[1])
-        self._caller = _Called(self.module, forward)
+        self._caller = _Caller(self.module, forward)
         self._load([dict(module.named_parameters()) for module in modules])
 
-    def _lengthen(self, part: nn.Embedding | nn.EmbeddingBag) -> None:
-        """Make a table one for all models; its weights come with the others."""
+    def _join_tables(self, part: nn.Embedding | nn.EmbeddingBag) -> None:
+        """Turn an embedding into the table of all models; `_load` sets its weights."""
         levels = part.num_embeddings
         part.__class__ = _Tables if isinstance(part, nn.Embedding) else _Bags
         part.__dict__ |= {"levels": levels, "num_embeddings": levels * self.runs}
@@ -189,14 +189,14 @@ class Stack:
                 if name not in self._tables:
                     self._dense[f"module.{name}"] = joined
 
-    def _watch(self, layer: str) -> Callable[..., Tensor]:
+    def _recorder(self, layer: str) -> Callable[..., Tensor]:
         def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
-            return _together(lambda outputs: self.seen.setdefault(layer, outputs), output)
+            return _for_all_models(lambda outputs: self.seen.setdefault(layer, outputs), output)
 
         return hook
 
     def __call__(self, *inputs: Any, train: bool = True) -> Tensor:
-        """Call every model with its inputs, tensors (R, B, ...) or lists of them; return what they give, (R, ...)."""
+        """Return the outputs (R, ...) of all models for their inputs, tensors (R, B, ...) or lists of them."""
         if self.module.training is not train:
             self.module.train(train)
         self.seen = {}
@@ -209,7 +209,7 @@ class Stack:
         return {name: self._part(name, tensor, run) for name, tensor in state.items()}
 
     def optimizer_of(self, state: State, run: int) -> State:
-        """Return one model's part of the state of an optimizer of all."""
+        """Return one model's part of the state of the optimizer of all models."""
         found: State = {}
         for key, value in state.items():
             whole = not isinstance(value, Tensor) or not value.dim()

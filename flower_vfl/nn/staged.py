@@ -1,4 +1,4 @@
-"""Networks that are a list of stages: cut behind any of them, they compute the same function."""
+"""Networks that are a list of stages: the place of the cut does not change the function that they compute."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flower_vfl.registry import lookup
 
 Shape = tuple[int, ...]
 Layers = Callable[[Shape, int], tuple[nn.Module, Shape]]
-"""A function that makes the layers of a stage for rows of a shape and a width, and returns the output's shape, too."""
+"""A function that returns the layers of a stage, for rows of a shape and an output width, and the output's shape."""
 
 HEAD = "head"
 """The name of the part behind the last stage: one linear layer to the logits."""
@@ -26,14 +26,14 @@ HEAD = "head"
 
 @dataclass(frozen=True)
 class Stage:
-    """Some layers of a network, behind which it can be cut.
+    """Consecutive layers of a network, which can be cut behind them.
 
     Parameters
     ----------
     name : str
-        Its name in `model.split` and `attack.layers`.
+        Name of the stage in `model.split` and `attack.layers`.
     make : Callable
-        Makes the layers.
+        Function that makes the layers.
     width : int
         The width of its output in the published network: features, or channels of feature maps.
     fixed : bool
@@ -55,11 +55,11 @@ class StagedNetwork(Network):
     Parameters
     ----------
     name : str
-        Its name in a configuration.
+        Name of the network in a configuration.
     shape : tuple of int
-        That of an input row.
+        Shape of an input row.
     stages : tuple of Stage
-        In the order of computation.
+        Stages in the order of computation.
     split : str
         The stage behind which it is cut by default.
     """
@@ -72,7 +72,7 @@ class StagedNetwork(Network):
     reads: ClassVar[frozenset[str]] = frozenset({"split"})
 
     def check(self, model: ModelConfig) -> None:
-        """Refuse another place of the cut, and another width of a stage that has one only."""
+        """Refuse an unknown place of the cut, and another width of a stage whose width is fixed."""
         super().check(model)
         last = self.stages[self._position(model)]
         if last.fixed and model.cut not in (0, last.width):
@@ -106,7 +106,7 @@ class StagedNetwork(Network):
 
 
 def _chain(stages: Iterable[Stage], shape: Shape) -> tuple[OrderedDict[str, nn.Module], Shape]:
-    """Make stages one behind the other; return them by name, and the shape that comes out."""
+    """Return the layers of consecutive stages by name, and the shape of the output."""
     parts: OrderedDict[str, nn.Module] = OrderedDict()
     for stage in stages:
         parts[stage.name], shape = stage.make(shape, stage.width)

@@ -28,7 +28,7 @@ class FeatureShape(Protocol):
 
     @property
     def cardinalities(self) -> tuple[int, ...]:
-        """Levels of each categorical column."""
+        """Number of levels of each categorical column."""
         ...
 
     @property
@@ -38,7 +38,7 @@ class FeatureShape(Protocol):
 
     @property
     def vocabulary(self) -> int:
-        """Word ids of texts; 0 where rows are no texts."""
+        """Number of word ids of texts; 0 where rows are no texts."""
         ...
 
     @property
@@ -75,15 +75,15 @@ class TabularBottom(nn.Module):
     cut : int
         Width D of the cut layer.
     dropout : float
-        After each hidden layer; bind it to the party's generator with `bind_dropout`.
+        Probability after each hidden layer; bind it to the party's generator with `bind_dropout`.
     members : int
-        Members of an ensemble (`flower_vfl.nn.ensemble`), which share the embeddings of the columns and out of which
-        each has its part of the cut; hidden layers are those of each.
+        Number of members of an ensemble (`flower_vfl.nn.ensemble`). They share the embeddings of the columns; each has
+        a part of the cut, and hidden layers of the widths `hidden`.
 
     Raises
     ------
     ConfigError
-        When there is no column, a width is below 1, or the cut cannot be shared out.
+        When there is no column, a width is below 1, or the cut is no multiple of the number of members.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class TabularBottom(nn.Module):
             cast("MemberLinear", self.layers[0]).draw_signs()
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Map what a table's source gathers, numeric (B, F) and categorical (B, K), to the embedding (B, D)."""
+        """Map a gathered batch of a table, numeric (B, F) and categorical (B, K), to the embedding (B, D)."""
         numbers, ids = gathered(inputs, numeric=self.numeric, categorical=self.categorical)
         parts: list[Tensor] = []
         if numbers is not None:
@@ -175,7 +175,7 @@ class Top(nn.Module):
 
 
 def column_offsets(cardinalities: Sequence[int]) -> Tensor:
-    """Return where the levels of each categorical column begin in the table that all of them share, (K,)."""
+    """Return the first row of each categorical column's levels in the table that all columns share, (K,)."""
     return torch.tensor([0, *cardinalities[:-1]]).cumsum(0)
 
 
@@ -185,20 +185,20 @@ def gathered(inputs: Sequence[Tensor], *, numeric: int, categorical: int) -> tup
     Raises
     ------
     TrainingError
-        When it is not as many tensors.
+        When the number of tensors does not fit.
     """
-    wanted = bool(numeric) + bool(categorical)
-    if len(inputs) != wanted:
-        raise TrainingError(f"the model takes {wanted} tensors (numeric, categorical), given {len(inputs)}")
+    expected = bool(numeric) + bool(categorical)
+    if len(inputs) != expected:
+        raise TrainingError(f"the model takes {expected} tensors (numeric, categorical), given {len(inputs)}")
     return inputs[0] if numeric else None, inputs[-1] if categorical else None
 
 
 def _embedding_table(cardinalities: Sequence[int], width: int) -> nn.Embedding:
-    """Return one table for all columns; small weights, and zeros for the buckets of unseen values."""
+    """Return one table for all columns, with small weights, and zeros for the buckets of unseen values."""
     table = nn.Embedding(sum(cardinalities), width, sparse=True)
     with torch.no_grad():
         table.weight.mul_(EMBEDDING_SCALE)
-        # Training may never meet bucket 0: an unseen value should then say nothing rather than something random.
+        # Bucket 0 may be missing in training: an unseen value should then have zeros rather than random numbers.
         table.weight[column_offsets(cardinalities)] = 0.0
     return table
 

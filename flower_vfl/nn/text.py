@@ -14,7 +14,7 @@ from flower_vfl.nn.network import Network
 from flower_vfl.nn.tabular import EMBEDDING_SCALE, FeatureShape, Top
 
 WIDTHS = (3, 4, 5)
-"""Numbers of words that a filter spans, a group of filters each."""
+"""Numbers of words that a filter spans; each number has its own group of filters."""
 
 _CUT = 600
 _RESERVED = 2
@@ -24,13 +24,13 @@ class TextBottom(nn.Module):
     """Word vectors, convolutions over 3, 4 and 5 words with a ReLU, and the maximum of each over the text.
 
     Word vectors start at those of the data, for instance GloVe, or small and random, and are trained like all other
-    weights (Kim's "non-static" variant). A word without a vector starts at zero; the id that fills short texts up stays
-    there.
+    weights (Kim's "non-static" variant). A word without a vector starts at zero; the padding id of short texts stays at
+    zero.
 
     Parameters
     ----------
     spec : FeatureShape
-        Of texts: shape (length,), a vocabulary and, possibly, vectors (V, W).
+        Features of texts: shape (length,), a vocabulary and, possibly, vectors (V, W).
     cut : int
         Width D of the cut layer, the same number of filters for each span.
     embedding_width : int
@@ -39,7 +39,7 @@ class TextBottom(nn.Module):
     Raises
     ------
     ConfigError
-        When the rows are no texts or too short ones, or `cut` cannot be shared out among the spans.
+        When the rows are no texts or too short, or `cut` is no multiple of the number of spans.
 
     References
     ----------
@@ -67,7 +67,7 @@ class TextBottom(nn.Module):
         return torch.cat([convolution(words).max(dim=2).values for convolution in self.convolutions], dim=1)
 
     def watched_layers(self) -> dict[str, nn.Module]:
-        """Return the narrowest convolutions with their activation; the others lie beside them."""
+        """Return the convolution over the fewest words, with its activation; the others are parallel to it."""
         return {"first": self.convolutions[0]}
 
 
@@ -98,8 +98,8 @@ def _embedding(spec: FeatureShape, width: int) -> nn.Embedding:
     with torch.no_grad():
         if spec.vectors is None:
             table.weight.mul_(EMBEDDING_SCALE)
-            # Training may never meet an unseen word: it should then say nothing rather than something random.
+            # An unseen word may be missing in training: its vector should then be zero rather than random.
             table.weight[:_RESERVED] = 0.0
         else:
-            table.weight.copy_(torch.tensor(spec.vectors))  # of a copy: the data has a map of a file
+            table.weight.copy_(torch.tensor(spec.vectors))  # a copy: the data is a memory map of a file
     return table

@@ -18,8 +18,8 @@ CUT = 128
 class Wide(nn.Module):
     """A linear model of a table: a weight for each numeric column and for each level of each categorical one.
 
-    Its output is added to the logits of the top model. All weights start at zero, so that a value that training never
-    meets has no effect; the top model has the bias.
+    Its output is added to the logits of the top model. All weights start at zero, so that a value that is missing in
+    training has no effect; the top model has the bias.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class Wide(nn.Module):
             self.offsets: Tensor
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Map what a table's source gathers, numeric (B, F) and categorical (B, K), to logits, (B,) or (B, C)."""
+        """Map a gathered batch of a table, numeric (B, F) and categorical (B, K), to logits, (B,) or (B, C)."""
         numbers, ids = gathered(inputs, numeric=self.numeric, categorical=self.categorical)
         parts: list[Tensor] = []
         if numbers is not None:

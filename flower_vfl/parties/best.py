@@ -16,7 +16,7 @@ class BestModel:
     Attributes
     ----------
     step
-        Number of steps before it.
+        Number of steps before the copy.
     weights
         A copy in main memory, also where the model is on a GPU.
     """
@@ -31,7 +31,7 @@ class BestModel:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any] | None) -> Self | None:
-        """Return what `state` gave; None where no copy was kept."""
+        """Return the copy that `state` returned; None where no copy was kept."""
         return None if state is None else cls(state["step"], state["weights"])
 
     def state(self) -> dict[str, Any]:
@@ -39,5 +39,5 @@ class BestModel:
         return {"step": self.step, "weights": dict(self.weights)}
 
     def load_into(self, module: nn.Module) -> None:
-        """Put the weights back into the module."""
+        """Load the weights into a module."""
         module.load_state_dict(self.weights)

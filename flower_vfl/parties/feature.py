@@ -31,7 +31,7 @@ from flower_vfl.protocol.schedule import Rows, Schedule, is_part
 from flower_vfl.version import software
 
 MOST_IN_FLIGHT = 64
-"""Steps that may be under way at once."""
+"""Largest number of steps in flight."""
 
 
 @dataclass(slots=True)
@@ -49,10 +49,10 @@ class Store(Protocol):
     """A party's store of states, on its own disk."""
 
     def save(self, step: int, state: Any, *, hold: int) -> None:
-        """Keep the state after so many steps, and that after `hold` steps as long."""
+        """Save the state after `step` steps, and keep that after `hold` steps."""
 
     def load(self, step: int) -> Any:
-        """Return the state after so many steps; `DataError` where it is missing or belongs to another run."""
+        """Return the state after `step` steps; `DataError` where it is missing or belongs to another run."""
 
 
 class FeatureParty:
@@ -65,7 +65,7 @@ class FeatureParty:
     bottom : nn.Module
         Bottom model, on the device of `placement`; called with the result of `table.train.gather`.
     optimizers : Optimizers
-        Those of the bottom model.
+        Optimizers of the bottom model.
     table : PartyTable
         The party's columns of the training and test rows.
     schedule : Schedule
@@ -73,30 +73,30 @@ class FeatureParty:
     alignment : str
         Digest of the ordered IDs; the label party compares it with its own.
     in_flight : int
-        Steps that may be under way at once. The gradient of step t is applied before the embedding of step
-        t + in_flight is computed. With more than 1, weights change between a forward pass and its backward pass, so the
-        forward pass is done again with the weights of the moment. With 0 the label party chooses the number.
+        Pipeline depth, the largest number of steps in flight. The gradient of step t is applied before the embedding of
+        step t + in_flight is computed. With more than 1, weights change between a forward pass and its backward pass,
+        so the forward pass is repeated with the current weights. With 0 the label party chooses the number.
     dropout : torch.Generator, optional
         The generator of the bottom model's dropout.
     placement : Placement
         The device of the bottom model.
     store : Store, optional
-        Its store of states, used at the label party's request.
+        Store of the party's states, used at the label party's request.
     pretraining : Pretraining, optional
         Pre-training of the bottom model, before the first step.
     gradients : bool
-        True if gradients come. Without any, there are no steps: the label party may ask for each row's embedding
-        instead, as the model gives it in an evaluation.
+        True if the party receives gradients. Without any, there are no steps: the label party may request the embedding
+        of each row instead, from the model in evaluation mode.
     refit : bool
-        True if the label party may ask for these embeddings after a training with gradients, too.
+        True if the label party may request these embeddings after a training with gradients, too.
 
     Attributes
     ----------
     on_finish : Callable[[FeatureParty], None]
-        Called with the party when training is finished, before it reports: its results have to be on its disk by then,
-        because nobody asks for them again.
+        Function that is called with the party when training is finished, before it reports: its results must be on its
+        disk by then, because they are not requested again.
     observer : PartyObserver
-        Reads each step from the observation `point`; that of an honest party does nothing.
+        Observer that reads each step from the observation `point`; that of an honest party does nothing.
     """
 
     def __init__(
@@ -132,11 +132,11 @@ class FeatureParty:
         self.on_finish: Callable[[FeatureParty], None] = lambda _party: None
         self.on_exported: Callable[[FeatureParty], None] = lambda _party: None
         self.awaits_export = False
-        """True if an `EXPORTED` frame will come once the results are written; until then the party may be restored."""
+        """True if an `EXPORTED` frame follows once the results are written; until then the party may be restored."""
         self._shape, self._dtype = self._probe()
 
     def _probe(self) -> tuple[tuple[int, ...], torch.dtype]:
-        """Find the shape and number format of one row's embedding."""
+        """Return the shape and the number format of one row's embedding."""
         output = embed(self.bottom, self._table.train, self._schedule.train_batch(0)[:2], self._placement)
         return embedding_shape(output, f"party {self.name!r}"), output.dtype
 
@@ -147,11 +147,11 @@ class FeatureParty:
 
     @property
     def frame_limit(self) -> int:
-        """Most bytes of a frame to or from this party."""
+        """Largest size of a frame to or from this party, in bytes."""
         return frame_limit(self._schedule, self._shape)
 
     def hello(self) -> Frame:
-        """Introduce the party: the shape of its embeddings and what its rows and its schedule are."""
+        """Return the party's greeting: the shape of its embeddings, its rows, and the digests of IDs and schedule."""
         return Frame(
             Kind.HELLO,
             fields={
@@ -168,7 +168,7 @@ class FeatureParty:
         )
 
     def handle(self, frame: Frame) -> Frame | None:
-        """Take one frame from the label party and return the answer, if it has one.
+        """Handle one frame from the label party, and return the answer, if there is one.
 
         Raises
         ------
@@ -184,14 +184,14 @@ class FeatureParty:
             if frame.kind is Kind.FINISH:
                 return self._finish()
             if frame.kind in (Kind.SAVE, Kind.RESTORE, Kind.KEEP, Kind.BEST, Kind.EXPORTED):
-                return self._keep(frame)
+                return self._handle_state(frame)
             if frame.kind in (Kind.PROBE, Kind.IN_FLIGHT):
                 return self._settle_depth(frame)
-            return self._other(frame)
+            return self._handle_other(frame)
         finally:
             self.seconds_compute += time.perf_counter() - started
 
-    def _other(self, frame: Frame) -> Frame:
+    def _handle_other(self, frame: Frame) -> Frame:
         if frame.kind is Kind.PRETRAIN:
             return self._pretrain()
         answer = self.observer.answer(frame)
@@ -200,7 +200,7 @@ class FeatureParty:
         return answer
 
     def _pretrain(self) -> Frame:
-        """Train by the party's own columns for a while, and say how far that is."""
+        """Pre-train on the party's own columns for one time slice, and return the progress."""
         if self._pretraining is None:
             raise ProtocolError(f"party {self.name!r} has no pre-training to do: there is none, or it is over")
         if self._next_step:
@@ -208,7 +208,7 @@ class FeatureParty:
         self._pretraining.work()
         done, steps = self._pretraining.done, self._pretraining.steps
         if done == steps:
-            self._pretraining = None  # with its decoder and what its optimizer holds
+            self._pretraining = None  # frees its decoder and its optimizer's state
         return Frame(Kind.PRETRAINED, fields={"done": done, "steps": steps})
 
     def _step(self, frame: Frame) -> Frame | None:
@@ -231,7 +231,7 @@ class FeatureParty:
         self.observer.begin_step(step)
         inputs = self._loader.batch(step)
         with torch.set_grad_enabled(exact):
-            given = inputs if exact else map(torch.clone, inputs)  # a model may change what it takes
+            given = inputs if exact else map(torch.clone, inputs)  # a model may change its inputs in place
             output = self._placement.forward(self.bottom, *given)
         self._pending.append(_Pending(step, rows, inputs, output if exact else None, state))
         self._next_step += 1
@@ -244,7 +244,7 @@ class FeatureParty:
         pending = self._pending[0]
         shape = (len(pending.rows), *self._shape)
         gradient = frame.tensor("gradient", shape=shape, dtype=self._dtype).to(self._placement.device)
-        output = pending.output if pending.output is not None else self._repeat(pending)
+        output = pending.output if pending.output is not None else self._repeat_forward(pending)
         observation = Observation(step, pending.rows, output, gradient, frame)
         self.observer.before_backward(observation)
         self._pending.popleft()
@@ -253,18 +253,18 @@ class FeatureParty:
         self.observer.after_backward(observation)
         self.optimizers.step()
 
-    def _repeat(self, pending: _Pending) -> Tensor:
-        """Do a forward pass again, with the same dropout and without a second update of running statistics."""
-        now = None
+    def _repeat_forward(self, pending: _Pending) -> Tensor:
+        """Repeat a forward pass, with the same dropout and without a second update of running statistics."""
+        current = None
         if self._dropout is not None and pending.dropout is not None:
-            now = self._dropout.get_state()
+            current = self._dropout.get_state()
             self._dropout.set_state(pending.dropout)
         copies = {name: buffer.clone() for name, buffer in self.bottom.named_buffers()}
         set_mode(self.bottom, train=True)
         self.observer.begin_step(pending.step)
         output = self._placement.forward(partial(functional_call, self.bottom, copies), tuple(pending.inputs))
-        if self._dropout is not None and now is not None:
-            self._dropout.set_state(now)
+        if self._dropout is not None and current is not None:
+            self._dropout.set_state(current)
         return output
 
     def _evaluate(self, frame: Frame) -> Frame:
@@ -280,8 +280,8 @@ class FeatureParty:
         embedding = embed(self.bottom, source, rows, self._placement)
         return Frame(Kind.EMBEDDING, frame.step, tensors={"embedding": embedding})
 
-    def _keep(self, frame: Frame) -> Frame | None:
-        """Keep the state after so many steps, or go back to it or to its model alone."""
+    def _handle_state(self, frame: Frame) -> Frame | None:
+        """Handle a frame that saves or restores a state, chooses the model that is kept, or confirms the export."""
         if frame.kind is Kind.EXPORTED:
             if not self.finished:
                 raise ProtocolError(f"an {frame.kind} frame came before training was finished")
@@ -297,7 +297,7 @@ class FeatureParty:
         if self._store is None:
             raise ProtocolError(f"party {self.name!r} keeps no checkpoints")
         if frame.kind is Kind.RESTORE:
-            count = frame.integer("count")  # which of several returns to one step it is
+            count = frame.integer("count")  # distinguishes several restores of one step
             self.restore(self._store.load(frame.step))
             self.observer.check()
             return Frame(Kind.RESTORED, frame.step, {"count": count})
@@ -310,7 +310,7 @@ class FeatureParty:
         return Frame(Kind.SAVED, frame.step)
 
     def _choose_model(self, frame: Frame) -> Frame:
-        """Take the model of an earlier step as the one that stays, or none; what was measured stays as it is."""
+        """Keep the model of an earlier step, or none; measurements do not change."""
         if self._pending:
             raise ProtocolError(f"a {frame.kind} frame came while {len(self._pending)} steps wait for their gradient")
         if self._best is not None and self._best.step == frame.step:
@@ -323,7 +323,7 @@ class FeatureParty:
         return Frame(Kind.KEPT, frame.step)
 
     def _copy_best(self, frame: Frame) -> None:
-        """Copy the weights: no earlier epoch gave better ones."""
+        """Copy the weights as the best ones so far."""
         if self._pending:
             raise ProtocolError(f"a {frame.kind} frame came while {len(self._pending)} steps wait for their gradient")
         if frame.step != self._next_step:
@@ -331,7 +331,7 @@ class FeatureParty:
         self._best = BestModel.of(self.bottom, frame.step)
 
     def _settle_depth(self, frame: Frame) -> Frame | None:
-        """Do a trial step for the label party's measurement, or take in the pipeline depth."""
+        """Do a trial step for the label party's measurement, or set the pipeline depth."""
         if self._configured:
             raise ProtocolError(f"a {frame.kind} frame came, but here transport.in_flight is {self._configured}")
         if self._pending:
@@ -345,7 +345,7 @@ class FeatureParty:
         return None
 
     def _try_step(self, frame: Frame) -> Frame:
-        """Do the work of the next step on a copy of the model: a pass ahead, the pass again, the pass back."""
+        """Do the work of the next step on a copy of the model: two forward passes and a backward pass."""
         started = time.perf_counter()
         shape = (self._schedule.batch_rows(self._next_step), *self._shape)
         gradient = frame.tensor("gradient", shape=shape, dtype=self._dtype).to(self._placement.device)
@@ -359,11 +359,11 @@ class FeatureParty:
         return Frame(Kind.PROBED, fields=fields, tensors={"embedding": embedding})
 
     def settle(self) -> None:
-        """Write what is pending of the observer's results to disk."""
+        """Write the observer's pending results to disk."""
         self.observer.settle()
 
     def report(self) -> dict[str, Any]:
-        """Return the report at the end: the digest of the weights that stay, the computing time and what was seen."""
+        """Return the final report: the digest of the kept weights, the computing time and the observer's report."""
         weights = "" if self.discarded else weights_digest(self.bottom)
         seen = self.observer.report(self._next_step, trained=not self.discarded)
         return {"weights": weights, "seconds_compute": self.seconds_compute, **seen}
@@ -396,7 +396,7 @@ class FeatureParty:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned; with one step in flight the pending forward pass is done again."""
+        """Restore a state that `state` returned; pending forward passes are repeated when their gradients arrive."""
         self.bottom.load_state_dict(state["bottom"])
         self.optimizers.load_state_dict(state["optimizers"])
         self._next_step, self.finished = state["next_step"], state["finished"]
@@ -419,7 +419,7 @@ class FeatureParty:
 
 @torch.no_grad()
 def embed(bottom: nn.Module, source: FeatureSource, rows: Rows, placement: Placement) -> Tensor:
-    """Return the embedding (B, ...) of rows as the trained bottom model gives it."""
+    """Return the embedding (B, ...) of rows from the bottom model in evaluation mode."""
     set_mode(bottom, train=False)
     return placement.forward(bottom, *gather(source, rows, placement))
 
@@ -430,7 +430,7 @@ def embedding_shape(output: Any, owner: str) -> tuple[int, ...]:
     Raises
     ------
     TrainingError
-        Naming the owner, where it is no floating point tensor with a row for each example.
+        When it is no floating point tensor with a row for each example; the message names the owner.
     """
     if not isinstance(output, Tensor) or output.dim() < 2 or not output.is_floating_point():
         given = f"{output.dtype} {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
@@ -442,20 +442,20 @@ def embedding_shape(output: Any, owner: str) -> tuple[int, ...]:
 
 
 def set_mode(module: nn.Module, *, train: bool) -> None:
-    """Switch a model between training and evaluation where it is in the other mode: a switch walks all its parts."""
+    """Switch a model to training or evaluation, unless it is in that mode: a switch visits all its parts."""
     if module.training is not train:
         module.train(train)
 
 
 def frame_limit(schedule: Schedule, shape: tuple[int, ...]) -> int:
-    """Return the most bytes of a frame with one batch of embeddings of `shape`."""
+    """Return the largest size in bytes of a frame with one batch of embeddings of `shape`."""
     return batch_limit(max(schedule.batch_size, schedule.eval_batch_size), shape)
 
 
 def batch_limit(rows: int, shape: tuple[int, ...]) -> int:
-    """Return the most bytes of a frame with `rows` embeddings of `shape`, 8 bytes a value.
+    """Return the largest size in bytes of a frame with `rows` embeddings of `shape`, 8 bytes a value.
 
-    Room for a scale a row, and for one row more with a scale for each value: an oracle's clean gradient.
+    It includes a scale for each row, and one more row with a scale for each value: an oracle's clean gradient.
     """
     values = math.prod(shape)
     return OVERHEAD + 8 * (rows * (values + 1) + 2 * values)

@@ -41,18 +41,18 @@ class Hooks(Protocol):
 
     @property
     def hook_targets(self) -> Sequence[Hooks]:
-        """All strategies, innermost first: each of them is called when something begins or ends."""
+        """All strategies, innermost first; each is called at the beginning and end of batches and epochs."""
 
     @property
     def other_labels(self) -> bool:
-        """True if a defense asks in `protect` for the gradients that other labels would give."""
+        """True if a defense uses, in `protect`, the gradients that other labels would give."""
 
     @property
     def modules(self) -> nn.ModuleDict:
         """The modules that a defense trains; empty where there are none."""
 
     def begin_batch(self, rows: Rows) -> None:
-        """Take in which rows (B,) of the training table the next calls are about."""
+        """Set the rows (B,) of the training table for the next calls."""
 
     def embed(self, z: Tensor, *, party: str = "", train: bool = True) -> tuple[Tensor, Log]:
         """Change the received embedding of one party, (B, ...)."""
@@ -67,16 +67,16 @@ class Hooks(Protocol):
         """Return the loss from which this defense's own modules learn; None where there is none."""
 
     def predict(self, z: Tensor) -> Tensor | None:
-        """Return the logits of a prediction; None where those of the shared top model count."""
+        """Return the logits of a prediction; None to use those of the shared top model."""
 
     def protect(self, grads: Tensor, labels: Tensor, step: StepView | None = None) -> tuple[Tensor, Log]:
         """Change the cut gradients of all feature parties, (B, D), before they leave."""
 
     def end_batch(self) -> Log:
-        """Take in that the gradients of this batch are final; return what is to be logged of it."""
+        """Handle the end of a batch, whose gradients are final, and return its log entries."""
 
     def end_epoch(self) -> Log:
-        """Take in that all rows have come once more; return what is to be logged of the epochs so far."""
+        """Handle the end of an epoch, and return the log entries of the epochs so far."""
 
     def bound(self) -> float:
         """Return the defenses' bound on the leak AUC of all gradients sent until the end of the last epoch."""
@@ -93,14 +93,14 @@ class StepView:
     widths : Mapping[str, int]
         Width of each feature party's part of the cut, in the order in which gradients (B, D) lie side by side.
     logits : Tensor or None
-        (B,) or (B, C), detached.
+        (B,) or (B, C) logits, detached.
     embeddings : Mapping[str, Tensor]
-        (B, ...) of each feature party as they were received, detached.
+        (B, ...) received embedding of each feature party, detached.
     party : str
         The party with the gradients that a defense of scope "per-party" perturbs; empty where all are perturbed
         together.
     relabel : Callable[[Tensor], Tensor] or None
-        Computes the result of `gradients_of`, for all parties.
+        Function that computes the result of `gradients_of`, for all parties.
     """
 
     rows: Rows | None = None
@@ -127,7 +127,7 @@ class StepView:
         Parameters
         ----------
         labels : Tensor
-            (B,) classes, as prepared labels are.
+            (B,) class numbers, in the form of prepared labels.
 
         Raises
         ------

@@ -94,7 +94,7 @@ class LabelParty(LabelModel):
     top : nn.Module
         Top model; takes the fused embedding, returns logits (B,) for two classes or (B, C).
     optimizers : Optimizers
-        Those of the top model, and of `bottom` where there is one.
+        Optimizers of the top model, and of `bottom` where there is one.
     labels : NDArray
         (N,) *prepared* labels of the training table.
     hooks : Hooks
@@ -154,34 +154,34 @@ class LabelParty(LabelModel):
         self._keep_clean, self._snapshots, self._inside_every = keep_clean, frozenset(snapshots), 0
         has_own = bottom is not None and table is not None
         self._loader = Loader(table.train, schedule, placement) if table is not None and has_own else None
-        self._ahead: dict[int, list[Tensor]] = {}
+        self._prepared: dict[int, list[Tensor]] = {}
         self.best: BestModel | None = None
         for module in (top, bottom, *learned.values()):
             if module is not None:
                 module.train()
 
     def keep_inside(self, every: int) -> None:
-        """Keep at each so many steps, as at those of `snapshots`, what their gradients were made of."""
+        """Return the parts of the gradients in every `every`-th step, too, not only in those of `snapshots`."""
         self._inside_every = every
 
     def train_step(self, step: int, embeddings: Mapping[str, Tensor]) -> Step:
-        """Go through one batch and back, and return the protected cut gradient of each feature party.
+        """Do the forward and backward pass of one batch, and return the protected cut gradient of each feature party.
 
-        The label party's own weights stay as they are until `learn`: they may change while the gradients travel.
+        The label party's own weights do not change until `learn`, which may run while the gradients are sent.
 
         Parameters
         ----------
         step : int
-            The step.
+            Number of the step.
         embeddings : Mapping[str, Tensor]
-            (B, ...) of each feature party.
+            (B, ...) embedding of each feature party.
 
         Raises
         ------
         TrainingError
             When the loss is not finite, or its gradients are not.
         UnprotectedBatchError
-            When a defense returned something that must not leave.
+            When a defense returned gradients that must not be sent.
         """
         rows = self._schedule.train_batch(step)
         for hooks in self._hooks.hook_targets:
@@ -191,16 +191,16 @@ class LabelParty(LabelModel):
         device = self._placement.device
         received = {party: embeddings[party].detach().to(device).requires_grad_() for party in self._parties}
         parts, log = self._embed(received)
-        ahead = self._ahead.pop(step, None)
-        own = self._own(self._inputs(step), train=True) if ahead is None else ahead
+        prepared = self._prepared.pop(step, None)
+        own = self._own(self._inputs(step), train=True) if prepared is None else prepared
         logits = self.join(parts, own, apart=True)
         z = _joined(parts, logits)
         loss, more = self._hooks.loss(logits, labels, z)
         more = checked_log(more, "loss")
         for optimizers in (self.optimizers, *self._learners):
             optimizers.zero_grad()
-        wanted = step in self._snapshots or (self._inside_every and step % self._inside_every == 0)
-        slopes = _slopes(logits, received) if wanted and received and logits.dim() == 1 else None  # of one network
+        keeps_parts = step in self._snapshots or (self._inside_every and step % self._inside_every == 0)
+        slopes = _slopes(logits, received) if keeps_parts and received and logits.dim() == 1 else None  # no ensemble
         relabel = self._relabel(logits, z, received) if self._hooks.other_labels else None
         torch.autograd.backward(loss, retain_graph=relabel is not None)
         joint, clipping = self._joint(received, labels)
@@ -216,7 +216,7 @@ class LabelParty(LabelModel):
         return Step(rows, value, gradients, {**log, **more, **protection, **self._end_batch()}, clean, inside)
 
     def _learn_privately(self, step: int, parts: Sequence[Tensor], rows: Rows) -> Log:
-        """Give defenses' modules the gradients of their private losses, which reach nothing else."""
+        """Set the gradients of defenses' modules from their private losses, which reach no other weights."""
         log: Log = {}
         for hooks in self._hooks.hook_targets if self.learned else ():
             parameters = list(hooks.modules.parameters())
@@ -243,7 +243,7 @@ class LabelParty(LabelModel):
         return log
 
     def _relabel(self, logits: Tensor, z: Tensor, received: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor]:
-        """Return what computes the cut gradients (B, D) of this step for other labels (B,)."""
+        """Return a function that computes the cut gradients (B, D) of this step for other labels (B,)."""
 
         def gradients(labels: Tensor) -> Tensor:
             loss, _ = self._hooks.loss(logits, labels, z)
@@ -253,14 +253,14 @@ class LabelParty(LabelModel):
         return gradients
 
     def end_epoch(self) -> Log:
-        """Let the defenses end an epoch, and return what they log then."""
+        """Call `end_epoch` of the defenses, and return their log entries."""
         log: Log = {}
         for hooks in self._hooks.hook_targets:
             log |= checked_log(hooks.end_epoch(), "end_epoch")
         return log
 
     def bound(self) -> float:
-        """Return the defenses' bound, under their model, on the leak AUC of all gradients sent until then.
+        """Return the defenses' bound, under their model, on the leak AUC of all gradients sent so far.
 
         A value that is no leak AUC bounds nothing, and counts as 1.
         """
@@ -271,7 +271,7 @@ class LabelParty(LabelModel):
         return 1.0
 
     def learn(self) -> None:
-        """Update the label party's own weights by the last `train_step`."""
+        """Update the label party's own weights by the gradients of the last `train_step`."""
         for optimizers in (self.optimizers, *self._learners):
             if self._clip_norm > 0.0:
                 optimizers.clip_grad(self._clip_norm)
@@ -284,9 +284,10 @@ class LabelParty(LabelModel):
         embeddings: Mapping[str, Tensor],
         optimizers: Optimizers | OwnOptimizer,
     ) -> float:
-        """Update the top model and the label party's own bottom model from embeddings that stay as they are.
+        """Update the top model and the label party's own bottom model from fixed embeddings.
 
-        Defenses change embeddings as they do in a prediction, and give the loss; there is nothing to protect.
+        Defenses change the embeddings as in a prediction, and return the loss; no gradient is sent, so none is
+        protected.
 
         Parameters
         ----------
@@ -295,9 +296,9 @@ class LabelParty(LabelModel):
         inputs : Sequence[Tensor]
             The label party's own columns of these rows; empty where it has none.
         embeddings : Mapping[str, Tensor]
-            (B, ...) of each feature party.
+            (B, ...) embedding of each feature party.
         optimizers : Optimizers or OwnOptimizer
-            Those of the two models.
+            Optimizers of the two models.
 
         Returns
         -------
@@ -329,16 +330,16 @@ class LabelParty(LabelModel):
         return value
 
     def prepare(self, step: int) -> None:
-        """Do what of the next step needs no embeddings: the label party's own bottom model goes ahead."""
-        self._ahead = {step: self._own(self._inputs(step), train=True)}
+        """Run the label party's own bottom model for the next step, which needs no embeddings of other parties."""
+        self._prepared = {step: self._own(self._inputs(step), train=True)}
 
     def dry_run(self, embeddings: Mapping[str, Tensor]) -> None:
-        """Do the network's part of the first step on copies of the models, to see what it takes; nothing changes."""
-        other = copy.copy(self)
-        other.top, other.bottom = copy.deepcopy((self.top, self.bottom))
-        set_mode(other.top, train=True)
+        """Do the network's part of the first step on copies of the models, to measure its time; nothing changes."""
+        trial = copy.copy(self)
+        trial.top, trial.bottom = copy.deepcopy((self.top, self.bottom))
+        set_mode(trial.top, train=True)
         received = [embeddings[party].to(self._placement.device).requires_grad_() for party in self._parties]
-        torch.autograd.backward(other.join(received, other._own(self._inputs(0), train=True)).sum())
+        torch.autograd.backward(trial.join(received, trial._own(self._inputs(0), train=True)).sum())
 
     def _batch_labels(self, labels: NDArray[Any], rows: Rows) -> Tensor:
         batch = torch.from_numpy(labels.take(rows).astype(np.int64, copy=False))
@@ -362,7 +363,7 @@ class LabelParty(LabelModel):
         return self._table.test if part == "test" else self._table.train
 
     def _joint(self, received: Mapping[str, Tensor], labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the cut gradients of all feature parties side by side, (B, D), and by what factor they are clipped."""
+        """Return the cut gradients of all feature parties side by side, (B, D), and the factor of their clipping."""
         if not received:
             return labels.new_zeros(len(labels), 0, dtype=torch.float32), torch.ones(())
         return self._clipped(
@@ -370,7 +371,7 @@ class LabelParty(LabelModel):
         )
 
     def _clipped(self, grads: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return gradients (B, ...) side by side, (B, D), shortened by clipping, and the factor of that."""
+        """Return gradients (B, ...) side by side, (B, D), after clipping, and the factor of the clipping."""
         clipping = torch.ones(())
         joint = torch.cat([grad.flatten(1) for grad in grads], dim=1) if len(grads) > 1 else grads[0].flatten(1)
         if self._clip_norm > 0.0:
@@ -406,12 +407,12 @@ class LabelParty(LabelModel):
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
-        self._ahead = {}
+        """Restore a state that `state` returned."""
+        self._prepared = {}
         self.module.load_state_dict(state["modules"])
         self.optimizers.load_state_dict(state["optimizers"])
-        for learner, learnt in zip(self._learners, state["learners"], strict=True):
-            learner.load_state_dict(learnt)
+        for learner, learner_state in zip(self._learners, state["learners"], strict=True):
+            learner.load_state_dict(learner_state)
         self.best = BestModel.from_state(state["best"])
         for generator, bits in zip(bound_generators(self.module), state["dropout"], strict=True):
             generator.set_state(bits)
@@ -452,9 +453,9 @@ def remedy(log: Iterable[str]) -> str:
 
 
 def _slopes(logits: Tensor, received: Mapping[str, Tensor]) -> Tensor:
-    """Return each row's derivative of its logit by all feature parties' embeddings, (B, D); the graph stays whole.
+    """Return each row's derivative of its logit by all feature parties' embeddings, (B, D); the graph is kept.
 
-    Dividing gradients by p1 - y would give the same but for a weighted loss, a clipped gradient and residuals that
+    Dividing gradients by p1 - y would give the same, except for a weighted loss, clipped gradients and residuals that
     vanish.
     """
     grads = torch.autograd.grad(logits.sum(), list(received.values()), retain_graph=True, materialize_grads=True)
@@ -462,7 +463,7 @@ def _slopes(logits: Tensor, received: Mapping[str, Tensor]) -> Tensor:
 
 
 def _split(joint: Tensor, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Cut (B, D) into each party's gradient, in the shape of its embedding."""
+    """Split (B, D) into each party's gradient, in the shape of its embedding."""
     widths = [leaf.shape[1:].numel() for leaf in received.values()]
     pieces = torch.split(joint, widths, dim=1) if len(widths) > 1 else (joint,)
     return {

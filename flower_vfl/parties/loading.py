@@ -1,4 +1,4 @@
-"""Batches of the training rows, brought to where a party's model takes them, loaded while it computes."""
+"""Loading of training batches to the device of a party's model, on a GPU while the model computes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from flower_vfl.nn.placement import Placement
 from flower_vfl.protocol.schedule import Rows, Schedule
 
 LARGE = 2**30
-"""Bytes of the files of a table from which on its rows are read in windows."""
+"""Size of a table's files, in bytes, above which its rows are read in windows."""
 
 WINDOW = 384 * 2**20
-"""Bytes of a window; two of them are in memory."""
+"""Size of a window in bytes; two windows are in memory."""
 
 T = TypeVar("T")
 
@@ -49,12 +49,12 @@ class Loader:
         self, source: FeatureSource, schedule: Schedule, placement: Placement, *, ahead: bool | None = None
     ) -> None:
         self._schedule, self._placement = schedule, placement
-        self._gather = Windows(source, schedule).batch if in_windows(source) else _directly(source, schedule)
+        self._gather = Windows(source, schedule).batch if in_windows(source) else _batch_by_batch(source, schedule)
         ahead = placement.on_gpu if ahead is None else ahead
         self._stream: torch.Stream | None = None
         if ahead and placement.on_gpu:
             self._stream = torch.get_device_module(placement.device).Stream(placement.device)
-        self._ahead: _Ahead[_Loaded] | None = _Ahead() if ahead else None
+        self._prefetcher: _Prefetcher[_Loaded] | None = _Prefetcher() if ahead else None
 
     def batch(self, step: int) -> list[Tensor]:
         """Return the features of a step's rows, each tensor (B, ...).
@@ -64,9 +64,9 @@ class Loader:
         DataError
             When the source cannot gather them.
         """
-        if self._ahead is None:
+        if self._prefetcher is None:
             return self._load(step).tensors
-        return self._ahead.get(self._load, step, _within_epoch(self._schedule, step, 1)).ready()
+        return self._prefetcher.get(self._load, step, _later_step(self._schedule, step, 1)).ready()
 
     def _load(self, step: int) -> _Loaded:
         gathered = self._gather(step)
@@ -80,9 +80,9 @@ class Loader:
 class Windows:
     """A reader of a table in files larger than the memory: it reads the rows of many steps in one pass over the files.
 
-    Rows in random order are nowhere near each other: each would be a page to wait for. So the rows of as many batches
-    as a window holds are read together, from the files' front to their end, by a thread of its own while the window
-    before is used up. What is held is two windows, whatever the size of the table, and nothing of the files.
+    Rows in random order are far apart in the files: each would cost the wait for a page. So the rows of as many batches
+    as a window holds are read together, in the order of the files, by a thread of its own while the window before is
+    used. Two windows are in memory, whatever the size of the table, and no part of the files stays mapped.
 
     Parameters
     ----------
@@ -91,13 +91,13 @@ class Windows:
     schedule : Schedule
         The rows of each step.
     window : int
-        Bytes of a window.
+        Size of a window in bytes.
     """
 
     def __init__(self, source: ArraySource, schedule: Schedule, *, window: int = WINDOW) -> None:
         self._source, self._schedule = source, schedule
         self._batches = max(1, window // max(1, source.row_bytes * schedule.batch_size))
-        self._ahead = _Ahead[list[NDArray[Any]]]()
+        self._prefetcher = _Prefetcher[list[NDArray[Any]]]()
         self._first, self._stored = -1, list[NDArray[Any]]()
 
     def batch(self, step: int) -> tuple[Tensor, ...]:
@@ -111,9 +111,9 @@ class Windows:
         epoch = self._schedule.steps_of(self._schedule.epoch_of(step))
         first = step - (step - epoch.start) % self._batches
         if first != self._first:
-            self._first, self._stored = -1, []  # it is not held beside the two that follow
-            following = _within_epoch(self._schedule, first, self._batches)
-            self._stored = self._ahead.get(self._read, first, following)
+            self._first, self._stored = -1, []  # freed before the two next windows are in memory
+            following = _later_step(self._schedule, first, self._batches)
+            self._stored = self._prefetcher.get(self._read, first, following)
             self._first = first
         low = (step - first) * self._schedule.batch_size
         return self._source.converted([array[low : low + self._schedule.batch_rows(step)] for array in self._stored])
@@ -125,12 +125,12 @@ class Windows:
 
 
 def in_windows(source: FeatureSource) -> TypeGuard[ArraySource]:
-    """Return whether a table lies in files so large that its rows are read in windows."""
+    """Return True if the files of a table are so large that its rows are read in windows."""
     return isinstance(source, ArraySource) and source.file_bytes > LARGE
 
 
 def gather(source: FeatureSource, rows: Rows, placement: Placement) -> list[Tensor]:
-    """Return the features of any rows where a model takes them; of a table in large files nothing stays mapped."""
+    """Return the features of any rows on the device of a model; large files of a table do not stay mapped."""
     found = placement.bring_all(source.gather(rows))
     if in_windows(source):
         source.let_go()
@@ -139,7 +139,7 @@ def gather(source: FeatureSource, rows: Rows, placement: Placement) -> list[Tens
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """A batch, and the event that its copy on a stream of its own is finished."""
+    """A batch, and the event of its finished copy on a stream of its own."""
 
     tensors: list[Tensor]
     copied: torch.Event | None = None
@@ -154,37 +154,37 @@ class _Loaded:
         return self.tensors
 
 
-class _Ahead(Generic[T]):
-    """A loader of the data of a step, which loads those of the following step in a thread of its own."""
+class _Prefetcher(Generic[T]):
+    """A loader of the data of a step, which loads the data of the following step in a thread of its own."""
 
     def __init__(self) -> None:
         self._next: tuple[int, Future[T]] | None = None
 
     def get(self, load: Callable[[int], T], step: int, following: int | None) -> T:
-        """Return the data of `step`, and begin to load `following`; an error there is raised when it is asked for."""
-        waiting, self._next = self._next, None
-        found = waiting[1].result() if waiting is not None and waiting[0] == step else load(step)
+        """Return the data of `step`, and begin to load `following`, whose error is raised when it is requested."""
+        pending, self._next = self._next, None
+        found = pending[1].result() if pending is not None and pending[0] == step else load(step)
         if following is not None:
             future: Future[T] = Future()
             # A daemon: a run that is ended does not wait for it.
-            Thread(target=_fulfil, args=(future, load, following), name="loader", daemon=True).start()
+            Thread(target=_load_into, args=(future, load, following), name="loader", daemon=True).start()
             self._next = (following, future)
         return found
 
 
-def _fulfil(future: Future[T], load: Callable[[int], T], step: int) -> None:
+def _load_into(future: Future[T], load: Callable[[int], T], step: int) -> None:
     try:
         future.set_result(load(step))
-    except Exception as error:  # noqa: BLE001 # whoever waits for it gets it
+    except Exception as error:  # noqa: BLE001 # raised in the thread that waits
         future.set_exception(error)
 
 
-def _directly(source: FeatureSource, schedule: Schedule) -> Callable[[int], Sequence[Tensor]]:
+def _batch_by_batch(source: FeatureSource, schedule: Schedule) -> Callable[[int], Sequence[Tensor]]:
     return lambda step: source.gather(schedule.train_batch(step))
 
 
-def _within_epoch(schedule: Schedule, step: int, more: int) -> int | None:
-    """Return so many steps later, in the same epoch.
+def _later_step(schedule: Schedule, step: int, more: int) -> int | None:
+    """Return the step `more` steps later; None if it is in another epoch.
 
     The order of the next epoch's rows would have to be held beside that of this one, and for tables of many million
     rows it is as large as the rest of the process.

@@ -30,7 +30,7 @@ class LabelModel:
     top : nn.Module
         Top model; takes the fused embedding, returns logits (B,) for two classes or (B, C).
     hooks : Hooks
-        The defenses; what `embed` does to an embedding belongs to the network.
+        The defenses; their `embed`, which changes embeddings, belongs to the network.
     parties : Sequence[str]
         Feature parties, in the order in which their embeddings are joined.
     bottom : nn.Module, optional
@@ -60,12 +60,12 @@ class LabelModel:
 
     @torch.no_grad()
     def logits(self, embeddings: Mapping[str, Tensor], own: FeatureSource | None, rows: Rows) -> Tensor:
-        """Return the logits of rows, (B,) or (B, C), as the trained network gives them.
+        """Return the logits of rows, (B,) or (B, C), from the network in evaluation mode.
 
         Parameters
         ----------
         embeddings : Mapping[str, Tensor]
-            (B, ...) of each feature party.
+            (B, ...) embedding of each feature party.
         own : FeatureSource, optional
             Source of the label party's own columns, if it has any.
         rows : Rows
@@ -86,7 +86,7 @@ class LabelModel:
             set_mode(module, train=train)
 
     def _own(self, inputs: Sequence[Tensor], *, train: bool) -> list[Tensor]:
-        """Return what the model of the label party's own columns gives, if there is one."""
+        """Return the output of the model of the label party's own columns; empty without one."""
         if self.bottom is None or not inputs:
             return []
         set_mode(self.bottom, train=train)
@@ -124,12 +124,12 @@ class LabelModel:
         return as_logits(self._placement.forward(top, fuse(parts, self._fusion)))
 
     def mixed(self, logits: Tensor) -> Tensor:
-        """Return what members that are kept apart predict together; other logits are returned as they are."""
+        """Return the logits of the mean prediction of an ensemble's members; other logits are returned unchanged."""
         return mixture(logits) if isinstance(self.top, EnsembleTop) else logits
 
     @property
     def module(self) -> nn.ModuleDict:
-        """All that the label party trains."""
+        """All modules that the label party trains."""
         own = {} if self.bottom is None else {"bottom": self.bottom}
         learned = {"defenses": nn.ModuleDict(dict(self.learned))} if self.learned else {}
         return nn.ModuleDict({"top": self.top, **own, **learned})
@@ -147,10 +147,10 @@ def side_by_side(parts: Sequence[Tensor]) -> Tensor:
 
 
 def adds_to_logits(own: nn.Module) -> bool:
-    """Return whether a model of the label party's own columns returns logits rather than an embedding."""
+    """Return True if a model of the label party's own columns returns logits rather than an embedding."""
     return bool(getattr(own, "adds_to_logits", False))
 
 
 def as_logits(found: Tensor) -> Tensor:
-    """Return what a top model gives as logits: a single column (B, 1) counts as (B,)."""
+    """Return the output of a top model as logits: a single column (B, 1) counts as (B,)."""
     return found.squeeze(1) if found.dim() == 2 and found.shape[1] == 1 else found

@@ -1,4 +1,4 @@
-"""The observation point of a feature party: what an observer sees of it, over a training run and in each step."""
+"""The observation point of a feature party: the data for an observer of a training run, and of each step."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class ObservationPoint:
     party
         The party's name.
     bottom
-        Its bottom model, which is being trained.
+        The party's bottom model, which is being trained.
     table
-        Its columns.
+        The party's columns.
     schedule
         The rows of each step.
     placement
@@ -50,11 +50,11 @@ class Observation:
     Attributes
     ----------
     step
-        Its number.
+        Number of the step.
     rows
-        (B,) its rows.
+        (B,) rows of the step.
     output
-        (B, ...) the embedding as the bottom model gave it; until the backward pass it has its graph.
+        (B, ...) the output of the bottom model; it has its graph until the backward pass.
     gradient
         (B, ...) the received gradient.
     frame
@@ -71,14 +71,14 @@ class Observation:
 class PartyObserver:
     """An observer that does nothing; override the methods of interest.
 
-    An observer changes neither what its party sends nor what it learns. The party's checkpoints hold its state.
+    An observer changes neither the frames nor the weights of its party. The party's checkpoints hold its state.
     """
 
     def begin_step(self, step: int) -> None:
-        """Take in that the forward pass of a step begins."""
+        """Handle the beginning of the forward pass of a step."""
 
     def before_backward(self, observation: Observation) -> None:
-        """Read a step with its gradient, while the graph of its embedding is there.
+        """Read a step with its gradient, while its embedding has its graph.
 
         Raises
         ------
@@ -90,7 +90,7 @@ class PartyObserver:
         """Read the same step once all layers have gradients; the weights have not changed yet."""
 
     def answer(self, frame: Frame) -> Frame | None:
-        """Answer a frame that the party does not answer itself; None where the observer does not either.
+        """Return the answer to a frame that the party does not handle; None if the observer does not handle it either.
 
         Raises
         ------
@@ -103,19 +103,19 @@ class PartyObserver:
         """Write pending results to disk."""
 
     def report(self, steps: int, *, trained: bool) -> dict[str, Any]:
-        """Return its part of the party's report at the end.
+        """Return the observer's part of the party's final report.
 
         Parameters
         ----------
         steps : int
-            Steps that were trained.
+            Number of trained steps.
         trained : bool
-            True if there is a trained model that stays.
+            True if a trained model is kept.
         """
         return {}
 
     def forget(self) -> None:
-        """Release what only further steps need: the party returns to no earlier state any more."""
+        """Release data that only further steps need: the party will not return to an earlier state."""
 
     def check(self) -> None:
         """Check that its files fit the state that was restored."""
@@ -125,4 +125,4 @@ class PartyObserver:
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Restore a state that `state` returned."""

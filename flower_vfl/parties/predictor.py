@@ -1,4 +1,4 @@
-"""A feature party of a finished training: it answers with the embeddings of the rows that it is asked for."""
+"""A feature party of a finished training, which returns the embeddings of requested rows."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from flower_vfl.version import software
 
 
 class Predictor:
-    """The state machine of a feature party while a finished training predicts.
+    """The state machine of a feature party during predictions of a finished training.
 
-    Rows are asked for by their positions in an order that all parties share, so this party learns which rows those are.
-    Nothing comes down: no gradient, no score.
+    Rows are requested by their positions in an order that all parties share, so this party learns which rows are
+    predicted. It receives neither gradients nor scores.
 
     Parameters
     ----------
@@ -30,15 +30,16 @@ class Predictor:
     bottom : nn.Module
         The trained bottom model, on the device of `placement`.
     source : FeatureSource
-        The party's columns of the rows that may be asked for.
+        The party's columns of the rows that may be requested.
     rows : str
         Digest of the ordered IDs of these rows; the label party compares it with its own.
     weights : str
-        Digest of the bottom model's weights; the label party compares it with what was reported after training.
+        Digest of the bottom model's weights; the label party compares it with the one that was reported after training.
     batch_size : int
-        Most rows of one request.
+        Largest number of rows of one request.
     permit : Callable[[int], None]
-        Called with the number of rows before they are read; it raises when the party's owner does not want that.
+        Function that is called with the number of rows before they are read; it raises when the party's owner does not
+        allow them.
     placement : Placement
         Device and precision of the bottom model.
     """
@@ -64,11 +65,11 @@ class Predictor:
 
     @property
     def frame_limit(self) -> int:
-        """Most bytes of a frame to or from this party."""
+        """Largest size of a frame to or from this party, in bytes."""
         return batch_limit(self._batch_size, self._shape)
 
     def hello(self) -> Frame:
-        """Introduce the party: the shape of its embeddings, and which weights and rows it has."""
+        """Return the party's greeting: the shape of its embeddings, and the digests of its weights and rows."""
         return Frame(
             Kind.HELLO,
             fields={
@@ -83,17 +84,17 @@ class Predictor:
         )
 
     def handle(self, frame: Frame) -> Frame | None:
-        """Take one frame from the label party and return the answer.
+        """Return the answer to one frame from the label party.
 
         Raises
         ------
         ProtocolError
-            When it asks for something else than embeddings of rows that there are.
+            When it requests anything but embeddings of existing rows.
         PermissionDeniedError
             When the party's owner does not allow that many rows.
         """
         if frame.kind is Kind.PREDICT:
-            rows = self._asked(frame)
+            rows = self._requested_rows(frame)
             self._permit(len(rows))
             output = embed(self._bottom, self._source, rows, self._placement)
             return Frame(Kind.EMBEDDING, frame.step, tensors={"embedding": output})
@@ -102,8 +103,8 @@ class Predictor:
             return Frame(Kind.REPORT)
         raise ProtocolError(f"party {self.name!r} predicts and does not take {frame.kind} frames")
 
-    def _asked(self, frame: Frame) -> Rows:
-        """Return the positions (B,) that a frame asks for."""
+    def _requested_rows(self, frame: Frame) -> Rows:
+        """Return the positions (B,) of the rows that a frame requests."""
         count, available = frame.integer("count"), len(self._source)
         if not 0 < count <= self._batch_size:
             raise ProtocolError(f"{count} rows were asked for at once; allowed are 1 to {self._batch_size}")

@@ -1,4 +1,4 @@
-"""Pre-training of a bottom model by rows of its own party alone, in slices between two signs of life."""
+"""Pre-training of a bottom model on rows of its own party alone, in time slices between two progress reports."""
 
 from __future__ import annotations
 
@@ -22,41 +22,41 @@ from flower_vfl.protocol.schedule import Schedule
 LEARNING_RATE = 1e-3
 
 SLICE = 10.0
-"""Most seconds of work between two answers, about."""
+"""Approximate limit on the seconds of work between two answers."""
 
 
 class Pretraining:
-    """Steps of pre-training; nothing of them leaves the party but their number.
+    """The pre-training of a bottom model; nothing of it leaves the party but the number of its steps.
 
     The batches are those of the first epochs of the schedule, so rows for validation are left out. Unaligned rows are
-    mixed with them, in an order of the same seed. The progress that others see is scaled to the steps that there would
-    be without them: it does not depend on how many there are.
+    mixed with them, in an order of the same seed. The reported progress is scaled to the number of steps without
+    unaligned rows, so that it does not depend on their number.
 
     Parameters
     ----------
     bottom : nn.Module
         The bottom model, on the device of `placement`.
     objective : Objective
-        With its decoder or head, on the same device.
+        Objective with its decoder or head, on the same device.
     source : FeatureSource
         The training rows.
     schedule : Schedule
-        That of the training.
+        Schedule of the training.
     epochs : int
         Passes over the training rows, and over the unaligned ones.
     generator : torch.Generator
-        Draws what is hidden; it follows from the party's own secret.
+        Generator for the corruption of the inputs; it follows from the party's own secret.
     placement : Placement
         The device of the models.
     patience : float
         Seconds that the label party waits for one answer.
     unaligned : FeatureSource, optional
-        Rows of people whom not all parties have.
+        Rows of the party that not all other parties have.
 
     Attributes
     ----------
     steps : int
-        Steps as others know them, those of the schedule.
+        Number of steps in progress reports: that of the schedule.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Pretraining:
         self._steps, self._done = schedule.steps, 0
         self._bottom, self._objective, self._generator = bottom, objective, generator
         self._placement, self._loader = placement, Loader(source, schedule, placement)
-        self._slice = min(SLICE, patience / 4)
+        self._slice_seconds = min(SLICE, patience / 4)
         modules = nn.ModuleDict({"bottom": bottom, "objective": objective})
         self._optimizers = Optimizers(modules, learning_rate=LEARNING_RATE, schedule="cosine", steps=self._steps)
 
@@ -91,7 +91,7 @@ class Pretraining:
         return self._done * self.steps // self._steps
 
     def work(self) -> None:
-        """Do steps until all are done or it is time for a sign of life; one at least, where one is left.
+        """Do steps until all are done, or until the time slice has passed and `done` has grown.
 
         Raises
         ------
@@ -103,7 +103,7 @@ class Pretraining:
         while self._done < self._steps:
             self._step()
             self._done += 1
-            if self.done > before and time.perf_counter() - started > self._slice:
+            if self.done > before and time.perf_counter() - started > self._slice_seconds:
                 break
         self._optimizers.zero_grad()
 
@@ -131,7 +131,7 @@ class Pretraining:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Restore a state that `state` returned."""
         self._done = state["done"]
         self._objective.load_state_dict(state["objective"])
         self._optimizers.load_state_dict(state["optimizers"])

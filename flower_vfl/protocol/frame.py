@@ -1,16 +1,15 @@
 """One message across the cut, its form as a Flower `RecordDict`, and the bytes of that.
 
-Down (label party to feature party) go `PRETRAIN` (train by your own columns for a while), `STEP` (the gradient of one
-step and the request for another, fused to one round trip), `EVALUATE`, `SAVE` and `RESTORE` (keep your state of this
-step, go back to it), `BEST` (copy your weights, this epoch was the best so far; not answered), `KEEP` (the model of
-this step is the one that stays; -1: none does), `AUDIT` (simulations only), `FINISH` and `EXPORTED` (a finished
-training's results are written: nobody goes back any more; not answered); of a finished training `PREDICT`. Up go
-`HELLO`, `PRETRAINED` (a sign of life: how many steps are done), `EMBEDDING`, `SAVED`, `RESTORED`, `KEPT`, `AUDITED`,
-`REPORT` and `ERROR`.
-Where the pipeline depth is to be chosen, `PROBE` asks for the time of a step (or, without tensors, of a round trip),
-`PROBED` answers and `IN_FLIGHT` carries the choice. `ALIGN` goes both ways, before any training.
+The label party sends `PRETRAIN` (pre-train for one time slice), `STEP` (the gradient of one step and the request for
+another, fused to one round trip), `EVALUATE`, `SAVE` and `RESTORE` (save the state of this step, return to it), `BEST`
+(copy the weights, the best so far; not answered), `KEEP` (keep the model of this step; -1: none), `AUDIT` (simulations
+only), `FINISH` and `EXPORTED` (the results of a finished training are written, so that no state is needed any more; not
+answered); after training, `PREDICT`. A feature party sends `HELLO`, `PRETRAINED` (the number of finished steps),
+`EMBEDDING`, `SAVED`, `RESTORED`, `KEPT`, `AUDITED` and `REPORT`. Where the pipeline depth is to be chosen, `PROBE` asks
+for the time of a step (or, without tensors, of a round trip), `PROBED` answers and `IN_FLIGHT` carries the choice.
+Both sides send `ERROR` and, before any training, `ALIGN`.
 
-Of what was received nothing is trusted and nothing is executed. Layout of the bytes, little-endian: magic `FVFL`,
+Received data is not trusted, and none of it is executed. Layout of the bytes, little-endian: magic `FVFL`,
 format version (u16), length of the JSON index (u32), CRC-32 of everything behind it (u32), the index, then the raw data
 of the arrays in the order of the index. Flower's own byte form of a `RecordDict` is not public API and costs ten times
 as much (docs/decisions/0003-wire.md).
@@ -48,7 +47,7 @@ _MAX_INDEX = 64 * 1024
 _MAX_ARRAYS = 64
 
 OVERHEAD = _PREFIX.size + _MAX_INDEX
-"""Most bytes that a frame can have beyond the data of its arrays."""
+"""Largest size of a frame without the data of its arrays, in bytes."""
 
 
 class Kind(StrEnum):
@@ -87,9 +86,9 @@ class Frame:
     Parameters
     ----------
     kind : Kind
-        Its purpose.
+        Purpose of the frame.
     step : int
-        The step (or evaluation batch) that it asks for or answers; -1 for none.
+        The step (or evaluation batch) that it requests or answers; -1 for none.
     fields : Mapping[str, str | int | float | bool]
         Small values, e.g. the step of the carried gradient.
     tensors : Mapping[str, Tensor]
@@ -103,7 +102,7 @@ class Frame:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensors."""
+        """Size of the tensors in bytes."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def integer(self, name: str) -> int:
@@ -126,7 +125,7 @@ class Frame:
         Raises
         ------
         ProtocolError
-            Naming the expected and the received tensor.
+            When the tensor is missing or another was expected; the message names both.
         NotFiniteError
             When a value is not finite.
         """
@@ -161,12 +160,12 @@ def to_records(frame: Frame, session: str) -> RecordDict:
 
 
 def from_records(records: RecordDict, session: str) -> Frame:
-    """Read a frame, refusing whatever is not one of this version and of this `session`.
+    """Return the frame in records.
 
     Raises
     ------
     ProtocolError
-        Naming the first thing that is wrong.
+        When they are no frame of this version and of this `session`; the message names the first problem.
     """
     header, arrays = records.get(_HEADER), records.get(_TENSORS)
     if not isinstance(header, ConfigRecord) or not isinstance(arrays, ArrayRecord) or len(records) != 2:
@@ -209,7 +208,7 @@ def encode(records: RecordDict) -> bytes:
     Raises
     ------
     ProtocolError
-        When the records are of a kind, or hold values, that do not travel.
+        When a record has a kind, or holds values, that cannot be sent.
     """
     index: dict[str, object] = {}
     chunks: list[bytes] = []
@@ -248,14 +247,14 @@ def _is_array_entry(entry: object) -> bool:
 
 
 def decode(data: bytes, *, limit: int) -> RecordDict:
-    """Read the records that `encode` wrote.
+    """Return the records that `encode` wrote.
 
     Parameters
     ----------
     data : bytes
         One frame.
     limit : int
-        Most bytes that a frame may have; it follows from the negotiated shape of the cut.
+        Largest size of a frame in bytes; it follows from the negotiated shape of the cut.
 
     Raises
     ------

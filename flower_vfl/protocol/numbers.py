@@ -1,4 +1,4 @@
-"""Fewer bits on the wire: half-precision forms of embeddings and cut gradients."""
+"""Half-precision wire formats of embeddings and cut gradients."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _FULL = (torch.float32, torch.float64)
 def compress(frame: Frame, wire_dtype: str) -> Frame:
     """Return the frame with its floating-point tensors in `wire_dtype` ("exact" leaves them).
 
-    float16 has five bits of exponent and cut gradients of 1e-9 are normal, so each row travels divided by its largest
-    magnitude, which goes along as one number a row, in the tensor's own format.
+    float16 has five bits of exponent and cut gradients of 1e-9 are normal, so each row is sent divided by its largest
+    magnitude, and with that magnitude, one number a row in the tensor's own format.
     """
     if wire_dtype == "exact":
         return frame
@@ -44,13 +44,13 @@ def compress(frame: Frame, wire_dtype: str) -> Frame:
 def expand(frame: Frame, wire_dtype: str) -> Frame:
     """Undo `compress`: return the frame with its tensors in the number format that they had.
 
-    A row with a scale that is not finite has values that are not finite, and `Frame.tensor` finds those on every wire.
+    A row with a scale that is not finite has values that are not finite, and `Frame.tensor` refuses those in any case.
 
     Raises
     ------
     ProtocolError
-        When a tensor came in another format than the run's, claims one that it cannot have had, or a scale is missing,
-        of another shape or format, or negative.
+        When a tensor has another wire format than the run, or claims an original format that it cannot have had, or a
+        scale is missing, of another shape or format, or negative.
     """
     restored = [name for name in frame.tensors if name + _DTYPE in frame.fields and not name.endswith(_SCALE)]
     _check_format(frame, restored, wire_dtype)

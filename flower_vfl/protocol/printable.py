@@ -1,4 +1,4 @@
-"""Words of another party, or of somebody's own method, as they can stand in a log, on a terminal or in a result."""
+"""Text of another party, or of a user's own method, made fit for a log, a terminal or a result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def words_of(error: BaseException, most: int = 10_000) -> str:
 
 
 def reason_of(error: BaseException, most: int = 10_000) -> str:
-    """Return the text of an error of this package, which is enough, and `words_of` any other.
+    """Return the text of an error of this package, or `words_of` any other error.
 
     Examples
     --------
@@ -29,7 +29,7 @@ def reason_of(error: BaseException, most: int = 10_000) -> str:
 
 
 def _text(error: BaseException) -> str:
-    """Return the text of an error; making it runs foreign code, which may fail in turn."""
+    """Return the text of an error; the conversion runs foreign code, which may fail in turn."""
     try:
         return str(error)
     except Exception as failure:  # noqa: BLE001 - whatever it is, the error itself must be reported
@@ -37,7 +37,7 @@ def _text(error: BaseException) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return a text of at most so many characters; a longer one loses its middle.
+    """Return a text with at most `most` of its characters; a longer one loses its middle.
 
     Examples
     --------
@@ -51,17 +51,17 @@ def shortened(text: str, most: int) -> str:
 
 
 def printable(words: object, most: int = 2000) -> str:
-    r"""Return another party's words on one line, without control sequences of a terminal.
+    r"""Return another party's text on one line, without control sequences of a terminal.
 
-    Unprintable characters (line ends, escape sequences, marks that turn the direction of writing) are escaped, so that
-    no party writes lines of its own into another's log.
+    Unprintable characters (line ends, escape sequences, marks of the direction of writing) are escaped, so that no
+    party writes lines of its own into another's log.
 
     Parameters
     ----------
     words : object
-        Its words.
+        Text of the other party.
     most : int
-        Characters of it that are kept.
+        Number of its characters that are kept.
 
     Examples
     --------

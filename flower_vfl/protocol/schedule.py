@@ -22,7 +22,7 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.rng import derive_seed, schedule_root
 
 Part = Literal["train", "validation", "next", "test"]
-"""Rows whose embeddings the label party may ask for; "train" are all of the training table, in its order."""
+"""Rows whose embeddings the label party may request; "train" are all of the training table, in its order."""
 
 PARTS: tuple[Part, ...] = ("validation", "next", "test")
 """Rows that are evaluated; "next" are those of the next period, before anything is trained on them."""
@@ -46,7 +46,7 @@ class Schedule:
     batch_size, eval_batch_size : int
         Rows of a step and of an evaluation message.
     epochs : int
-        Passes over the training rows; with periods, how many these are.
+        Passes over the training rows; with periods, the number of periods.
     validation : float
         Part of the training rows that is kept for validation, drawn at random.
     periods : tuple of int
@@ -55,7 +55,7 @@ class Schedule:
     Raises
     ------
     ConfigError
-        When no row is left to train on, or the periods are not the whole table, each an epoch.
+        When no row is left to train on, or the periods are not the whole table with one epoch for each period.
     """
 
     seed: int
@@ -79,12 +79,12 @@ class Schedule:
 
     @cached_property
     def validation_rows(self) -> int:
-        """Rows kept for validation."""
+        """Number of rows that are kept for validation."""
         return int(self.rows * self.validation)
 
     @cached_property
     def train_rows(self) -> int:
-        """Rows that gradients are computed on."""
+        """Number of rows that gradients are computed on."""
         return self.rows - self.validation_rows
 
     @property
@@ -100,17 +100,17 @@ class Schedule:
 
     @cached_property
     def _starts(self) -> tuple[int, ...]:
-        """The first step of each epoch, and how many steps there are."""
-        return _running([ceil(rows / self.batch_size) for rows in self._epoch_rows])
+        """The first step of each epoch, and the number of all steps."""
+        return _running_sums([ceil(rows / self.batch_size) for rows in self._epoch_rows])
 
     @cached_property
     def _next_starts(self) -> tuple[int, ...]:
-        """The first evaluation batch of each period that is a next one, and how many such batches there are."""
-        return _running([ceil(rows / self.eval_batch_size) for rows in self.periods[1:]])
+        """The first evaluation batch of each period after the first, and the number of all these batches."""
+        return _running_sums([ceil(rows / self.eval_batch_size) for rows in self.periods[1:]])
 
     @property
     def steps(self) -> int:
-        """Steps of the whole training."""
+        """Number of steps of the whole training."""
         return self._starts[-1]
 
     def epoch_of(self, step: int) -> int:
@@ -118,15 +118,15 @@ class Schedule:
         return bisect_right(self._starts, step)
 
     def steps_of(self, epoch: int) -> range:
-        """Return the steps of an epoch (from 1); the last one may be smaller."""
+        """Return the steps of an epoch (from 1); the last one may have fewer rows."""
         return range(self._starts[epoch - 1], self._starts[epoch])
 
     def epoch_start(self, steps: int) -> int:
-        """Return how many steps were done when the epoch of the last of so many steps began."""
+        """Return the number of steps before the epoch that holds the last of `steps` steps."""
         return self._starts[self.epoch_of(max(steps - 1, 0)) - 1]
 
     def train_batch(self, step: int) -> Rows:
-        """Return the positions (B,) in the training table that make `step`."""
+        """Return the positions (B,) in the training table of the rows of `step`."""
         epoch = self.epoch_of(step)
         low = (step - self._starts[epoch - 1]) * self.batch_size
         first = sum(self.periods[: epoch - 1])
@@ -138,29 +138,29 @@ class Schedule:
         return _epoch_order(self.seed, rows, self.validation_rows, epoch - 1)
 
     def times_before(self, epoch: int) -> int:
-        """Return how often the rows of an epoch (from 1) came before it."""
+        """Return the number of earlier epochs that had the rows of an epoch (from 1)."""
         return 0 if self.periods else epoch - 1
 
     def came(self, epoch: int) -> NDArray[np.integer]:
-        """Return the rows (N,) of the table that have come by the end of an epoch (from 1), as they last came."""
+        """Return the rows (N,) that were trained on by the end of an epoch (from 1), in their latest order."""
         if not self.periods:
             return self._order(epoch)
-        starts = _running(self.periods)
+        starts = _running_sums(self.periods)
         return np.concatenate([start + self._order(1 + day) for day, start in enumerate(starts[:epoch])])
 
     def places(self, step: int) -> slice:
-        """Return where the rows of `step` are in what `came` returns of its epoch."""
+        """Return the slice of the rows of `step` in the result of `came` for its epoch."""
         epoch = self.epoch_of(step)
         low = sum(self.periods[: epoch - 1]) + (step - self._starts[epoch - 1]) * self.batch_size
         return slice(low, low + self.batch_rows(step))
 
     def batch_rows(self, step: int) -> int:
-        """Return how many rows make `step`."""
+        """Return the number of rows of `step`."""
         epoch = self.epoch_of(step)
         return min(self.batch_size, self._epoch_rows[epoch - 1] - (step - self._starts[epoch - 1]) * self.batch_size)
 
     def batches(self, part: Part) -> int:
-        """Return how many evaluation batches `part` has."""
+        """Return the number of evaluation batches of `part`."""
         if part == "next":
             return self._next_starts[-1]
         rows = {"train": self.rows, "validation": self.validation_rows, "test": self.test_rows}[part]
@@ -174,7 +174,7 @@ class Schedule:
         return range(starts[epoch - 1], starts[epoch]) if epoch < len(starts) else range(0)
 
     def eval_batch(self, part: Part, index: int) -> Rows:
-        """Return the positions (B,) of an evaluation batch, in the test's table for "test", else in the training's."""
+        """Return the positions (B,) of an evaluation batch in the test table for "test", else in the training table."""
         low, high = index * self.eval_batch_size, (index + 1) * self.eval_batch_size
         if part in ("train", "test"):
             return np.arange(low, min(high, self.rows if part == "train" else self.test_rows), dtype=np.int64)
@@ -193,17 +193,17 @@ class Schedule:
 
 
 def is_part(name: str) -> TypeGuard[Part]:
-    """Return whether there are rows of this name whose embeddings may be asked for."""
+    """Return True if a name is that of a part whose embeddings may be requested."""
     return name in (*PARTS, "train")
 
 
-def _running(counts: Sequence[int]) -> tuple[int, ...]:
-    """Return the running sums, from 0 to the whole."""
+def _running_sums(counts: Sequence[int]) -> tuple[int, ...]:
+    """Return the running sums, from 0 to the total."""
     return tuple(accumulate(counts, initial=0))
 
 
 def _permutation(seed: int, rows: int, *purpose: str | int) -> NDArray[np.integer]:
-    import torch  # not on top: a schedule is made before sessions are offered, an order afterwards
+    import torch  # here, because a schedule is made before sessions are offered, an order afterwards
 
     generator = torch.Generator().manual_seed(derive_seed(schedule_root(seed), *purpose))
     dtype = torch.int32 if rows < 2**31 else torch.int64
@@ -217,21 +217,21 @@ def _validation(seed: int, rows: int, count: int) -> NDArray[np.integer]:
 
 
 _CHUNK = 2**20
-_latest: dict[tuple[int, int, int, int], NDArray[np.integer]] = {}
+_last_order: dict[tuple[int, int, int, int], NDArray[np.integer]] = {}
 
 
 def _epoch_order(seed: int, rows: int, held_out: int, epoch: int) -> NDArray[np.integer]:
-    """Return the order of an epoch's training rows among so many; parties of one process share it (4 bytes a row)."""
+    """Return the order of an epoch's training rows among `rows`; parties of one process share it (4 bytes a row)."""
     key = (seed, rows, held_out, epoch)
-    order = _latest.get(key)
+    order = _last_order.get(key)
     if order is None:
-        _latest.clear()  # before the next one is made: two at once would double the memory
+        _last_order.clear()  # before the next one is made: two at once would double the memory
         validation = _validation(seed, rows, held_out) if held_out else None  # first, as it needs as much memory
         order = _permutation(seed, rows, "epoch", epoch)
         if validation is not None:
             order = _without(order, validation)
-        order.flags.writeable = False  # others read it too
-        _latest[key] = order
+        order.flags.writeable = False  # other parties share it
+        _last_order[key] = order
     return order
 
 

@@ -1,4 +1,4 @@
-"""JSON from a peer: read so that one text has one meaning, and nothing but the stated errors can come of it."""
+"""Strict reading of JSON from a peer: a text has one meaning, and no error but the stated ones is raised."""
 
 from __future__ import annotations
 

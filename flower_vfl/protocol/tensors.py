@@ -1,4 +1,4 @@
-"""Flower arrays from tensors and back; frames without any need neither this module nor torch."""
+"""Conversion of tensors to Flower arrays and back; frames without tensors need neither this module nor torch."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _MAX_ELEMENTS = 2**40
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name) for name in ("float32", "float64", "float16", "bfloat16", "int64", "uint8")
 }
-"""Number formats that travel, by name."""
+"""Number formats that can be sent, by name."""
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Return whether all values of a floating point tensor are finite; the sum shows it 30 times faster than a mask."""
+    """Return True if all values of a floating point tensor are finite; the sum is 30 times faster than a mask."""
     # The sum of finite numbers may overflow, so a non-finite sum is only a reason to check each value.
     return math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())
 
 
 def brought(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return tensors of one device in main memory, by one copy: a GPU is waited for once.
+    """Return tensors of one device in main memory, by one copy, which waits for a GPU once.
 
-    They travel as float64, which holds every float32 and every whole number up to 2^53. What is in main memory already
-    is returned as it is.
+    They are copied as float64, which holds every float32 and every whole number up to 2^53. Tensors that are in main
+    memory already are not copied.
     """
     if all(tensor.device.type == "cpu" for tensor in tensors):
         return [tensor.detach() for tensor in tensors]
@@ -56,12 +56,12 @@ def to_array(tensor: Tensor) -> Array:
 
 
 def from_array(name: str, array: Array) -> Tensor:
-    """Read the tensor `name`; ProtocolError when it is none that travels."""
+    """Return the tensor `name` from its array; ProtocolError when its format or shape cannot be sent."""
     dtype = DTYPES.get(array.dtype)
     if dtype is None or array.stype != _RAW:
         raise ProtocolError(f"{name!r} has the unknown type {array.dtype!r} / {array.stype!r}")
     shape = tuple(array.shape)
-    # Counted with 1 for 0 as well: torch computes the strides of an empty tensor too, and they must not overflow.
+    # Sizes of 0 count as 1: torch computes the strides of an empty tensor too, and they must not overflow.
     if (
         len(shape) > _MAX_DIMENSIONS
         or min(shape, default=0) < 0

@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepTrace:
-    """One mini-batch as a feature party saw it; tensors are detached and nothing must be written to afterwards.
+    """The trace of one mini-batch at a feature party; tensors are detached and must not be written to.
 
     Attributes
     ----------
     step, epoch
-        Numbers over the whole training run, by the party's own count.
+        Numbers of the step and the epoch in the whole training run, by the party's own count.
     rows
         Positions of the batch in the training table, (B,); read-only.
     embedding
-        The embeddings that the party sent up, (B, ...).
+        The embeddings that the party sent, (B, ...).
     gradients
-        The received gradients, (B, ...) for each layer: ``"cut"`` as received, ``"first"`` and others by going on with
+        The received gradients, (B, ...) for each layer: ``"cut"`` as received, ``"first"`` and others by further
         back-propagation in the party's own model.
     outputs
         Outputs of the party's own earlier layers for the batch, (B, ...) for each layer but the cut.
@@ -48,12 +48,12 @@ class StepTrace:
 
 
 class Transcript:
-    """The steps that a party saw, oldest first.
+    """The traces of a party's steps, oldest first.
 
     Parameters
     ----------
     history
-        Number of last steps to keep; None keeps all of them.
+        Number of latest steps that are kept; None keeps all of them.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""A fresh certificate authority for one run: mutual TLS between its parties with nothing to configure."""
+"""A fresh certificate authority for one run: mutual TLS between its parties without configuration."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OFFER_SECONDS = 3600.0
 _ECDSA = ec.ECDSA(hashes.SHA256())
 
 SERVER_NAME = "label-party.flower-vfl"
-"""The name in the label party's certificate; parties pin one below it, their own, whatever address they dial."""
+"""The name in the label party's certificate; each party checks a subdomain of its own, whatever address it dials."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class Identity:
 class SessionKey:
     """A party's own key for one session: made when it dials, in the memory of its process only.
 
-    It proves that a party which dials again is the one that was admitted. An offer lies in the SuperLink's database; a
-    proof by what is in the offer would be one that the database can give.
+    It proves that a party which dials again is the one that was admitted. The data of an offer cannot prove that,
+    because the SuperLink's database holds it too.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class SessionKey:
         return self._key.public_key().public_bytes(serialization.Encoding.DER, form).hex()
 
     def sign(self, words: str) -> str:
-        """Return the signature of some words, as hexadecimal digits."""
+        """Return the signature of a text, as hexadecimal digits."""
         return self._key.sign(words.encode(), _ECDSA).hex()
 
     def identity(self, certificate: bytes) -> Identity:
@@ -78,7 +78,7 @@ class SessionKey:
 
 
 def public_key(digits: str) -> ec.EllipticCurvePublicKey:
-    """Return the public key that a party has sent.
+    """Return the public key that a party has sent as hexadecimal digits.
 
     Raises
     ------
@@ -95,7 +95,7 @@ def public_key(digits: str) -> ec.EllipticCurvePublicKey:
 
 
 def is_signed(key: ec.EllipticCurvePublicKey, signature: object, words: str) -> bool:
-    """Return whether a received signature is that of some words by the owner of a key."""
+    """Return True if a received signature is that of a text by the owner of a key."""
     try:
         key.verify(bytes.fromhex(signature if isinstance(signature, str) else ""), words.encode(), _ECDSA)
     except (ValueError, InvalidSignature):
@@ -154,13 +154,13 @@ class Authority:
         return Identity(self._issue(SERVER_NAME, key.public_key(), ExtendedKeyUsageOID.SERVER_AUTH, hosts), _pem(key))
 
     def client(self, name: str, *, seconds: float = OFFER_SECONDS) -> Identity:
-        """Issue a key, for an offer, with a certificate of the common name `name`, valid for so many seconds."""
+        """Issue a key, for an offer, with a certificate of the common name `name`, valid for `seconds`."""
         key = ec.generate_private_key(ec.SECP256R1())
         valid = datetime.timedelta(seconds=min(seconds, _VALID.total_seconds()))
         return Identity(self._client(name, key.public_key(), valid), _pem(key))
 
     def certify(self, name: str, key: ec.EllipticCurvePublicKey) -> bytes:
-        """Issue the certificate, as long as the run's own, with which the owner of a session key dials again."""
+        """Issue the certificate for a session key, valid as long as the run's own, with which its owner dials again."""
         return self._client(name, key, _VALID)
 
     def _client(self, name: str, key: ec.EllipticCurvePublicKey, valid: datetime.timedelta) -> bytes:
@@ -179,7 +179,7 @@ def check_clock(certificate: bytes) -> None:
     Raises
     ------
     SessionError
-        With both times and what to do.
+        When it is not valid; the message has both times and the remedy.
     """
     issued, now = x509.load_pem_x509_certificate(certificate), datetime.datetime.now(datetime.UTC)
     if not issued.not_valid_before_utc < now < issued.not_valid_after_utc:

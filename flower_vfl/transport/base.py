@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 
 class Machine(Protocol):
-    """A feature party as its transport sees it: it answers frames and knows when it is done."""
+    """The interface of a feature party to its transport: it answers frames until it is `finished`."""
 
     name: str
     finished: bool
 
     @property
     def frame_limit(self) -> int:
-        """Most bytes that a frame to this party can need."""
+        """Largest size of a frame to this party, in bytes."""
 
     def hello(self) -> Frame:
         """Return the frame that introduces the party."""
 
     def handle(self, frame: Frame) -> Frame | None:
-        """Take one frame from the label party and return the answer, if it has one."""
+        """Handle one frame from the label party, and return the answer, if there is one."""
 
 
 class Link(ABC):
@@ -43,16 +43,17 @@ class Link(ABC):
     hello : Frame
         The frame with which the party introduced itself.
     node : str
-        The Flower node at the other end, empty where all are in one process. The party chooses its
-        name, not its node.
+        The Flower node at the other end, empty where all are in one process. The party chooses its name,
+        not its node.
     shape, dtype, frame_limit : tuple[int, ...], torch.dtype, int
-        The negotiated shape and format of one row's embedding, and the most bytes of a frame.
+        The negotiated shape and format of one row's embedding, and the largest size of a frame in bytes.
     bytes_up, bytes_down : int
         Bytes of frames handed to the transport; with `inproc`, bytes of the tensors.
     reconnects, queued : int
-        Number of reconnects of a broken stream, and of received frames that are unread; 0 where nothing breaks.
+        Number of reconnects of a broken stream, and of received frames that are unread; 0 for transports without them.
     watch : Callable[[], None]
-        Called now and then while a link waits for a party that may come back; raises PartyLostError when it will not.
+        Function that is called repeatedly while a link waits for a party to reconnect; it raises PartyLostError when
+        the party will not.
     """
 
     dtype: torch.dtype
@@ -75,10 +76,10 @@ class Link(ABC):
 
     @abstractmethod
     def send(self, frame: Frame) -> None:
-        """Send a frame down; it may be held back until `flush`."""
+        """Send a frame to the party; it may be held back until `flush`."""
 
     def flush(self) -> None:  # noqa: B027 - most transports send at once
-        """Let everything that was sent be under way; called on all links before an answer is waited for."""
+        """Put all sent frames on their way; called on all links before an answer is waited for."""
 
     @abstractmethod
     def receive(self, timeout: float) -> Frame:
@@ -101,7 +102,7 @@ class Link(ABC):
         self.close()
 
     def _accept(self, frame: Frame) -> Frame:
-        """Turn a party's own error report into a `PartyError`."""
+        """Return a frame; a party's own error report is raised as a `PartyError`."""
         if frame.kind is Kind.ERROR:
             raise PartyError(f"party {self.party!r} reported: {printable(frame.fields.get('message', 'no reason'))}")
         return frame
@@ -111,7 +112,7 @@ class Endpoint(Protocol):
     """The label party's endpoint, at which parties arrive."""
 
     def offer(self, node: str) -> dict[str, str | bytes | int]:
-        """Return the offer with which `node` can arrive; it is for that node alone."""
+        """Return the offer with which `node`, and no other node, can connect."""
 
     def revoke(self, node: str) -> None:
         """Revoke earlier offers to `node`, also for a party that has dialled with one and was not accepted yet."""
@@ -134,7 +135,7 @@ def check_refusal(frame: Frame) -> Frame:
     Raises
     ------
     SessionError
-        With the label party's reason.
+        When it does; the message has the label party's reason.
     """
     if frame.kind is Kind.ERROR:
         raise SessionError(f"the label party ended the session: {printable(frame.fields.get('message', 'no reason'))}")
@@ -147,7 +148,7 @@ def expect(frame: Frame, kind: Kind, step: int, party: str) -> Frame:
     Raises
     ------
     ProtocolError
-        Naming the party, the expected and the received frame.
+        When it is not; the message names the party, the expected and the received frame.
     """
     if frame.kind is not kind or frame.step != step:
         raise ProtocolError(

@@ -1,4 +1,4 @@
-"""A feature party's end of a session: over a stream it dials the label party, answers its frames, and dials again."""
+"""A feature party's end of a session: over a stream it dials the label party, answers its frames, and reconnects."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ Outgoing = queue.SimpleQueue[bytes | None]
 def take_part(
     offer: ConfigRecord, machine: Machine, config: TransportConfig, outward: Callable[[Exception], Exception]
 ) -> str | None:
-    """Exchange the frames of the session that is offered until it ends.
+    """Exchange the frames of an offered session until it ends.
 
     Parameters
     ----------
     offer, machine, outward : ConfigRecord, Machine, Callable[[Exception], Exception]
         As in `attend`.
     config : TransportConfig
-        Its timeouts.
+        Configuration with the timeouts.
 
     Returns
     -------
     str or None
-        None when the session has ended. Otherwise its frames have to travel in Flower's own messages; the string
-        gives the reason, and is empty where the offer asks for them.
+        None when the session has ended. Otherwise its frames must be sent in Flower's own messages; the string is the
+        reason, empty where the offer asks for them.
 
     Raises
     ------
@@ -89,14 +89,14 @@ def attend(
     session : str
         Id of the session.
     machine : Machine
-        Answers the frames.
+        State machine that answers the frames.
     timeout : float
         Seconds to reach the endpoint for the first time.
     reconnect : float
         Seconds to reach it again after a stream broke; it goes on with the next frame. With 0 a break is the end. For
         a finished party only its report may be missing then, which is logged.
     outward : Callable[[Exception], Exception]
-        Returns the part of the party's own error that is sent to the label party; it is raised here too.
+        Function that returns the error to send to the label party for the party's own error; it is raised here too.
 
     Raises
     ------
@@ -138,7 +138,7 @@ class Dialler:
     received : int
         Number of received messages.
     complete : bool
-        True once the last frame of a training has come: its results are written, and nothing follows.
+        True once the last frame of a training has arrived: its results are written, and nothing follows.
     """
 
     def __init__(
@@ -196,9 +196,10 @@ class Dialler:
                 outgoing.put(_END)
 
     def _greet(self, answers: Any, outgoing: Outgoing) -> None:
-        """Show the token the first time; later sign what the label party asks to be signed.
+        """Send the greeting: with the token the first time, later with a signature of the label party's nonce.
 
-        Where nothing has come yet, the first greeting may be lost, and the label party does not know the key.
+        If nothing was received yet, the first greeting may be lost, and the label party does not have the key: then a
+        proof of the token is added.
         """
         fields = {**self._hello.fields, "key": self._key.public}
         if self._dialled:
@@ -244,9 +245,9 @@ class Dialler:
                 outgoing.put(self._traffic.confirmation())
 
     def _welcome(self, message: bytes, outgoing: Outgoing) -> None:
-        """Learn what the label party has taken, send the rest, and dial next with the certificate that it gives.
+        """Read the label party's count of taken frames, send the others, and keep the certificate for the next dial.
 
-        The key in the offer is another one, which the SuperLink's database has too, and its certificate ends soon.
+        The offer has another key, which the SuperLink's database holds too, and whose certificate expires soon.
         """
         certificate = self._traffic.take_welcome(message)
         if certificate:
@@ -263,7 +264,7 @@ class Dialler:
 
 
 def _becomes_ready(channel: grpc.Channel, timeout: float) -> bool:
-    """Wait until a channel is connected; gRPC's own `channel_ready_future` waits by a clock that can jump."""
+    """Return True if a channel connects in time; gRPC's own `channel_ready_future` waits by a clock that can jump."""
     ready = threading.Event()
 
     def changed(state: grpc.ChannelConnectivity) -> None:
@@ -297,7 +298,7 @@ def _unreachable(address: str, timeout: float) -> str:
 
 
 def _server_name(offer: ConfigRecord) -> str:
-    """Return the name that this party asks for, by which the label party's port recognises a party of the run."""
+    """Return the server name to request, by which the label party's port recognises a party of the run."""
     name = offer.get("server-name")
     if not isinstance(name, str) or not name.endswith(f".{SERVER_NAME}"):
         raise ProtocolError("the offer has no 'server-name'")

@@ -1,4 +1,4 @@
-"""Flower messages under way: pushed without waiting, replies collected as they come."""
+"""Flower messages in flight: they are pushed without waiting, and replies are collected as they arrive."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from flower_vfl.protocol.printable import printable
 _log = logging.getLogger(__name__)
 
 TTL = 30 * 24 * 3600.0
-"""Seconds that a message lives: a long training must not outlive it (Flower's default is 12 hours)."""
+"""Lifetime of a message in seconds: a long training must not outlast it (Flower's default is 12 hours)."""
 
-_FRAME = "Exception ClientAppException occurred. Message: "
+_FLOWER_PREFIX = "Exception ClientAppException occurred. Message: "
 _QUOTED = re.compile(r"<class '(?:\w+\.)*(?P<kind>\w+)'>:<'(?P<words>.*)'>", re.DOTALL)
-_PASSES = {kind.__name__ for kind in (FolderInUseError, OutputExistsError, SessionError, UnreachableError)}
+_TEMPORARY = {kind.__name__ for kind in (FolderInUseError, OutputExistsError, SessionError, UnreachableError)}
 
 
 class Mailbox:
-    """At most one message a node is under way; in a simulation a second one could overwrite the first one's state."""
+    """The messages in flight, at most one for each node: in a simulation a second one could overwrite its state."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
@@ -43,7 +43,7 @@ class Mailbox:
         self._pending[identifiers[0]] = node
 
     def take(self, node: int) -> Message | None:
-        """Return the reply of `node` if it has come."""
+        """Return the reply of `node`; None if it has not arrived."""
         if self._pending:
             for reply in self._grid.pull_messages(list(self._pending)):
                 sender = self._pending.pop(reply.metadata.reply_to_message_id, None)
@@ -53,12 +53,12 @@ class Mailbox:
 
     @property
     def busy(self) -> set[int]:
-        """Nodes with a reply that is still to come or to be taken."""
+        """Nodes with a reply that has not arrived yet, or was not taken."""
         return set(self._pending.values()) | set(self._replies)
 
 
 def check_registered(node: int | str, name: str, party: str, *, simulation: bool) -> None:
-    """Refuse a node that claims to be a party and is registered under another name; no name proves nothing.
+    """Refuse a node that claims to be a party and is registered under another name; a missing name is logged.
 
     Raises
     ------
@@ -78,27 +78,27 @@ def check_registered(node: int | str, name: str, party: str, *, simulation: bool
 
 
 def raised(reply: Message) -> bool:
-    """Return whether a node's handler ended with an error of its own; else the node or its process has gone."""
+    """Return True if a node's handler ended with an error of its own; else the node or its process is gone."""
     return reply.error.code in (ErrorCode.LOAD_CLIENT_APP_EXCEPTION, ErrorCode.CLIENT_APP_RAISED_EXCEPTION)
 
 
 def passes(reply: Message) -> bool:
-    """Return whether a node that failed may take part when it is asked again.
+    """Return True if a node that failed may take part after a new offer.
 
-    It may when it has disappeared, when its connection is down, and while an earlier process holds its folder.
+    It may when it has disappeared, when its connection is down, and while an earlier process uses its folder.
     """
     kind = re.match(r"(?:<class ')?(?:\w+\.)*(\w+)", reply.error.reason or "")
-    return not raised(reply) or (kind is not None and kind[1] in _PASSES)
+    return not raised(reply) or (kind is not None and kind[1] in _TEMPORARY)
 
 
 def reason(reply: Message) -> str:
-    """Return in one line the reason why a node failed, without Flower's own frame around it."""
+    """Return in one line the reason why a node failed, without the text that Flower adds."""
     text = (reply.error.reason or f"error code {reply.error.code}").strip()
     quoted = _QUOTED.fullmatch(text)
     if quoted:  # a SuperNode's form of an exception, and the simulation runtime's
-        text = quoted["words"] if _FRAME in quoted["words"] else f"{quoted['kind']}: {quoted['words']}"
-    _, framed, own = text.partition(_FRAME)
-    lines = [line.strip() for line in (own if framed else text).splitlines() if line.strip()]
-    if not framed and lines and lines[0].startswith("Traceback"):
+        text = quoted["words"] if _FLOWER_PREFIX in quoted["words"] else f"{quoted['kind']}: {quoted['words']}"
+    _, prefixed, own = text.partition(_FLOWER_PREFIX)
+    lines = [line.strip() for line in (own if prefixed else text).splitlines() if line.strip()]
+    if not prefixed and lines and lines[0].startswith("Traceback"):
         lines = lines[-1:]
     return printable(" ".join(lines)) if lines else "no reason given"

@@ -1,4 +1,4 @@
-"""The transport that needs no port: frames ride in plain Flower messages, up to W in one. Slow, always works."""
+"""The transport that needs no port: frames in plain Flower messages, several in one; slow, but it always works."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _POLL_SECONDS = (0.001, 0.25)
 
 def bundle(frames: list[Frame], session: str, wire_dtype: str) -> RecordDict:
     """Put several frames into one `RecordDict`, in their order."""
-    from flower_vfl.protocol.numbers import compress  # it imports torch, which an offer does without
+    from flower_vfl.protocol.numbers import compress  # it imports torch, which offers do not need
 
     records = RecordDict()
     for index, frame in enumerate(frames):
@@ -31,7 +31,7 @@ def bundle(frames: list[Frame], session: str, wire_dtype: str) -> RecordDict:
 
 
 def unbundle(records: RecordDict, session: str, wire_dtype: str, *, limit: int) -> list[Frame]:
-    """Read what `bundle` wrote.
+    """Return the frames that `bundle` put into a `RecordDict`.
 
     Raises
     ------
@@ -61,14 +61,14 @@ def _size(records: RecordDict) -> int:
 
 
 def answer(content: RecordDict, session: str, wire_dtype: str, machine: Machine) -> RecordDict:
-    """Let a party's state machine answer all frames of one Flower message (called by the party's handler)."""
+    """Return a party's answers to all frames of one Flower message (called by the party's handler)."""
     frames = unbundle(content, session, wire_dtype, limit=machine.frame_limit)
     answers = [machine.handle(check_refusal(frame)) for frame in frames]
     return bundle([frame for frame in answers if frame is not None], session, wire_dtype)
 
 
 class MessagesLink(Link):
-    """Frames are held back until an answer is needed, then go out together in one Flower message."""
+    """A link that holds frames back until an answer is needed, then sends them together in one Flower message."""
 
     def __init__(
         self, node: int, hello: Frame, session: str, wire_dtype: str, mailbox: Mailbox, purpose: str = "train"
@@ -102,7 +102,7 @@ class MessagesLink(Link):
         Raises
         ------
         PartyError
-            When it could not take them, or does not say so within `timeout` seconds.
+            When it could not take them, or does not confirm them within `timeout` seconds.
         """
         self._reply(timeout)
 

@@ -1,4 +1,4 @@
-"""The opening of sessions: one Flower message with an offer to every node, then the parties arrive."""
+"""The opening of sessions: every node receives an offer in a Flower message, and the parties connect."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ OFFER, REPLY = "offer", "reply"
 """Names of the config records in the Flower message that opens a session and in its answer."""
 
 TRAINING = "training"
-"""In an offer: the label party's name of the training run, the same after an interruption."""
+"""Field of an offer: the label party's name of the training run, the same after an interruption."""
 
 SPARE, OPEN, FINISHED = "spare", "open", "finished"
-"""Answers of a node: it is not needed, its session goes on in further messages, training is finished."""
+"""Statuses in a node's answer: it is not needed, its session goes on in further messages, training is finished."""
 
 _NOT_BEGUN = "it failed before training began; the reason is in its own log"
-"""The reason that nodes receive then; the error itself may reveal something about the labels."""
+"""The reason that nodes receive in place of the error, which may reveal something about the labels."""
 
 _SETTLE_SECONDS = 5.0
 _TURN_AWAY_SECONDS = 30.0
 _INVITE_SECONDS = 0.5
-_FAREWELL_SECONDS = 120.0
-_DEATHS = 3
+_EXPORT_SECONDS = 120.0
+_MOST_DEATHS = 3
 """Number of times that a node is asked again if its process dies while sessions open."""
 
 
 class _MessagesEndpoint:
-    """The endpoint where frames are in Flower messages: a party's greeting is the answer to the offer."""
+    """The endpoint for frames in Flower messages: a party's greeting is the answer to the offer."""
 
     def __init__(self, session: str, wire_dtype: str, mailbox: Mailbox, purpose: str) -> None:
         self._purpose = purpose
@@ -62,7 +62,7 @@ class _MessagesEndpoint:
         return {"wire-dtype": self._wire_dtype}
 
     def greet(self, node: int, content: RecordDict) -> None:
-        """Take the greeting out of a node's answer to its offer."""
+        """Read the greeting in a node's answer to its offer, and add the link to its party."""
         records = RecordDict({name: record for name, record in content.items() if name != REPLY})
         greetings = unbundle(records, self._session, self._wire_dtype, limit=OVERHEAD)
         if len(greetings) != 1:
@@ -93,13 +93,13 @@ class Sessions:
     config : TransportConfig
         The transport, its address and its timeouts.
     simulation : bool
-        True if all parties run on this side of one trust boundary; it goes into the offers.
+        True if all parties run within one trust boundary; the offers contain it.
     offer : Mapping[str, str], optional
         Further fields of every offer.
     purpose : {"train", "query"}
         Flower's type of the messages: "train" to train, "query" to predict.
     sign : Signer, optional
-        Signs every offer.
+        Function that signs every offer.
     """
 
     def __init__(
@@ -119,16 +119,16 @@ class Sessions:
         self.reports: dict[str, Frame] = {}
         """The reports of the parties that have finished."""
         self._ended: set[Link] = set()
-        self._opens, self._closed = False, False
+        self._open_called, self._closed = False, False
         self._check: Callable[[Link], None] = lambda _: None
-        self._asked = -math.inf
+        self._last_query = -math.inf
         self._parties, self._config = tuple(parties), config
         self._mailbox = Mailbox(grid)
         self._names: dict[int, str] = {}
         """The name under which each node is registered; it stays when the node is asked again."""
         self._invited: set[int] = set()
         self._given_up: set[int] = set()
-        self._seats: dict[str, str] = {}
+        self._party_nodes: dict[str, str] = {}
         """The node of each party, also of one that is lost."""
         self._deaths: Counter[int] = Counter()
         self._messages = _MessagesEndpoint(self.session, config.wire_dtype, self._mailbox, purpose)
@@ -169,7 +169,7 @@ class Sessions:
         if self._closed:
             return
         self._closed = True
-        if isinstance(error, Exception) and not self._opens:
+        if isinstance(error, Exception) and not self._open_called:
             self._turn_away()
         for link in self.links.values():
             link.close()
@@ -179,7 +179,7 @@ class Sessions:
             raise type(error)(f"{error} ({'; '.join(reasons)})") from error
 
     def _settle(self) -> list[str]:
-        """Give the nodes a moment to end their handlers, and return the reasons of those that failed."""
+        """Wait briefly until the nodes have ended their handlers, and return the reasons of those that failed."""
         reasons = []
         deadline = time.monotonic() + _SETTLE_SECONDS
         while (busy := self._mailbox.busy) and time.monotonic() < deadline:
@@ -191,19 +191,19 @@ class Sessions:
         return reasons
 
     def _turn_away(self) -> None:
-        """Turn away the invited nodes as they arrive."""
+        """Refuse the invited nodes as they arrive."""
         deadline = time.monotonic() + _TURN_AWAY_SECONDS
         while (busy := self._mailbox.busy) and time.monotonic() < deadline:
             for node in busy:
                 reply = self._mailbox.take(node)
                 if reply is not None:
-                    with suppress(FlowerVflError):  # it has failed too, and nobody asks why
+                    with suppress(FlowerVflError):  # it has failed too, and its reason is not needed
                         self._opening_reply(node, reply)
             for link in self._arrivals():
                 link.refuse(_NOT_BEGUN)
 
     def invite(self) -> None:
-        """Offer a session to the nodes that are connected before `open` does: it takes them seconds to arrive."""
+        """Offer a session to the connected nodes before `open` is called: they take seconds to arrive."""
         self._invite()
 
     def open(self, check: Callable[[Link], None]) -> dict[str, Link]:
@@ -212,7 +212,8 @@ class Sessions:
         Parameters
         ----------
         check : Callable[[Link], None]
-            Called with each new link before it is used; it raises when the party does not fit, and sets `frame_limit`.
+            Function that is called with each new link before it is used; it raises when the party does not fit, and
+            sets `frame_limit`.
 
         Raises
         ------
@@ -222,7 +223,7 @@ class Sessions:
         PartyError
             When a node fails or refuses.
         """
-        self._check, self._opens = check, True
+        self._check, self._open_called = check, True
         if self._parties:
             _log.info("waiting for %s", ", ".join(self._parties))
         until = time.monotonic() + self._config.connect_timeout
@@ -251,16 +252,16 @@ class Sessions:
             if int(link.node) in self._mailbox.busy:  # Flower has still to report the end of its handler
                 self._given_up.add(int(link.node))
             else:
-                self._take_back(int(link.node))
+                self._revoke_offer(int(link.node))
 
     def drop_all(self, reason: str) -> None:
-        """Release all parties, with the reason for those that are connected; `rejoin` asks all of them again."""
+        """Release all parties, with the reason for those that are connected; `rejoin` offers new sessions to all."""
         for party, link in list(self.links.items()):
             link.refuse(reason)
             self.drop(party)
 
     def rejoin(self) -> None:
-        """Ask the nodes of missing parties again, also newly connected ones, until all parties are here.
+        """Offer sessions to the nodes of missing parties, also to newly connected ones, until all parties are back.
 
         Raises
         ------
@@ -285,13 +286,13 @@ class Sessions:
                 if reply is not None and reply.has_error():
                     failures[node] = reason(reply)
                 if reply is not None:
-                    self._returning_reply(node, reply, lost={self._seats[party] for party in missing})
+                    self._returning_reply(node, reply, lost={self._party_nodes[party] for party in missing})
             self._invite()
             self._admit_arrivals()
         self._complete()
 
     def _returning_reply(self, node: int, reply: Message, *, lost: set[str]) -> None:
-        """Handle a node's answer while the parties of the nodes `lost` are to come back."""
+        """Handle a node's answer during a `rejoin` of the parties of the nodes `lost`."""
         if node in self._given_up or (reply.has_error() and passes(reply)):
             self._ask_again(node, reply)
         elif reply.has_error() and str(node) not in lost:
@@ -300,11 +301,11 @@ class Sessions:
             self._opening_reply(node, reply)
 
     def _has_died(self, node: int, reply: Message) -> bool:
-        """Return whether a node's process died, for the first few times; a simulation does not replace it."""
+        """Return True if a node's process died, for the first few times; a simulation does not replace it."""
         if self._simulation or not reply.has_error() or raised(reply):
             return False
         self._deaths[node] += 1
-        return self._deaths[node] <= _DEATHS
+        return self._deaths[node] <= _MOST_DEATHS
 
     def _ask_again(self, node: int, reply: Message) -> None:
         """Offer a new session to a node once it is connected; its state of the old one is lost."""
@@ -312,16 +313,16 @@ class Sessions:
         _log.warning("node %d is asked again: %s", node, words)
         for party in [party for party, link in self.links.items() if link.node == str(node)]:
             self.links.pop(party).close()
-        self._take_back(node)
+        self._revoke_offer(node)
 
-    def _take_back(self, node: int) -> None:
+    def _revoke_offer(self, node: int) -> None:
         """Revoke the offer of a node; while it is connected, it gets another one."""
         self._endpoint.revoke(str(node))
         self._given_up.discard(node)
         self._invited.discard(node)
 
     def _complete(self) -> None:
-        """Put the links into the order of the parties, in the mapping that others hold; nobody else can arrive."""
+        """Order the links by party, in the same mapping object, and revoke the offers that were not used."""
         streams = {link.node for link in self.links.values() if isinstance(link, StreamLink)}
         for node in {str(node) for node in self._invited} - streams:
             self._endpoint.revoke(node)
@@ -330,7 +331,7 @@ class Sessions:
         self.links.update(links)
 
     def _watch(self, link: Link) -> None:
-        """Raise when the node of a broken link has ended its handler: it will not come back by itself."""
+        """Raise when the node of a broken link has ended its handler: it will not reconnect by itself."""
         reply = self._mailbox.take(int(link.node))
         if reply is not None:
             words = reason(reply) if reply.has_error() else "it ended before it was finished"
@@ -339,14 +340,14 @@ class Sessions:
             )
 
     def _invite(self) -> bool:
-        """Offer a session to every node that is connected and has no offer yet; say whether there was one.
+        """Offer a session to every node that is connected and has no offer yet; return True if there was one.
 
-        Flower is asked now and then only, however often this is called.
+        Flower is queried at intervals only, however often this is called.
         """
         now = time.monotonic()
-        if now < self._asked + _INVITE_SECONDS:
+        if now < self._last_query + _INVITE_SECONDS:
             return False
-        self._asked = now
+        self._last_query = now
         connected = self._mailbox.nodes()
         self._names.update(connected)
         newcomers = connected.keys() - self._invited
@@ -358,7 +359,7 @@ class Sessions:
         return bool(newcomers)
 
     def _opening_reply(self, node: int, reply: Message) -> None:
-        """Handle what a node answers while sessions open."""
+        """Handle the answer of a node while sessions open."""
         if reply.has_error():
             raise PartyError(f"node {node} could not open its session: {reason(reply)}")
         record = reply.content.config_records.get(REPLY) or ConfigRecord()
@@ -376,12 +377,12 @@ class Sessions:
             raise ProtocolError(f"node {node} answered its offer with {status!r}")
 
     def _admit_arrivals(self) -> None:
-        """Take in the parties that have dialled or greeted since."""
+        """Admit the parties that have dialled or greeted since the last call."""
         for link in self._arrivals():
             self._admit(link)
 
     def _arrivals(self) -> Iterator[Link]:
-        """Yield the links to parties that have dialled or greeted since, then wait a moment for more."""
+        """Yield the links to parties that have dialled or greeted since the last call, then wait briefly for more."""
         for endpoint in {self._endpoint, self._messages}:
             while (link := endpoint.accept()) is not None:
                 yield link
@@ -400,14 +401,14 @@ class Sessions:
                 )
             self._check(link)
         except BaseException as error:
-            link.refuse(str(error))  # it is in no list yet, and its party would wait for ever
+            link.refuse(str(error))  # it is not in `links` yet: its party would wait for ever
             raise
         if link.node:
             link.watch = partial(self._watch, link)
         self.links[link.party] = link
-        self._seats[link.party] = link.node
+        self._party_nodes[link.party] = link.node
 
-    def _setting(self) -> str:
+    def _advice(self) -> str:
         count = len(self._parties)
         if self._simulation:
             return (
@@ -428,10 +429,10 @@ class Sessions:
         if len(self._invited) < len(self._parties):
             return SetupError(
                 f"{len(self._invited)} nodes are connected, the run has {len(self._parties)} feature parties "
-                f"({', '.join(self._parties)}); {self._setting()}"
+                f"({', '.join(self._parties)}); {self._advice()}"
             )
         return SetupError(
-            f"after {self._config.connect_timeout:g} s these parties have not arrived: {missing}; {self._setting()}"
+            f"after {self._config.connect_timeout:g} s these parties have not arrived: {missing}; {self._advice()}"
         )
 
     @property
@@ -456,12 +457,12 @@ class Sessions:
     def announce_export(self, timeout: float) -> None:
         """Notify the parties that no state of this training run is needed any more.
 
-        Over `messages` that is one Flower message more, to parties that keep states; who does not answer it within
-        `timeout` seconds, two minutes at most, is named in the log: the results are written.
+        Over `messages` that is one Flower message more, to parties that keep states. A party that does not answer it
+        within `timeout` seconds, two minutes at most, is only logged, because the results are written already.
         """
-        timeout = min(timeout, _FAREWELL_SECONDS)
-        keep = TRAINING in self._offer
-        links = [link for link in self.links.values() if keep or not isinstance(link, MessagesLink)]
+        timeout = min(timeout, _EXPORT_SECONDS)
+        keeps_states = TRAINING in self._offer
+        links = [link for link in self.links.values() if keeps_states or not isinstance(link, MessagesLink)]
         for link in links:
             link.send(Frame(Kind.EXPORTED))
         for wait in (MessagesLink.flush, partial(MessagesLink.await_taken, timeout=timeout)):

@@ -1,7 +1,7 @@
 """Offers that the label party signs with a key of its own, which outlives runs.
 
 An offer's certificates are of one run, so they do not identify the label party. A signature over the offer and over the
-run configuration does, for a party that has received the public key in another way.
+run configuration does, for a party that has received the public key over another channel.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from flower_vfl.errors import ConfigError
 
 LABEL_KEY_VARIABLE = "FLOWER_VFL_LABEL_KEY_FILE"
-"""Names the label party's private key, in the environment of its ServerApp."""
+"""Environment variable of the label party's ServerApp that names the file of its private key."""
 
 SIGNATURE = "signature"
 """The name of the signature in an offer."""
 
 Offer = dict[str, str | bytes | int | bool]
 Signer = Callable[[Offer], Offer]
-"""Returns an offer with its signature."""
+"""A function that returns an offer with its signature."""
 
 _CONTEXT = b"flower-vfl offer 1\0"
 
 
 def signer_of_this_host(run_config: Mapping[str, object]) -> Signer | None:
-    """Return what signs the offers of a run with the key that this host's environment names; None without one.
+    """Return a function that signs a run's offers with the key that this host's environment names; None without one.
 
     Raises
     ------
@@ -64,7 +64,7 @@ def read_public_key(text: str) -> Ed25519PublicKey:
     Raises
     ------
     ConfigError
-        When it is none.
+        When the text is no public Ed25519 key.
     """
     try:
         key = load_ssh_public_key(text.encode())
@@ -76,7 +76,7 @@ def read_public_key(text: str) -> Ed25519PublicKey:
 
 
 def is_signed(offer: Mapping[str, object], run_config: Mapping[str, object], key: Ed25519PublicKey) -> bool:
-    """Return whether the holder of a key has made this offer, for this run configuration."""
+    """Return True if the holder of a key has signed this offer, for this run configuration."""
     signature = offer.get(SIGNATURE)
     if not isinstance(signature, bytes):
         return False
@@ -88,7 +88,7 @@ def is_signed(offer: Mapping[str, object], run_config: Mapping[str, object], key
 
 
 def _message(offer: Mapping[str, object], run_config: Mapping[str, object]) -> bytes:
-    """Return what is signed: a digest of all fields of the offer, and of the run configuration."""
+    """Return the message to sign: a digest of all fields of the offer, and of the run configuration."""
     parts = {"offer": {name: offer[name] for name in offer if name != SIGNATURE}, "config": dict(run_config)}
     text = json.dumps(parts, sort_keys=True, default=lambda value: {"hex": bytes(value).hex()})
     return _CONTEXT + hashlib.sha256(text.encode()).digest()

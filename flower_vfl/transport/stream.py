@@ -34,10 +34,10 @@ _log = logging.getLogger(__name__)
 
 _HELLO_LIMIT = OVERHEAD
 _HELLO_SECONDS = 10.0
-_GREETINGS = 2  # of one node at a time: a stream that hangs must not block its successor, nor other parties
+_GREETINGS = 2  # at a time from one node: a stream that hangs must not block its successor, nor other parties
 _WATCH_SECONDS = 0.2
 _GRACE_SECONDS = 10.0  # for parties to close their sides when all has been sent: a busy host needs more than a moment
-_SHOWN = ("token", "taken", "proof", "signature", "key")
+_PROOF_FIELDS = ("token", "taken", "proof", "signature", "key")
 _END = None
 Outgoing = queue.SimpleQueue[bytes | None]
 
@@ -50,14 +50,14 @@ class _Connection:
     outgoing: Outgoing = field(default_factory=queue.SimpleQueue)
 
     def end(self) -> None:
-        """Let it end once everything that waits has gone out."""
+        """End the stream once all queued messages are sent."""
         self.outgoing.put(_END)
 
 
 class StreamLink(Link):
     """The label party's end of a session; gRPC's threads fill one queue and empty another.
 
-    A stream that breaks may come back; meanwhile `receive` waits and asks `watch` now and then.
+    The party may reconnect after a stream broke; meanwhile `receive` waits and calls `watch` repeatedly.
     """
 
     def __init__(
@@ -93,21 +93,21 @@ class StreamLink(Link):
                     raise PartyError(f"party {self.party!r} did not answer within {timeout:g} s") from None
                 item = _END
             if item is not _END:
-                return self._opened(item)
+                return self._read_item(item)
             self._check_lost()
 
     def _check_lost(self) -> None:
-        """Raise when the stream is broken and will not be taken up again."""
+        """Raise when the stream is broken and will not be resumed."""
         since = self._broken
         if since == math.inf:
             return
         if time.monotonic() < since + self._reconnect:
             self.watch()
             return
-        self.incoming.put(_END)  # the next call gets the same
+        self.incoming.put(_END)  # the next call raises the same error
         raise PartyLostError(f"the session with party {self.party!r} broke: it died or lost its connection", self.party)
 
-    def _opened(self, item: bytes | ProtocolError) -> Frame:
+    def _read_item(self, item: bytes | ProtocolError) -> Frame:
         try:
             if isinstance(item, ProtocolError):
                 raise item
@@ -127,14 +127,14 @@ class StreamLink(Link):
         return self.incoming.qsize()
 
     def attach(self, context: Any, taken: int, certificate: bytes = b"") -> _Connection:
-        """Go on over a new stream with a party that has taken so many frames, and let go of the old one.
+        """Go on over a new stream with a party that has taken `taken` frames, and end the old one.
 
         The party dials with the certificate when this stream breaks.
 
         Raises
         ------
         ProtocolError
-            When it cannot have taken so many.
+            When it cannot have taken this number of frames.
         """
         new = _Connection(context)
         with self._lock:
@@ -152,7 +152,7 @@ class StreamLink(Link):
         return new
 
     def drain(self, connection: _Connection, messages: Iterator[bytes]) -> None:
-        """Take every message of a stream until it ends or another one has taken its place."""
+        """Read the messages of a stream until it ends or another one has taken its place."""
         try:
             for message in messages:
                 with self._lock:
@@ -170,14 +170,14 @@ class StreamLink(Link):
             self.ended(connection)
 
     def _check_allowed(self, size: int) -> None:
-        """Refuse a frame that came before it is kept: one that is too large, or answers nothing that was sent."""
+        """Refuse a received frame that is too large, or that answers no sent one, before it is queued."""
         if size > self.frame_limit:
             raise ProtocolError(f"a frame of {size} bytes came; at most {self.frame_limit} are allowed here")
         if self._traffic.taken > self._traffic.sent:
             raise ProtocolError(f"{self._traffic.taken} frames came, in answer to {self._traffic.sent}")
 
     def ended(self, connection: _Connection) -> None:
-        """Wake whoever waits: a stream has ended."""
+        """Record that a stream has ended, and wake `receive`."""
         with self._lock:
             if connection is self._connection and self._broken == math.inf:
                 self._broken = time.monotonic()
@@ -201,9 +201,9 @@ class StreamEndpoint:
     wire_dtype : str
         Number format on the wire.
     limit : int
-        Most bytes of a frame that gRPC takes at all; the limit of a party's frames follows from its embedding.
+        Largest frame that gRPC takes at all, in bytes; the limit of a party's frames follows from its embedding.
     reconnect : float
-        Seconds that a party has to come back after its stream broke.
+        Seconds that a party has to reconnect after its stream broke.
     offer_seconds : float
         Seconds that the certificate of an offer is valid. An admitted party has another one, which is in no offer.
 
@@ -231,7 +231,7 @@ class StreamEndpoint:
         self._limit, self._reconnect, self._offer_seconds = limit, reconnect, offer_seconds
         self._authority = Authority()
         self._tokens: dict[str, str] = {}
-        self._greeting: Counter[str] = Counter()
+        self._greeting_streams: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._arrived: queue.SimpleQueue[StreamLink] = queue.SimpleQueue()
         self._links: dict[str, StreamLink] = {}
@@ -258,7 +258,7 @@ class StreamEndpoint:
         self.address = address_text(advertise or host, self._acceptor.port)
 
     def offer(self, node: str) -> dict[str, str | bytes | int]:
-        """Return what `node` needs to dial; it is for that node alone, and it opens one session once."""
+        """Return the offer with which `node`, and no other node, can dial; it opens one session once."""
         token, mark = secrets.token_hex(32), secrets.token_hex(16)
         identity = self._authority.client(node, seconds=self._offer_seconds)
         self._tokens[node] = token
@@ -300,7 +300,7 @@ class StreamEndpoint:
         self._acceptor.close()
 
     def _admit(self, requests: Iterator[bytes], context: Any) -> tuple[StreamLink, _Connection]:
-        """Check the newcomer's certificate, TLS version, greeting, and its token or that it was here before."""
+        """Return the link to a dialling party and its stream, after checks of TLS, certificate, greeting and proof."""
         auth = context.auth_context()
         version = auth.get("ssl_tls_version", [b"an unknown version"])[0]
         if version != b"TLSv1.3":
@@ -308,18 +308,18 @@ class StreamEndpoint:
         node = auth["x509_common_name"][0].decode()
         nonce = secrets.token_hex(32)
         context.send_initial_metadata(((NONCE, nonce),))
-        hello = self._greeting_of(node, requests, context)
+        hello = self._read_greeting(node, requests, context)
         if hello.kind is not Kind.HELLO:
             raise ProtocolError(f"node {node} did not greet")
         taken = hello.integer("taken") if "signature" in hello.fields else 0
-        link, new = self._known(node, hello, nonce, taken)
+        link, new = self._authenticated(node, hello, nonce, taken)
         connection = link.attach(context, taken, self._authority.certify(node, link.key))
         if new:
             self._arrived.put(link)
         return link, connection
 
-    def _known(self, node: str, hello: Frame, nonce: str, taken: int) -> tuple[StreamLink, bool]:
-        """Return the link of a party that shows its token for the first time, or signs, and whether the link is new."""
+    def _authenticated(self, node: str, hello: Frame, nonce: str, taken: int) -> tuple[StreamLink, bool]:
+        """Return the link of a party that shows its token for the first time, or signs, and True if the link is new."""
         key = public_key(hello.text("key"))
         with self._lock:
             token, link = self._tokens.get(node), self._links.get(node)
@@ -327,7 +327,7 @@ class StreamEndpoint:
                 proven = proof(key_of(token), nonce, self.session, taken)
                 if _shows(hello, "token", token) or _shows(hello, "proof", proven):
                     del self._tokens[node]
-                    shown = Frame(Kind.HELLO, fields={k: v for k, v in hello.fields.items() if k not in _SHOWN})
+                    shown = Frame(Kind.HELLO, fields={k: v for k, v in hello.fields.items() if k not in _PROOF_FIELDS})
                     link = StreamLink(hello.text("party"), shown, node, self._wire, key=key, reconnect=self._reconnect)
                     self._links[node] = link
                     return link, True
@@ -336,13 +336,13 @@ class StreamEndpoint:
             return link, False
         raise ProtocolError(f"node {node} showed no valid token")
 
-    def _greeting_of(self, node: str, requests: Iterator[bytes], context: Any) -> Frame:
-        """Wait for the first message of a stream, of few streams of one node at a time and not for long."""
+    def _read_greeting(self, node: str, requests: Iterator[bytes], context: Any) -> Frame:
+        """Return the first message of a stream; the wait and the number of waiting streams of a node are limited."""
         with self._lock:
-            self._greeting[node] += 1
+            self._greeting_streams[node] += 1
         timer = threading.Timer(_HELLO_SECONDS, context.cancel)
         try:
-            if self._greeting[node] > _GREETINGS:
+            if self._greeting_streams[node] > _GREETINGS:
                 raise ProtocolError(f"node {node} has {_GREETINGS} other streams that have not greeted")
             timer.start()
             return from_records(decode(next(requests), limit=_HELLO_LIMIT), self.session)
@@ -351,7 +351,7 @@ class StreamEndpoint:
         finally:
             timer.cancel()
             with self._lock:
-                self._greeting[node] -= 1
+                self._greeting_streams[node] -= 1
 
     def _serve(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         try:
@@ -367,6 +367,6 @@ class StreamEndpoint:
 
 
 def _shows(hello: Frame, name: str, expected: str) -> bool:
-    """Say, in a time that tells nothing, whether a greeting holds what it should."""
+    """Return True if a greeting holds the expected text, by a comparison in constant time."""
     shown = hello.fields.get(name)
     return isinstance(shown, str) and hmac.compare_digest(expected.encode(), shown.encode(errors="replace"))

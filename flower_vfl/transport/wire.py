@@ -17,7 +17,7 @@ from flower_vfl.protocol.frame import Frame, decode, encode, from_records, to_re
 
 SERVICE, METHOD = "flower_vfl.Session", "Open"
 NONCE = "flower-vfl-nonce"
-"""Name in the metadata with which the label party begins a stream: the nonce that a reconnecting party must sign."""
+"""Name in the metadata at the beginning of a stream: the label party's nonce, which a reconnecting party must sign."""
 
 KEPT = 256
 """Largest number of messages that may wait for the other end's confirmation."""
@@ -42,7 +42,7 @@ def options(limit: int) -> list[tuple[str, int]]:
 
 
 def key_of(token: str) -> bytes:
-    """Return the key of the proof that a party has a token; the token itself is shown once only."""
+    """Return the key of the proof that a party has a token; the token itself is sent once only."""
     return hmac.digest(token.encode(), b"flower-vfl: the same party again", "sha256")
 
 
@@ -52,19 +52,19 @@ def proof(key: bytes, nonce: str, session: str, taken: int) -> str:
 
 
 def words_to_sign(nonce: str, session: str, taken: int) -> str:
-    """Return the words that a reconnecting party signs: they hold for one stream of one session."""
+    """Return the text that a reconnecting party signs: it is valid for one stream of one session."""
     return f"flower-vfl: the same party again|{nonce}|{session}|{taken}"
 
 
 class Wire:
-    """Frames of one session as bytes."""
+    """The conversion of one session's frames to bytes and back."""
 
     def __init__(self, session: str, wire_dtype: str) -> None:
         self.session, self.wire_dtype = session, wire_dtype
 
     def pack(self, frame: Frame) -> bytes:
         """Return the bytes of a frame."""
-        from flower_vfl.protocol.numbers import compress  # it imports torch, which an offer does without
+        from flower_vfl.protocol.numbers import compress  # it imports torch, which offers do not need
 
         return encode(to_records(compress(frame, self.wire_dtype), self.session))
 
@@ -129,7 +129,7 @@ class Traffic:
 
     @property
     def owes_confirmation(self) -> bool:
-        """True if so many messages were taken that the other end needs a confirmation."""
+        """True if enough messages were taken since the last confirmation that the other end needs one."""
         return self.taken - self._reported >= _CONFIRM_EVERY
 
     def take(self, message: bytes) -> bytes:
@@ -138,7 +138,7 @@ class Traffic:
         Raises
         ------
         ProtocolError
-            When it is none, or confirms what was never sent.
+            When it is no message, or confirms frames that were never sent.
         """
         self.confirm(_count(message))
         data = message[_COUNT.size :]
@@ -146,16 +146,16 @@ class Traffic:
         return data
 
     def missed(self) -> list[bytes]:
-        """Return again, in their order, the messages that the other end has not taken."""
+        """Return the messages that the other end has not taken, in their order."""
         return [self._message(data) for data in self._kept]
 
     def confirm(self, count: int) -> None:
-        """Drop the messages that the other end has taken, so many in all.
+        """Drop the messages that the other end has taken, `count` in all.
 
         Raises
         ------
         ProtocolError
-            When it cannot have taken so many, or has confirmed more before.
+            When it cannot have taken this number of messages, or has confirmed more before.
         """
         if not self._confirmed <= count <= self.sent:
             raise ProtocolError(

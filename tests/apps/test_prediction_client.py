@@ -255,7 +255,7 @@ def test_an_error_in_the_middle_of_a_prediction_is_said_on_the_partys_host_alone
     def failing(self, frame):
         raise OSError(5, "cannot be read", str(host.root / "parts" / "shop" / "numeric.npy"))
 
-    monkeypatch.setattr("flower_vfl.parties.predictor.Predictor._asked", failing)
+    monkeypatch.setattr("flower_vfl.parties.predictor.Predictor._requested_rows", failing)
     with pytest.raises(PartyError, match="'shop' could not take part in the prediction; the log of its") as caught:
         host.predict(tmp_path / "scores.csv", node=ALLOWED, transport=transport)
     assert "cannot be read" not in str(caught.value)
