@@ -1,8 +1,8 @@
 """The base classes of the label party's strategies: the hooks of a defense, and `start` that drives them.
 
-A defense wraps a strategy, overrides one or more hooks and delegates the rest. `start` belongs to the outermost
-strategy: it drives its own hooks, and a wrapper never delegates it, or the outer hooks would not run. The hooks for
-beginnings and ends are called on every strategy: no wrapper can keep them from those inside.
+A defense wraps a strategy, overrides one or more hooks and delegates the rest. `start` is called on the
+outermost strategy and drives its hooks; a wrapper never delegates it, or the outer hooks would not run. The hooks of
+starts and ends are called on every strategy, so that no wrapper can withhold them from an inner one.
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ class HookedStrategy(Strategy):
 
     @property
     def other_labels(self) -> bool:
-        """True if a defense asks for the gradients that other labels would give (`StepView.gradients_of`)."""
+        """True if a defense uses the gradients that other labels would give (`StepView.gradients_of`)."""
         return any(type(defense).asks_other_labels for defense in self.chain())
 
     def begin(self) -> None:
         """Do slow preparations once, before any party is admitted: no party waits for them in the first step."""
 
     def build(self, cut: Cut, device: torch.device) -> None:
-        """Make what needs the shapes of the embeddings: `cut` has that of one row of each party's, without the batch.
+        """Make the parts that need the shapes of the embeddings; `cut` gives the shape of one row of each party's.
 
         It is called when the parties have reported their shapes, before the first step and before a prediction.
         """
 
     def begin_batch(self, rows: Rows) -> None:
-        """Take in which rows (B,) of the training table the next calls of the other hooks are about."""
+        """Record the rows (B,) of the training table for the next calls of the other hooks."""
 
     @abstractmethod
     def prepare_labels(self, labels: Tensor) -> tuple[Tensor, Log]:
@@ -87,11 +87,11 @@ class HookedStrategy(Strategy):
         """
 
     def private_loss(self, z: Tensor, true_labels: Tensor, rows: Rows) -> Tensor | None:
-        """Return a loss of true labels, from which this defense's `modules` learn and nothing else; None by default.
+        """Return a loss of true labels that trains this defense's `modules` and nothing else; None by default.
 
-        A class that has one keeps modules for it alone: a training ends with an error where the loss of the hook `loss`
-        reaches them, since what leaves would then depend on true labels. They have an optimizer and clipping of their
-        own. It is called on each defense by itself, and does not pass the call on.
+        A class with such a loss has modules for it alone: a training ends with an error if the loss of the hook `loss`
+        reaches them, since outgoing gradients would then depend on true labels. They have an optimizer and clipping of
+        their own. This hook is called on each defense by itself, and is not delegated.
 
         Parameters
         ----------
@@ -105,14 +105,14 @@ class HookedStrategy(Strategy):
 
     @abstractmethod
     def predict(self, z: Tensor) -> Tensor | None:
-        """Return the logits (B,) or (B, C) of a prediction; None where those of the shared top model count.
+        """Return the logits (B,) or (B, C) of a prediction; None to use those of the shared top model.
 
         `z` is (B, D), as in `private_loss`, of any rows.
         """
 
     @abstractmethod
     def protect(self, grads: Tensor, labels: Tensor, step: StepView | None = None) -> tuple[Tensor, Log]:
-        """Change the cut gradients of all feature parties, (B, D), before they leave.
+        """Change the cut gradients of all feature parties, (B, D), before they are sent.
 
         Parameters
         ----------
@@ -123,23 +123,23 @@ class HookedStrategy(Strategy):
         """
 
     def end_batch(self) -> Log:
-        """Take in that the gradients of this batch are final; return what is to be logged of it."""
+        """End a batch, whose gradients are final; return its log entries."""
         return {}
 
     def end_epoch(self) -> Log:
-        """Take in that all rows have come once more; return what is to be logged of the epochs so far."""
+        """End an epoch; return the log entries on the epochs so far."""
         return {}
 
     def bound(self) -> float:
         """Return the bound, by the defense's model, on the leak AUC of all gradients sent in the epochs so far.
 
         It covers each step by itself and all releases of a row together, all colluding parties, and attacks without
-        other information on a row; 1 is no bound.
+        other information on a row; 1 means that there is none.
         """
         return 1.0
 
     def guarantee(self) -> Guarantee | None:
-        """Return what is proven of all that leaves in a training of this configuration; None where nothing is."""
+        """Return the proven privacy of everything sent in a training of this configuration; None without a proof."""
         return None
 
     def check_bound(self, epochs: int) -> None:
@@ -178,7 +178,7 @@ class HookedStrategy(Strategy):
         initial_arrays : ArrayRecord, optional
             Weights of the top model to start from.
         num_rounds : int
-            Epochs; 0 takes the configuration's.
+            Number of epochs; 0 for the configured one.
         timeout : float
             Seconds to wait for the parties' last reports.
         train_config, evaluate_config : ConfigRecord, optional
@@ -245,22 +245,22 @@ class Defense(HookedStrategy):
     name
         Its name in configurations and results.
     two_classes_only
-        True if it is for labels of two classes; others are refused then.
+        True if it is for labels of two classes only; others are refused.
     twice
-        The alternative to wrapping a strategy in this defense twice, where that is refused.
+        The alternative to wrapping a strategy in this defense twice; empty if that is allowed.
     alone
         True if it is refused together with any other defense, which would break its guarantee.
     asks_other_labels
         True if it calls `step.gradients_of`: a step then keeps the graph to compute gradients once more.
     modules
-        Its trainable modules, made in `build`, where weights follow from the label party's secret. They are moved to
-        the device, trained by an optimizer of their own and clipped by themselves, kept in checkpoints and among the
+        Its trainable modules, made in `build`, where weights derive from the label party's secret. They are moved to
+        the device, trained by an optimizer of their own and clipped by themselves, saved in checkpoints and with the
         weights, and restored for a prediction.
     scope
         "per-party" if each party's gradients are perturbed by themselves, "joint" otherwise.
     read_by
-        Names of attacks that are known to read labels in spite of this defense. A verdict of a run that did not run
-        them is "not tested", unless it found a leak anyway. By default those of gradients that are sent unchanged.
+        Names of attacks that are known to read labels in spite of this defense. The verdict on a run without them
+        is "not tested", unless it found a leak anyway. By default the attacks on gradients without noise.
     """
 
     name: ClassVar[str]
@@ -300,22 +300,22 @@ class Defense(HookedStrategy):
     @property
     @abstractmethod
     def params(self) -> dict[str, Any]:
-        """The defense's parameters as they go into `result.json`."""
+        """The defense's parameters as written to `result.json`."""
 
     def writes(self, hook: str) -> bool:
-        """Return True if the class has a hook of its own, so that it is not delegated."""
+        """Return True if the class overrides the hook, so that it is not delegated."""
         return getattr(type(self), hook) is not getattr(Defense, hook)
 
     def noise_model(self, part: int = 0) -> NoiseModel | None:
-        """Return the law of the noise in the last batch that `protect` took; None where it is not known.
+        """Return the distribution of the noise in the last batch of `protect`; None if it is unknown.
 
-        A defense that gives one is also measured, in a simulation, by a conditional oracle: a reader that knows
-        everything about a row but its label (docs/methods/certificate.md).
+        With one, a defense is also measured, in a simulation, by a conditional oracle: a reader with all information on
+        a row but its label (docs/methods/certificate.md).
 
         Parameters
         ----------
         part : int
-            The number of the party, where each has noise of its own.
+            Number of the party, if each has noise of its own.
         """
         return None
 
@@ -329,7 +329,7 @@ class Defense(HookedStrategy):
 
     @contextmanager
     def drawing_from(self, generator: torch.Generator) -> Generator[None]:
-        """Draw from another generator for a while, as if nothing had been drawn from it afterwards."""
+        """Draw from another generator within the context; the defense's own one does not advance."""
         before, self._generator = self._generator, generator
         try:
             yield
@@ -337,11 +337,11 @@ class Defense(HookedStrategy):
             self._generator = before
 
     def reseed(self, *purpose: str | int) -> None:
-        """Let what is drawn from here on follow from the secret and this purpose, not from what was drawn before."""
+        """Derive all further draws from the secret and this purpose, not from earlier draws."""
         self._generator, self._purpose = None, purpose
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs, as plain values and tensors; a subclass adds its own to it.
+        """Return the state that a resumed run needs, as plain values and tensors; a subclass adds its own.
 
         It holds the state of the generator. A restarted generator would repeat the noise of earlier steps, and an
         attacker can subtract two gradients with the same noise. So a state is as secret as the noise itself.
@@ -352,7 +352,7 @@ class Defense(HookedStrategy):
         return {**purpose, "device": str(self._generator.device), "generator": self._generator.get_state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Restore a state that `state` returned."""
         self.reseed(*state.get("purpose", ()))
         if "generator" in state:
             self.generator(torch.device(state["device"])).set_state(state["generator"])

@@ -33,11 +33,11 @@ from flower_vfl.training.observer import Observer
 from flower_vfl.training.outcome import Outcome
 
 TopFactory = Callable[[tuple[int, ...]], nn.Module]
-"""Makes the top model for the shape of one row of the fused embedding."""
+"""Function that makes the top model for the shape of one row of the fused embedding."""
 
 
 class VerticalStrategy(HookedStrategy):
-    """The label party's strategy without any defense; wrap it to defend.
+    """The label party's strategy without any defense; defenses wrap it.
 
     Parameters
     ----------
@@ -56,16 +56,16 @@ class VerticalStrategy(HookedStrategy):
     periods : Periods, optional
         The days of the rows, for `training.order = "time"`; each party must have the same.
     ids : Iterable[str], optional
-        The IDs of the training rows in their order, all different, which persistent noise follows; gone through once,
-        before training, and only where there is such noise. Without them it follows the number of the row.
+        The IDs of the training rows in their order, all different, which persistent noise follows; read once,
+        before training, and only if there is such noise. Without them it follows the number of the row.
     optimizer : Callable[[nn.Module, Config], torch.optim.Optimizer], optional
-        Makes the label party's optimizer, instead of the configuration's.
+        Function that makes the label party's optimizer, in place of the configured one.
     secret : Secret, optional
-        The label party's root of randomness; by default of this host, in a simulation from the seed.
+        The label party's root of randomness; by default that of this host, in a simulation one from the seed.
     observer : Observer, optional
         Receives the progress of training.
     outcome : Outcome, optional
-        Filled while training goes on.
+        The outcome, which training fills.
 
     Examples
     --------
@@ -113,7 +113,7 @@ class VerticalStrategy(HookedStrategy):
         self.canaries = NO_CANARIES
 
     def _check_attacks(self) -> None:
-        """Refuse attacks that this data cannot be attacked with."""
+        """Refuse attacks that do not apply to this data."""
         classes = self.labels.classes
         binary = [a.label for a in self.attacks if isinstance(a, InferenceAttack) and a.reads == "scores"]
         if binary and classes != 2:
@@ -148,7 +148,7 @@ class VerticalStrategy(HookedStrategy):
 
     @property
     def prepared(self) -> NDArray[Any]:
-        """The labels (N,) of the training table that are trained on: prepared ones, as soon as they are."""
+        """The training labels (N,): the prepared ones, or before their preparation the true ones."""
         return self.labels.train if self._prepared is None else self._prepared
 
     @property
@@ -168,7 +168,7 @@ class VerticalStrategy(HookedStrategy):
 
     @property
     def periods_in_order(self) -> Periods | None:
-        """The periods, where they are trained on one after the other."""
+        """The periods, if training is in time order; otherwise None."""
         return self.periods if self.config.training.order == "time" else None
 
     @property
@@ -184,18 +184,18 @@ class VerticalStrategy(HookedStrategy):
         return self._secret
 
     def settle_secret(self, secret: Secret) -> None:
-        """Take a root of randomness where none was given or used before."""
+        """Set the root of randomness if none was given or used before."""
         self._secret = self._secret or secret
 
     def plant_canaries(self, rows: Rows) -> None:
-        """Replace labels of some of the rows (n,) that are trained on by coins, as many as the configuration says.
+        """Replace labels of some of the training rows (n,) by random ones (canaries), in the configured number.
 
-        From here on the coins are the labels, for training and for every measurement.
+        Afterwards these are the labels, for training and for every measurement.
 
         Raises
         ------
         ConfigError
-            When there are too few rows for so many.
+            When there are too few rows for this number.
         """
         count, classes = self.config.attack.canaries, self.labels.classes
         if count:
@@ -220,12 +220,12 @@ class VerticalStrategy(HookedStrategy):
         Raises
         ------
         DataError
-            When first asked: when there are more or fewer IDs than training rows, or one comes twice.
+            At the first call, when there are more or fewer IDs than training rows, or one occurs twice.
         """
         return rows.astype(np.uint64) if self._numbers is None else self._numbers[rows]
 
     def chain(self) -> list[Defense]:
-        """No defense is in force here."""
+        """Return an empty list: no defense is in force."""
         return []
 
     @property
@@ -235,19 +235,19 @@ class VerticalStrategy(HookedStrategy):
 
     @property
     def step(self) -> StepView:
-        """The view of a step of which no more is known than its rows and the cut."""
+        """The view of a step with its rows and the cut only."""
         return StepView(self._rows, self.widths)
 
     def build(self, cut: Cut, device: torch.device) -> None:
-        """Take in the shapes of the embeddings."""
+        """Record the shapes of the embeddings."""
         self.cut = dict(cut)
 
     def begin_batch(self, rows: Rows) -> None:
-        """Take in the rows (B,) of the next batch."""
+        """Record the rows (B,) of the next batch."""
         self._rows = rows
 
     def prepare_labels(self, labels: Tensor) -> tuple[Tensor, Log]:
-        """Leave the labels as they are, and learn the weights of the classes and all else from them."""
+        """Return the labels unchanged, and record them and the weights of the classes."""
         self._prepared = labels.cpu().numpy()
         if self.config.training.class_weights == "balanced":
             counts = torch.bincount(labels.long(), minlength=self.labels.classes).clamp(min=1)
@@ -255,7 +255,7 @@ class VerticalStrategy(HookedStrategy):
         return labels, {}
 
     def embed(self, z: Tensor, *, party: str = "", train: bool = True) -> tuple[Tensor, Log]:
-        """Leave the embedding as it is."""
+        """Return the embedding unchanged."""
         return z, {}
 
     def loss(self, logits: Tensor, labels: Tensor, z: Tensor) -> tuple[Tensor, Log]:
@@ -277,11 +277,11 @@ class VerticalStrategy(HookedStrategy):
         return nn.functional.binary_cross_entropy_with_logits(logits, target, weight=weight), {}
 
     def predict(self, z: Tensor) -> Tensor | None:
-        """Leave predictions to the shared top model."""
+        """Return None, to use the shared top model."""
         return None
 
     def protect(self, grads: Tensor, labels: Tensor, step: StepView | None = None) -> tuple[Tensor, Log]:
-        """Leave the gradients as they are."""
+        """Return the gradients unchanged."""
         return grads, {}
 
     def __repr__(self) -> str:

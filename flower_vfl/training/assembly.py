@@ -1,4 +1,4 @@
-"""The parts of a training run: the label party with its models, the monitor, and the keeper of their states."""
+"""Builders of the parts of a training run: the label party, its models, the monitor, the guard and the checkpoints."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ from flower_vfl.training.replay_guard import ReplayGuard
 from flower_vfl.transport.base import Link
 
 NO_CONTEXT = TrainingContext()
-"""The context of a run that keeps nothing."""
+"""The context of a run without checkpoints, row memory or prepared sessions."""
 
-_WHOLE = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+_INTEGER_TYPES = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 
 def prepare_labels(strategy: TrainedStrategy) -> tuple[NDArray[np.int64], Log]:
-    """Return the labels (N,) that are trained on, as the defenses prepare them, and what these want logged.
+    """Return the training labels (N,) as prepared by the defenses, and the log entries of these.
 
-    Defenses that prepare labels get a copy: leaks are measured against the true ones, which are the user's.
+    Defenses that prepare labels receive a copy: leaks are measured against the true labels, which are the user's.
 
     Raises
     ------
     ConfigError
-        When what they return are no classes of the data, one a row.
+        When the prepared labels are not one class of the data for each row.
     """
     labels, classes = torch.from_numpy(strategy.base.labels.train), strategy.base.labels.classes
     names = [defense.name for defense in strategy.chain() if defense.writes("prepare_labels")]
     prepared, log = strategy.prepare_labels(labels.clone() if names else labels)
     what = f"prepare_labels of {', '.join(names) or type(strategy).__name__}"
-    if not isinstance(prepared, Tensor) or prepared.shape != labels.shape or prepared.dtype not in _WHOLE:
+    if not isinstance(prepared, Tensor) or prepared.shape != labels.shape or prepared.dtype not in _INTEGER_TYPES:
         found = f"{prepared.dtype} {tuple(prepared.shape)}" if isinstance(prepared, Tensor) else repr(prepared)
         raise ConfigError(
             f"{what} returned {found}; return the class of each of the {len(labels)} rows, a tensor (N,) of whole "
@@ -77,7 +77,7 @@ def build_label_party(
     links: Mapping[str, Link],
     initial_arrays: ArrayRecord | None = None,
 ) -> LabelParty:
-    """Build the label party, and what its defenses learn; its labels are those that these have prepared."""
+    """Build the label party and the trainable modules of its defenses; it trains on the prepared labels."""
     base, config = strategy.base, strategy.base.config
     learned = build_defenses(strategy, {party: link.shape for party, link in links.items()})
     probe = None if base.table is None else (base.table.train, schedule.train_batch(0)[:2])
@@ -106,9 +106,9 @@ def build_label_party(
 
 
 def build_defenses(strategy: TrainedStrategy, cut: Cut) -> dict[str, nn.Module]:
-    """Let every strategy make what needs the shapes of the embeddings; return what the defenses learn, by defense.
+    """Call `build` of every strategy with the shapes of the embeddings; return the trainable modules by defense.
 
-    Their modules are made with weights that follow from the label party's secret, and moved to where it computes.
+    The initial weights derive from the label party's secret; the modules are moved to its device.
     """
     base, device = strategy.base, torch.device(strategy.base.config.device)
     base.build(cut, device)
@@ -130,11 +130,11 @@ def build_models(
     Parameters
     ----------
     base : StrategySettings
-        The strategy with their factories.
+        The innermost strategy, which holds the factories of both models.
     shapes : list of tuple
-        That of one row of each feature party's embedding.
+        Shape of one row of each feature party's embedding.
     probe : tuple, optional
-        Columns of the label party, and rows of them that tell the shape of its own embedding, if it gives one.
+        Columns of the label party, and rows of them that are embedded to find the shape of its own embedding.
     """
     config, placement, bottom = base.config, Placement.of(base.config), None
     if base.bottom is not None and probe is not None:
@@ -158,9 +158,9 @@ def build_monitor(
     *,
     recorder: Recorder | None = None,
 ) -> LeakageMonitor | None:
-    """Build what attacks at the label party, with its own labels; None where nothing does.
+    """Build the monitor, which attacks at the label party with its own labels; None if no attack runs there.
 
-    Values go to the strategy's observer, or to another recorder.
+    Values go to `recorder`, by default the strategy's observer.
     """
     base, attack = strategy.base, strategy.base.config.attack
     if not (base.attacks or attack.informed) or not attack.monitor:
@@ -181,7 +181,7 @@ def build_monitor(
 
 
 def build_replay_guard(strategy: TrainedStrategy, context: TrainingContext) -> ReplayGuard | None:
-    """Build the guard against replayed steps; None where no step can be repeated, or only with the same embeddings."""
+    """Build the guard against replayed steps; None without defenses, or if repeated steps have the same embeddings."""
     base, defenses, ledger = strategy.base, strategy.chain(), _ledger(strategy.base.config, context)
     if ledger is None or not defenses or base.config.transport.kind == "inproc":
         return None
@@ -198,7 +198,7 @@ def build_checkpointing(
     monitor: LeakageMonitor | None,
     guard: ReplayGuard | None = None,
 ) -> Checkpointing | None:
-    """Build what keeps everybody's states; None where nobody asked for them."""
+    """Build the coordinator of checkpoints; None without a store of states, or if checkpoints are disabled."""
     base, ledger = strategy.base, _ledger(strategy.base.config, context)
     if ledger is None:
         return None
@@ -220,5 +220,5 @@ def build_checkpointing(
 
 
 def _ledger(config: Config, context: TrainingContext) -> Ledger | None:
-    """Return where states are kept; None where there is no place, or none are wanted."""
+    """Return the store of states; None without one, or if checkpoints are disabled."""
     return None if config.checkpoint.every < 0 else context.ledger

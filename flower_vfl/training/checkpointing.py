@@ -1,4 +1,4 @@
-"""All parties keep their state after the same step, and go back to it together."""
+"""Checkpoints of all parties: each saves its state after the same step, and all restore it together."""
 
 from __future__ import annotations
 
@@ -18,57 +18,57 @@ _log = logging.getLogger(__name__)
 MODEL = "label"
 """Name of the label party's model among its parts."""
 
-_VOID = 128
-"""Largest number of answers to older requests that may arrive before a party reports that it has gone back."""
+_MOST_FRAMES = 128
+"""Largest number of frames that a party may send until it confirms that it has restored its state."""
 
 
 class Ledger(Store, Protocol):
     """The label party's own store, which also records the last step that all parties have saved."""
 
     def commit(self, step: int) -> None:
-        """Record that every party has its state after so many steps."""
+        """Record that every party has saved its state after `step` steps."""
 
     @property
     def committed(self) -> int | None:
-        """The last step of which every party has its state; None before the first."""
+        """The last step after which every party has saved its state; None before the first."""
 
     @property
     def received(self) -> Path:
-        """The file in which it records the digests of the frames received since."""
+        """The file with the digests of the frames received since that step."""
 
 
 class Stateful(Protocol):
     """A part of the label party that changes while training goes on."""
 
     def state(self) -> Any:
-        """Return what a resumed run needs, as plain values and tensors."""
+        """Return the state that a resumed run needs, as plain values and tensors."""
 
     def restore(self, state: Any) -> None:
-        """Go on from what `state` returned."""
+        """Restore a state that `state` returned."""
 
 
 class Checkpointing:
-    """The coordinator of checkpoints: all parties keep their state, and go back to it.
+    """The coordinator of checkpoints: all parties save their states, and restore them.
 
-    A step counts as kept once every party has written its own part to its own disk; then only the number of the step is
-    recorded. A kill at any moment before leaves the last such step in force, and every party still has its part of it.
+    A step is committed once every party has written its own state to its own disk; only then is the number of the step
+    recorded. A kill at any earlier moment leaves the previous step committed, and every party still has its state.
 
     Parameters
     ----------
     ledger : Ledger
         The label party's store.
     links : Mapping[str, Link]
-        One a feature party.
+        Link to each feature party.
     parts : Mapping[str, Stateful]
         The label party's parts with a state, by name; its model is called "label".
     schedule : Schedule
         Gives the step at which an epoch began; the state of that step is held until the next one has ended.
     recorder : Recorder
-        The label party's; its values until then have to be on disk, because nobody will send them again.
+        The label party's recorder; its values are flushed first, because no step before the checkpoint is repeated.
     timeout : float
         Seconds to wait for one answer.
     frozen : bool
-        True if no party changes after it began: then it keeps its state once, and nobody asks it again.
+        True if the feature parties do not change in training: then their states are saved once, before it.
     """
 
     def __init__(
@@ -85,10 +85,10 @@ class Checkpointing:
         self._frozen = frozen
         self._ledger, self._links, self._parts, self._schedule = ledger, links, dict(parts), schedule
         self._recorder, self._timeout = recorder, timeout
-        self._returns = 0
+        self._restores = 0
 
     def save(self, step: int) -> None:
-        """Keep everybody's state after so many steps; no step may be under way."""
+        """Save the states of all parties after `step` steps; no step may be under way."""
         asked = {} if self._frozen and step else self._links
         for party, link in send_to(asked, Frame(Kind.SAVE, step)).items():
             expect(link.receive(self._timeout), Kind.SAVED, step, party)
@@ -99,11 +99,11 @@ class Checkpointing:
 
     @property
     def committed(self) -> int | None:
-        """The last step of which everybody has its state; None before the first."""
+        """The last step after which all parties have saved their states; None before the first."""
         return self._ledger.committed
 
     def resume(self) -> bool:
-        """Go back to the last step that everybody has; say whether there is one."""
+        """Restore all parties to the last committed step; return True if there is one."""
         step = self.committed
         if step is None:
             return False
@@ -115,23 +115,23 @@ class Checkpointing:
         return True
 
     def restore(self, parties: Iterable[str]) -> None:
-        """Bring some parties back to the last step that everybody has; what they still had to answer is void."""
+        """Restore some parties to the last committed step, and discard their answers to earlier requests."""
         step = self.committed
         if step is None:
             return
         step = 0 if self._frozen else step
-        self._returns += 1
+        self._restores += 1
         lost = {party: self._links[party] for party in parties}
-        links = send_to(lost, Frame(Kind.RESTORE, step, {"count": self._returns}))
+        links = send_to(lost, Frame(Kind.RESTORE, step, {"count": self._restores}))
         for party, link in links.items():
-            for _ in range(_VOID):
+            for _ in range(_MOST_FRAMES):
                 frame = link.receive(self._timeout)
-                if frame.kind is Kind.RESTORED and frame.integer("count") == self._returns:
+                if frame.kind is Kind.RESTORED and frame.integer("count") == self._restores:
                     break
             expect(frame, Kind.RESTORED, step, party)
 
     def take_model(self, step: int) -> None:
-        """Let the label party go on with the model of an earlier step; all else stays as it is."""
+        """Load the label party's model of an earlier step; all other state stays as it is."""
         self._parts[MODEL].restore(self._ledger.load(step)[MODEL])
 
 

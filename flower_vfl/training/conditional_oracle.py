@@ -20,7 +20,7 @@ class ConditionalAudit:
     Attributes
     ----------
     oracle
-        Scores the gradients.
+        The oracle, which scores the gradients.
     defense
         The defense that added noise to the gradients.
     """
@@ -39,10 +39,10 @@ class ConditionalAudit:
 
 
 def build_conditional(strategy: TrainedStrategy, steps: int) -> ConditionalAudit | None:
-    """Build the conditional oracle of a simulation; None where it is not wanted, or the law of the noise not known.
+    """Build the conditional oracle of a simulation with this number of steps; None where it does not apply.
 
-    It belongs to the monitor of a run of so many steps, for two classes, one network rather than an ensemble, and one
-    gradient defense with a `noise_model`.
+    It applies to runs with attacks and a monitor, two classes, one network rather than an ensemble, and one gradient
+    defense, which has a `noise_model`.
     """
     base, attack = strategy.base, strategy.base.config.attack
     perturbing = [defense for defense in strategy.chain() if defense.writes("protect")]
@@ -58,7 +58,7 @@ def build_conditional(strategy: TrainedStrategy, steps: int) -> ConditionalAudit
 
 
 def _label_slopes(base: StrategySettings, inside: Inside) -> Tensor:
-    """Return how much the loss's derivative by each row's logit changes as its label turns from 0 to 1, (B,)."""
+    """Return the change of the loss's derivative by each row's logit as its label turns from 0 to 1, (B,)."""
     logits, found = inside.logits.detach(), []
     for label in (0, 1):
         leaf = logits.clone().requires_grad_()

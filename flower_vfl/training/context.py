@@ -1,4 +1,4 @@
-"""The surroundings of one training run: its store of states, and the objects prepared for it."""
+"""The context of one training run: its store of states, and the objects prepared for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingContext:
-    """The surroundings of one training run; a strategy by itself has none of it.
+    """The context of one training run: the objects that it uses beside its strategy.
 
     Attributes
     ----------
@@ -26,15 +26,15 @@ class TrainingContext:
     offer : Mapping[str, str]
         Fields of the offer beside those for reaching the label party.
     ledger : Ledger, optional
-        The label party's store of states; without one nobody keeps any.
+        The label party's store of states; without one no party saves its state.
     resume : bool
-        True if the run goes on from the last state that all parties have.
+        True if the run resumes from the last committed step.
     memory : Path, optional
-        Folder of the monitor's row memory; a run with a ledger has one that survives it.
+        Folder of the monitor's row memory, which survives the process; by default its files do not.
     columns : Callable[[str], PartyTable], optional
-        Opens the columns of a feature party, which only a simulation has.
+        Function that opens the columns of a feature party, in a simulation only.
     on_finished : Callable[[], None]
-        Called before the parties of a finished run may go.
+        Called when all parties have finished, before they are released.
     """
 
     sessions: Sessions | None = None

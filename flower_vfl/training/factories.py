@@ -1,4 +1,4 @@
-"""Factories from a configuration for one party: the order of its batches, and the optimizers of its model."""
+"""Factories that make a party's schedule of batches and its optimizers from the configuration."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from flower_vfl.nn.optim import Optimizers, OwnOptimizer
 
 OptimizerFactory = Callable[["nn.Module", Config], "torch.optim.Optimizer"]
-"""Makes a party's optimizer, instead of the configuration's."""
+"""Function that makes a party's optimizer, in place of the configured one."""
 
 
 def schedule_of(
     config: Config, rows: int, test_rows: int, epochs: int = 0, *, periods: Periods | None = None
 ) -> Schedule:
-    """Return the schedule that a configuration means for tables of these lengths, with these periods if it has some.
+    """Return the configured schedule for tables of these lengths; the periods are used in time order only.
 
     Raises
     ------
     ConfigError
-        When rows shall be trained on in time order, and the data has no periods or `epochs` asks for several passes.
+        When training is in time order, and the data has no periods or there are several epochs.
     """
     training = config.training.fitted(rows)
     epochs = epochs or training.epochs
@@ -46,7 +46,7 @@ def schedule_of(
 
 
 def _lengths(periods: Periods | None, epochs: int) -> tuple[int, ...]:
-    """Return the numbers of rows of the periods, which are trained on one after the other."""
+    """Return the number of rows of each period, for training in time order."""
     if epochs != 1:
         raise ConfigError(f'training.order is "time", which is one pass; {epochs} epochs were asked for')
     if periods is None:
@@ -61,7 +61,7 @@ def _lengths(periods: Periods | None, epochs: int) -> tuple[int, ...]:
 def optimizers_of(
     config: Config, module: nn.Module, schedule: Schedule, factory: OptimizerFactory | None = None
 ) -> Optimizers | OwnOptimizer:
-    """Return the optimizers of one party's model: those that the configuration means, or the user's own."""
+    """Return the optimizers of one party's model: the configured ones, or the user's own."""
     from flower_vfl.nn.optim import Optimizers, OwnOptimizer
 
     if factory is not None:

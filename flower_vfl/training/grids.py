@@ -1,4 +1,4 @@
-"""Checks of the label party on its grid."""
+"""Checks of Flower's grid by the label party."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from flwr.serverapp import Grid
 
 
 def is_simulation(grid: Grid) -> bool:
-    """Return whether all parties of this grid run on one side of one trust boundary.
+    """Return True if all parties of this grid run on one side of one trust boundary.
 
     The label party decides this by itself, from the grid in its own process. Neither a node nor the run config may
     decide it, because in a simulation secrets derive from the seed.
@@ -15,5 +15,5 @@ def is_simulation(grid: Grid) -> bool:
 
 
 def replaces_nodes(grid: Grid) -> bool:
-    """Return whether a node that died can come back: Flower's simulation runtime does not replace its process."""
+    """Return True if a node that died is replaced; Flower's simulation runtime does not replace its process."""
     return getattr(grid, "simulation", False) or not is_simulation(grid)

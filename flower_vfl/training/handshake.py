@@ -23,14 +23,14 @@ from flower_vfl.version import refusal, software, unequal
 
 _log = logging.getLogger(__name__)
 
-_TOGETHER = 64
-"""Pieces of labels that are under way at once: a transport keeps few messages that were not confirmed."""
+_PIECES_AT_ONCE = 64
+"""Number of pieces of labels that are sent at once: a transport buffers few unconfirmed messages."""
 
 
 def check_fit(link: Link, config: Config, schedule: Schedule, alignment: str, *, audited: Collection[str] = ()) -> None:
-    """Refuse a party that does not fit, and settle the shape of its embeddings.
+    """Refuse a party with other rows or another configuration, and set the shape of its embeddings on its link.
 
-    Parties that are `audited` report of each attack, layer and class, which can take more bytes than their embeddings.
+    The report of an `audited` party covers each attack, layer and class, and can be larger than its embeddings.
 
     Raises
     ------
@@ -70,7 +70,7 @@ def check_software(link: Link) -> None:
     Raises
     ------
     PartyError
-        Naming the software of each host, and which of them to change.
+        When its code differs; the message names the software of each host, and the host to change.
     """
     host, asking = f"the host of party {link.party!r}", "the label party's host"
     words = refusal(link.hello.fields, host, asking=asking)
@@ -94,14 +94,14 @@ def software_of(links: Mapping[str, Link]) -> dict[str, dict[str, str]]:
 
 
 def negotiate(link: Link, config: Config, rows: int) -> None:
-    """Settle the shape and the number format of a party's embeddings, of which `rows` travel at once.
+    """Set the shape and number format of a party's embeddings on its link, and the frame limit for `rows` of them.
 
     Raises
     ------
     ProtocolError
         When the party's shape or number format is impossible.
     ConfigError
-        When its messages would be larger than the transport takes.
+        When its messages would be larger than the transport allows.
     """
     hello = link.hello
     try:
@@ -124,24 +124,24 @@ def negotiate(link: Link, config: Config, rows: int) -> None:
 
 
 def send_audit(links: Mapping[str, Link], labels: Labels, *, test: bool, timeout: float) -> None:
-    """In a simulation, send true labels to the scorers beside the attackers and wait for their confirmation.
+    """In a simulation, send true labels to the parties' attack evaluators and wait for their confirmation.
 
     Raises
     ------
     PartyError
-        When a party fails or does not take a piece within `timeout` seconds.
+        When a party fails or does not confirm a piece within `timeout` seconds.
     """
     tables = {"train": labels.train, **({"test": labels.test} if test else {})}
     size = AuditLabels.PIECE
     pieces = [(table, low) for table, numbers in tables.items() for low in range(0, len(numbers), size)]
-    for first in range(0, len(pieces), _TOGETHER):
-        together = list(enumerate(pieces[first : first + _TOGETHER], first))
+    for first in range(0, len(pieces), _PIECES_AT_ONCE):
+        group = list(enumerate(pieces[first : first + _PIECES_AT_ONCE], first))
         for link in links.values():
-            for number, (table, offset) in together:
+            for number, (table, offset) in group:
                 piece = torch.from_numpy(tables[table][offset : offset + size].astype(np.uint8))
                 fields: dict[str, str | int] = {"table": table, "offset": offset, "classes": labels.classes}
                 link.send(Frame(Kind.AUDIT, number, fields, {"labels": piece}))
             link.flush()
         for party, link in links.items():
-            for number, _ in together:
+            for number, _ in group:
                 expect(link.receive(timeout), Kind.AUDITED, number, party)

@@ -1,4 +1,4 @@
-"""The embeddings of all rows, kept at the label party by a training that sends no gradients."""
+"""Storage of the embeddings of all rows at the label party, for training without gradients and for refits."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from flower_vfl.transport.base import Link
 class KeptEmbeddings:
     """The embeddings of each feature party for the rows of both tables.
 
-    They lie in main memory, or in files without names where they would take more than half of what is free there.
+    They are in main memory, or in unnamed files if they need more than half of the free memory.
 
     Parameters
     ----------
     links : Mapping[str, Link]
-        One a feature party, with the shape of its embeddings.
+        Link to each feature party, with the shape of its embeddings.
     schedule : Schedule
-        Tells how many rows there are.
+        Gives the number of rows of each table.
     """
 
     def __init__(self, links: Mapping[str, Link], schedule: Schedule) -> None:
@@ -43,7 +43,7 @@ class KeptEmbeddings:
         }
 
     def put(self, part: Part, rows: Rows, embeddings: Mapping[str, Tensor]) -> None:
-        """Take in the embeddings (B, ...) of some rows."""
+        """Store the embeddings (B, ...) of some rows."""
         index = torch.from_numpy(rows)
         for party, z in embeddings.items():
             self._table(part)[party][index] = z.cpu()
@@ -58,7 +58,7 @@ class KeptEmbeddings:
 
 
 def _table(rows: int, link: Link, needed: int, *, in_files: bool) -> Tensor:
-    """Return a place for the embeddings of so many rows of a party.
+    """Return an uninitialised tensor for the embeddings of this number of rows of a party.
 
     Raises
     ------

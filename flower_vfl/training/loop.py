@@ -1,4 +1,4 @@
-"""The training loop of the label party: steps across the cut, evaluation, and when to stop."""
+"""The training loop of the label party: steps across the cut, evaluation, and stopping."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ from flower_vfl.transport.base import Link, expect
 _logger = logging.getLogger(__name__)
 
 EVALUATIONS_UNDER_WAY = 4
-"""Batches that are asked for before the answer of the first is waited for."""
+"""Number of evaluation batches that are requested before the first answer is awaited."""
 
-_OF_THE_EPOCH = ("train_loss", *LIMITS)
+_EPOCH_PREFIXED = ("train_loss", *LIMITS)
 
 
 class Training:
-    """Drives a label party and its links through a schedule.
+    """The loop that trains a label party and the feature parties behind its links by a schedule.
 
     Parameters
     ----------
     label : LabelParty
         The state machine of the label party.
     links : Mapping[str, Link]
-        One a feature party.
+        Link to each feature party.
     schedule : Schedule
         The rows of each step.
     labels : tuple of NDArray
@@ -58,21 +58,21 @@ class Training:
     config : Config
         Batch sizes, limits, patience.
     monitor : LeakageMonitor, optional
-        Measures the gradients that are sent.
+        Monitor of the gradients that are sent.
     oracle : Oracle, optional
         Chooses the side information of oracle attacks.
     audited : Collection[str]
-        In a simulation, the parties with scorers that receive it; in a deployment nobody does.
+        In a simulation, the parties whose attack evaluators receive it; empty in a deployment.
     sample : Rows, optional
-        (n,) sorted test rows with embeddings to keep; by default none.
-    repeats : Repeats, optional
-        Receives all embeddings before a gradient of theirs is sent.
+        (n,) sorted test rows whose embeddings are kept; by default none.
+    guard : ReplayGuard, optional
+        Receives the embeddings of a step before a gradient of it is sent.
     conditional : ConditionalAudit, optional
         Measures, in a simulation, the leak to a reader that has all information on a row but its label.
     observer : Observer
         Receives the progress of the run.
     outcome : Outcome
-        Filled while training goes on, so that an interruption keeps what was measured.
+        Filled during training, so that an interruption keeps the measurements.
     """
 
     def __init__(
@@ -103,21 +103,21 @@ class Training:
         """Each party's embeddings of the test rows at the last evaluation, (M, ...), kept for a monitor."""
         self.sample = np.zeros(0, dtype=np.int64) if sample is None else sample
         self.sampled: dict[str, Tensor] = {}
-        """The same of the sample, (n, ...)."""
+        """Each party's embeddings of the rows in `sample`, (n, ...)."""
         self._guard, self._conditional = guard, conditional
         self._kept: KeptEmbeddings | None = None
         self._losses: list[float] = []
         self._before, self._started = Outcome(), time.perf_counter()
 
     def run(self, after_epoch: Callable[[int], None], save: Callable[[int], None] | None = None) -> None:
-        """Train until the schedule, early stopping or a limit ends it; go on where `restore` left off.
+        """Train until the schedule, early stopping or a limit ends it; start after the restored step, if any.
 
         Parameters
         ----------
         after_epoch : Callable[[int], None]
             Called with the number of each epoch that is done and evaluated.
         save : Callable[[int], None], optional
-            Called with the number of steps done whenever everybody's state is to be kept.
+            Called with the number of finished steps whenever all parties should save their states.
         """
         self._observer.on_links(self._links)
         self._observer.on_start(self._schedule.steps, self._schedule.epochs, tuple(self._links))
@@ -126,7 +126,7 @@ class Training:
             if not self._config.training.gradients and self._kept is None:
                 self.keep_embeddings()
             if self._stopped():
-                self.evaluate_again()  # what is read from the last evaluation is no part of a checkpoint
+                self.evaluate_again()  # results of the last evaluation are no part of a checkpoint
             for epoch, steps in self._segments():
                 if self._stopped():
                     return
@@ -141,16 +141,16 @@ class Training:
                     save(self.outcome.steps)
             self._stopped()
         finally:
-            self._count()
+            self._update_cost()
 
     def evaluate_again(self) -> None:
-        """Evaluate on the test table for what is kept of it: the model is not the one of the last evaluation."""
+        """Evaluate the present model on the test table, and replace the kept embeddings and class counts."""
         batches = range(self._schedule.batches("test"))
         if batches:
             self._count_classes(self._predict("test", batches), self._labels_of("test", batches))
 
     def _copy_best(self, epoch: int) -> None:
-        """Let all parties copy their weights where the epoch is the best so far and patience may go back to it."""
+        """Let all parties copy their weights if the epoch is the best so far and early stopping may return to it."""
         outcome = self.outcome
         better = outcome.best_by is not None and outcome.best["epoch"] == epoch
         if self._config.training.patience and better and not self._limits_passed():
@@ -158,11 +158,11 @@ class Training:
             self._send_all(Frame(Kind.BEST, outcome.steps))
 
     def discard_model(self) -> None:
-        """Drop what is kept of the last evaluation, as no model stays."""
+        """Drop the results of the last evaluation, because no model is kept."""
         self.test_embeddings, self.sampled, self.outcome.confusion = {}, {}, []
 
     def _segments(self) -> Iterator[tuple[int, range]]:
-        """Yield the remaining steps in segments within an epoch, each with its epoch; none is pending between."""
+        """Yield the remaining steps in segments within an epoch, each with its epoch; between two none is in flight."""
         every = self._config.checkpoint.every
         for epoch in range(1, self._schedule.epochs + 1):
             steps = self._schedule.steps_of(epoch)
@@ -180,11 +180,11 @@ class Training:
             self.outcome.stopped = self._reason_to_stop(epoch) or ("finished" if last else "")
         return bool(self.outcome.stopped)
 
-    def _count(self) -> None:
-        """Bring the outcome's time and bytes up to date."""
-        sent, taken = self._bytes()
+    def _update_cost(self) -> None:
+        """Update the outcome's time and bytes."""
+        down, up = self._bytes()
         self.outcome.seconds = self._before.seconds + time.perf_counter() - self._started
-        self.outcome.bytes_down, self.outcome.bytes_up = self._before.bytes_down + sent, self._before.bytes_up + taken
+        self.outcome.bytes_down, self.outcome.bytes_up = self._before.bytes_down + down, self._before.bytes_up + up
 
     def _bytes(self) -> tuple[int, int]:
         """Return the bytes that the links in use have carried, down and up."""
@@ -192,27 +192,27 @@ class Training:
         return sum(link.bytes_down for link in links), sum(link.bytes_up for link in links)
 
     def state(self) -> dict[str, Any]:
-        """Return what was measured so far, as plain values."""
-        self._count()
+        """Return the measurements so far, as plain values."""
+        self._update_cost()
         audit = {} if self._conditional is None else {"conditional": self._conditional.oracle.state()}
         return {"losses": list(self._losses), "outcome": measured(self.outcome), **audit}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Restore a state that `state` returned."""
         self._losses = list(state["losses"])
         self.outcome.stopped, self.outcome.kept, self.outcome.chosen_by, self.outcome.refit = "", None, "", {}
         self._kept = None if self._config.training.gradients else self._kept
-        if self._conditional is not None:  # the training of a stack measures none
+        if self._conditional is not None:  # stacked training has no such measurement
             self._conditional.oracle.restore(state.get("conditional", {}))
         for name in MEASURED:
             setattr(self.outcome, name, state["outcome"][name])
-        sent, taken = self._bytes()
+        down, up = self._bytes()
         self._before = replace(
-            self.outcome, bytes_down=self.outcome.bytes_down - sent, bytes_up=self.outcome.bytes_up - taken
+            self.outcome, bytes_down=self.outcome.bytes_down - down, bytes_up=self.outcome.bytes_up - up
         )
 
     def _train(self, epoch: int, steps: range) -> None:
-        """Do some steps of an epoch; the pipeline fills at their start and drains at their end."""
+        """Train some steps of an epoch; the pipeline fills at their start and drains at their end."""
         ahead = self.outcome.in_flight
         for step in steps[:ahead]:
             self._send_all(Frame(Kind.STEP, step, {"gradient_of": -1}))
@@ -227,10 +227,10 @@ class Training:
             request = step + ahead if step + ahead in steps else -1
             self.outcome.seconds_compute += time.perf_counter() - started
             references = self._oracle.references(step, done.rows, done.clean) if self._oracle is not None else {}
-            for party, link in self._reachable.items():
+            for party, link in self._active_links.items():
                 link.send(self._answer(party, step, request, done, references))
             started = time.perf_counter()
-            self._label.learn()  # this and what follows, while the parties have their turn
+            self._label.learn()  # the parties compute meanwhile
             if step + 1 in steps:
                 self._label.prepare(step + 1)
             self.outcome.seconds_compute += time.perf_counter() - started
@@ -239,7 +239,7 @@ class Training:
             self._loss, self.outcome.steps = done.loss, step + 1
 
     def _answer(self, party: str, step: int, request: int, done: Step, references: Mapping[str, Reference]) -> Frame:
-        """Return the frame with the gradient of one step; an audited party's tells its scorer a clean gradient too."""
+        """Return the frame with the gradient of one step, and for an audited party with its side information."""
         fields, tensors = {"gradient_of": step}, {"gradient": done.gradients[party]}
         if party in self._audited and party in references:
             fields[AUDIT_ROW] = references[party].row
@@ -254,7 +254,7 @@ class Training:
         embeddings: Mapping[str, Tensor],
         references: Mapping[str, Reference],
     ) -> None:
-        """Measure and log while the answers are on their way."""
+        """Measure and log a step while its gradients are in transit."""
         leak = math.nan
         if self._monitor is not None:
             self._monitor.observe(
@@ -274,7 +274,7 @@ class Training:
         self._observer.on_step(step, epoch, done.loss, leak)
 
     def _class_counts(self, step: int, done: Step) -> dict[str, float]:
-        """Return the counts that chance depends on: the rows of the batch, and those of the detected class."""
+        """Return the counts that determine the chance level: the rows of the batch, and those of the detected class."""
         if self._oracle is None:
             return {}
         positives = self._oracle.positives_in(step, done.rows)
@@ -284,12 +284,12 @@ class Training:
         self._observer.add(step=step, epoch=epoch, party="label", layer="", attack="", metric=metric, value=value)
 
     @property
-    def _reachable(self) -> Mapping[str, Link]:
+    def _active_links(self) -> Mapping[str, Link]:
         """The links to parties that take part in steps and evaluations: none once all embeddings are kept."""
         return self._links if self._kept is None else {}
 
     def _send_all(self, frame: Frame) -> None:
-        for link in self._reachable.values():
+        for link in self._active_links.values():
             link.send(frame)
 
     def _embeddings(self, part: Part, step: int, rows: Rows) -> dict[str, Tensor]:
@@ -297,13 +297,13 @@ class Training:
         return self._receive_all(step, rows.size) if self._kept is None else self._kept.of(part, rows)
 
     def keep_embeddings(self) -> KeptEmbeddings:
-        """Ask for the embeddings of all rows of both tables, once: as many requests as there are batches.
+        """Request the embeddings of all rows of both tables once, in batches, and return them.
 
-        From then on no party is asked for an embedding, nor sent a gradient.
+        Afterwards no embedding is requested, and no gradient is sent.
         """
         kept = KeptEmbeddings(self._links, self._schedule)
         for part in ("train", "test"):
-            for _, rows, embeddings in self._evaluated(part, range(self._schedule.batches(part))):
+            for _, rows, embeddings in self._evaluation_batches(part, range(self._schedule.batches(part))):
                 kept.put(part, rows, embeddings)
         self._kept = kept
         return kept
@@ -324,19 +324,19 @@ class Training:
         return embeddings
 
     def _remedy(self) -> str:
-        """Return where the loss stood and what to try."""
+        """Return the last loss and advice on a diverged training, for an error message."""
         loss = f", after a loss of {self._loss:.6g}" if self.outcome.steps else ""
         return f"{loss}; {remedy(self.outcome.logged)}"
 
     def _evaluate(self, epoch: int) -> Epoch:
-        """Evaluate after an epoch, let the defenses end it, and log what was measured."""
+        """Evaluate after an epoch, let the defenses end it, and return and log the metrics."""
         metrics: Epoch = {"epoch": epoch, "train_loss": float(np.mean(self._losses)), **self.metrics(epoch)}
         log = self._label.end_epoch()
-        metrics |= self._spent()
+        metrics |= self._limited_values()
         step = self._schedule.steps_of(epoch)[-1]
         for metric, value in metrics.items():
             if metric != "epoch":
-                self._log(step, epoch, f"epoch_{metric}" if metric in _OF_THE_EPOCH else metric, value)
+                self._log(step, epoch, f"epoch_{metric}" if metric in _EPOCH_PREFIXED else metric, value)
         for metric, value in log.items():
             self._log(step, epoch, metric, value)
         self._observer.on_epoch(step, epoch, metrics)
@@ -369,7 +369,7 @@ class Training:
         return self._labels[1 if part == "test" else 0][np.concatenate(rows)]
 
     def _count_classes(self, logits: Tensor, labels: NDArray[Any]) -> None:
-        """Count how many test rows of each class are predicted as each class; the counts stay at the label party."""
+        """Count the test rows by true and predicted class; the counts stay at the label party."""
         pairs = labels.astype(np.int64) * self._classes + predicted_classes(logits).numpy()
         counts = np.bincount(pairs, minlength=self._classes**2)
         self.outcome.confusion = counts.reshape(self._classes, self._classes).tolist()
@@ -387,7 +387,7 @@ class Training:
             )
 
     def _check_predictions(self, logits: Tensor, part: Part, epoch: int) -> None:
-        broken = ~(logits < math.inf)  # -inf may be meant: a top model of one's own excludes a class by it
+        broken = ~(logits < math.inf)  # a user's top model may exclude a class by -inf
         count = int(broken.reshape(len(logits), -1).any(dim=1).sum())
         if count:
             rows = "rows of the next period" if part == "next" else f"{part} rows"
@@ -396,8 +396,8 @@ class Training:
                 f"finite{self._remedy()}"
             )
 
-    def _spent(self) -> dict[str, float]:
-        """Return what of the limits is used up after an epoch, where there are any."""
+    def _limited_values(self) -> dict[str, float]:
+        """Return the leak AUC and the bound after an epoch, where they are limited."""
         attack, spent = self._config.attack, dict[str, float]()
         if attack.max_leak < 1.0 and self._monitor is not None:
             spent["leak"] = self._monitor.epoch_leak
@@ -408,7 +408,7 @@ class Training:
     def _predict(self, part: Part, batches: range) -> Tensor:
         kept = part == "test" and self._monitor is not None and self._monitor.reads_trained_models
         logits, received, sampled = [], list[dict[str, Tensor]](), list[dict[str, Tensor]]()
-        for index, rows, embeddings in self._evaluated(part, batches):
+        for index, rows, embeddings in self._evaluation_batches(part, batches):
             received += [embeddings] if kept else []
             if part == "test" and self.sample.size:
                 chosen = torch.from_numpy(np.flatnonzero(np.isin(rows, self.sample)))
@@ -422,7 +422,7 @@ class Training:
             self.sampled = self._joined(sampled)
         return torch.cat(logits)
 
-    def _evaluated(self, part: Part, batches: range) -> Iterator[tuple[int, Rows, dict[str, Tensor]]]:
+    def _evaluation_batches(self, part: Part, batches: range) -> Iterator[tuple[int, Rows, dict[str, Tensor]]]:
         """Yield evaluation batches: their numbers, rows (B,) and embeddings (B, ...)."""
         under_way = max(EVALUATIONS_UNDER_WAY, self.outcome.in_flight)
         for index in range(batches.start - under_way, batches.stop):

@@ -16,12 +16,12 @@ _log = logging.getLogger(__name__)
 
 
 class ModelSelection:
-    """Training that ends with the model that all parties keep.
+    """The training loop, followed by the choice of the model that all parties keep.
 
-    With `training.patience` that is the model after the best epoch, of which every party has a copy. After a limit of
-    the leak, or of its bound, it is the best model from before, or without patience the last one, with which the epoch
-    began that went too far. There is none where that was the first epoch, or where no states are kept: then no party
-    keeps weights. What was measured stays in each case.
+    With `training.patience` that is the model after the best epoch, of which every party has a copy. If a limit of the
+    leak, or of its bound, was passed, it is the best earlier model, or without patience the model from the start of the
+    epoch that passed the limit. If that was the first epoch, or there are no checkpoints, no party keeps weights. The
+    measurements stay in each case.
 
     Parameters
     ----------
@@ -32,9 +32,9 @@ class ModelSelection:
     schedule : Schedule
         Gives the step at which an epoch began.
     links : Mapping[str, Link]
-        One a feature party.
+        Link to each feature party.
     checkpointing : Checkpointing, optional
-        Has all parties' states.
+        The coordinator of checkpoints.
     timeout : float
         Seconds to wait for one answer.
     """
@@ -53,7 +53,7 @@ class ModelSelection:
         self._checkpointing, self._timeout = checkpointing, timeout
 
     def train(self, after_epoch: Callable[[int], None], save: Callable[[int], None] | None) -> None:
-        """Train, as `Training.run` does, and then go back to an earlier model where one is kept instead."""
+        """Train, as `Training.run` does, and then restore an earlier model if the run keeps that one."""
         self._training.run(after_epoch, save)
         self._go_back()
 
@@ -78,7 +78,7 @@ class ModelSelection:
             _log.warning("no model is kept: there is no checkpoint from before the %s was passed", outcome.stopped)
 
     def _keep(self, step: int, why: str) -> None:
-        """Make the model of a step, which the label party has taken, that of the run and of all parties."""
+        """Record the step of the model that the label party has restored, and let all parties keep theirs of it."""
         outcome = self._training.outcome
         outcome.kept, outcome.kept_epoch = step, self._schedule.epoch_of(step - 1)
         self.tell(self._links)
@@ -87,7 +87,7 @@ class ModelSelection:
         _log.log(level, "the model of step %d, epoch %d, is kept: %s", step, outcome.kept_epoch, why)
 
     def tell(self, parties: Mapping[str, Link]) -> None:
-        """Send the step of the model that stays to the parties, where it is not the last one."""
+        """Send the step of the kept model to the parties, unless it is the last one."""
         outcome = self._training.outcome
         if outcome.model_step == outcome.steps:
             return

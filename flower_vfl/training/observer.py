@@ -16,25 +16,25 @@ class Observer(NoRecorder):
     """An observer that does nothing; override the methods of interest."""
 
     def on_links(self, links: Mapping[str, Link]) -> None:
-        """Sessions are open: these are their ends at the label party, also after one was lost and came back."""
+        """Take the label party's links, once sessions are open and after a lost party has reconnected."""
 
     def on_pretraining(self, done: int, steps: int) -> None:
-        """So many steps of pre-training are done at all parties."""
+        """Take the number of pre-training steps that all parties have done."""
 
     def on_start(self, steps: int, epochs: int, parties: tuple[str, ...]) -> None:
-        """Sessions are open; training of at most so many steps begins."""
+        """Take the start of training, which has at most this number of steps."""
 
     def on_step(self, step: int, epoch: int, loss: float, leak: float) -> None:
-        """A step is done; `leak` is the monitor's largest leak AUC of one of the last 16 steps, NaN for none."""
+        """Take a finished step; `leak` is the monitor's largest leak AUC of one of the last 16 steps, NaN for none."""
 
     def on_snapshot(self, step: int, values: Values) -> None:
         """Take the parts of the gradients of a step; they reveal labels and must stay with the label party."""
 
     def on_embeddings(self, samples: Sequence[Embeddings]) -> None:
-        """Take embeddings of test rows with their labels, once training has ended; the same is true of them."""
+        """Take embeddings of test rows with their labels after training; they too must stay with the label party."""
 
     def on_epoch(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:
-        """An epoch is done and evaluated."""
+        """Take the metrics of a finished epoch."""
 
     def on_scores(self, done: int, total: int) -> None:
         """Take the number of scored rows of a prediction."""

@@ -1,4 +1,4 @@
-"""The outcome of a training run and the names of its endings; nothing here needs torch."""
+"""The outcome of a training run and the reasons for its end; the module does not import torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LIMITS = {"leak": "leak limit", "bound": "bound limit"}
-"""Names of the endings of a training run by `attack.max_leak` or `attack.max_bound`."""
+"""Values of `Outcome.stopped` after a run that `attack.max_leak` or `attack.max_bound` ended."""
 
 OF_MANY_CLASSES = {"none": "validation_accuracy", "balanced": "validation_macro_auc"}
 """The measure that compares epochs where there are more than two classes, by `training.class_weights`: with balanced
@@ -40,36 +40,36 @@ class Outcome:
     epochs : list[dict[str, float]]
         Metrics of each finished epoch; the key "epoch" counts from 1.
     steps : int
-        Steps that were done.
+        Number of finished steps.
     in_flight : int
-        Steps that were under way at once.
+        Number of steps in flight at once.
     seconds, seconds_compute, seconds_wait : float
-        Time in all, computing at the label party, and waiting for answers.
+        Total time, computing time of the label party, and time spent waiting for answers.
     bytes_up, bytes_down : int
         Bytes of frames handed to the transport.
     logged : dict[str, float]
         Log entries of the defenses' hooks, such as "marvell.fallback", summed over the steps.
     together : int
-        Runs that were trained in one stack, this one included; the time is its share.
+        Number of runs that were trained in one stack, this one included; the times are its share.
     stopped : str
-        Why training ended: "finished", "early stopping", "leak limit" or "bound limit".
+        Reason for the end of training: "finished", "early stopping", "leak limit" or "bound limit".
     kept : int or None
-        Step of the model that all parties keep, where it is not the last step; None after one of the limits: nobody
-        keeps a model.
+        Step of the model that all parties keep, if it is not the last step; None after a limit means that no model is
+        kept.
     kept_epoch : int
         The epoch that ended with step `kept`.
     chosen_by : str
-        The measure of the validation part that chose this model; empty where none did.
+        The measure of the validation part that chose this model; empty if none did.
     refit : dict[str, Any]
-        The passes of `training.refit`, the one whose weights stay (0: those from before), and the validation measure
-        before and after each; empty without any.
+        Number of passes of `training.refit`, the pass whose weights are kept (0 for the weights before the refit), and
+        the validation measure before the first and after each pass; empty without a refit.
     of_many_classes : str
         The measure that compares epochs where there are more than two classes.
     confusion : list[list[int]]
-        (C, C) test rows of the model that stays: a row a true class, a column a predicted one; empty where it was not
-        evaluated.
+        (C, C) numbers of test rows by true class (rows) and class predicted by the kept model (columns); empty without
+        an evaluation.
     leakage : list[dict[str, Any]]
-        Entries of `result.json`.
+        Leakage entries of `result.json`.
     epsilon : dict[str, Any]
         The measured lower bounds on epsilon, as in `result.json`; empty where none was measured.
     reports : dict[str, dict[str, Any]]
@@ -108,7 +108,7 @@ class Outcome:
 
     @property
     def model_step(self) -> int | None:
-        """The step of the model that stays; None for none."""
+        """The step of the kept model; None if none is kept."""
         return self.kept if self.limited or self.kept is not None else self.steps
 
     @property
@@ -118,24 +118,24 @@ class Outcome:
 
     @property
     def model_epochs(self) -> list[Epoch]:
-        """The finished epochs with a model that may be kept: those within the limits, none where no model stays."""
+        """The finished epochs with a model that may be kept: those within the limits, none if no model is kept."""
         if not self.limited:
             return self.epochs
         return [] if self.kept is None else self.epochs[:-1]
 
     @property
     def model_epoch(self) -> int:
-        """The last finished epoch of the model that stays; 0 for none."""
+        """The last finished epoch of the kept model; 0 if none is kept."""
         return len(self.model_epochs) if self.kept is None else self.kept_epoch
 
     @property
     def of_model(self) -> Epoch:
-        """The metrics of the model that stays; empty for none."""
+        """The metrics of the kept model; empty if none is kept."""
         return next((epoch for epoch in self.model_epochs if epoch["epoch"] == self.model_epoch), {})
 
     @property
     def best(self) -> Epoch:
-        """The epoch of these with the best validation, see `score_of`; the last one where validation compares none."""
+        """The epoch of `model_epochs` with the largest `score_of`; the last one without a validation measure."""
         return max(self.model_epochs, key=self.score_of, default={})
 
     @property
@@ -148,9 +148,9 @@ class Outcome:
         return validation_measure(epoch, of_many_classes=self.of_many_classes)
 
     def score_of(self, epoch: Epoch) -> tuple[bool, float, float]:
-        """Return what makes an epoch better than another: its measure and, of equal ones, the smaller validation loss.
+        """Return the key by which epochs are compared: the measure and, if equal, the negative validation loss.
 
-        Few validation rows are soon all ranked right, long before the predicted classes are.
+        Few validation rows reach an AUC of 1 long before all predicted classes are right.
         """
         name = self.measure_of(epoch)
         return (False, epoch["epoch"], 0.0) if name is None else (True, epoch[name], -epoch["validation_loss"])
@@ -162,7 +162,7 @@ def measured(outcome: Outcome) -> dict[str, Any]:
 
 
 def validation_measure(epoch: Epoch, *, of_many_classes: str = OF_MANY_CLASSES["none"]) -> str | None:
-    """Return the measure of the validation part by which epochs are compared: the AUC, or that of many classes.
+    """Return the measure of the validation part by which epochs are compared: the AUC, or `of_many_classes`.
 
     None without a validation part, and where its rows are all of one class, so that no AUC is known there.
 

@@ -70,19 +70,19 @@ def read_report(party: str, frame: Frame, attacks: Sequence[AttackMethod]) -> di
     frame : Frame
         The report.
     attacks : Sequence[AttackMethod]
-        Attacks that the party was given true labels to score. A party without true labels cannot measure a leak: its
-        entries are left out.
+        Attacks that the party scores with true labels. A party without true labels cannot measure a leak: its entries
+        are left out.
 
     Returns
     -------
     dict
-        With ``weights``, the digest of those that stay ("" for none), and ``leakage``, entries of `result.json`. The
-        label party fills in the party, the source, the attack and its parameters by itself.
+        Report with ``weights``, the digest of the kept weights ("" for none), and ``leakage``, entries of
+        `result.json`. The label party sets their party, source, attack and parameters by itself.
 
     Raises
     ------
     ProtocolError
-        When it cannot be read, or is no result of these attacks.
+        When the report cannot be read, or has results of other attacks.
     """
     found = frame.tensors.get("report")
     try:

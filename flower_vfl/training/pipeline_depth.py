@@ -1,4 +1,4 @@
-"""The pipeline depth, the number of steps in flight, where the configuration leaves it to a measurement of the link."""
+"""The choice of the pipeline depth, the number of steps in flight, by a measurement of the link."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from flower_vfl.transport.base import Link, expect
 _log = logging.getLogger(__name__)
 
 LIMIT = 4
-"""Largest number of steps in flight that is chosen automatically: gradients are as old, which costs utility."""
+"""Largest number of steps in flight by automatic choice: gradients are as many steps old, which costs utility."""
 
 WORTH = 0.3
-"""Share of a step that the link must take before more than one is in flight; one is exact, loopback takes a fifth."""
+"""Share of a step that the link must take for more than one in flight; one is exact, and loopback takes a fifth."""
 
 _ROUNDS, _ENOUGH_SECONDS = 5, 10.0
 
@@ -35,11 +35,11 @@ class StepTiming:
     Attributes
     ----------
     step : float
-        From the request to the end of the label party's computation.
+        Time from the request to the end of the label party's computation.
     label, party : float
-        Of these, computation at the label party, and at the slowest feature party.
+        Parts of it: computation at the label party, and at the slowest feature party.
     round_trip : float
-        A frame without tensors there and back.
+        Round-trip time of a frame without tensors.
     """
 
     step: float
@@ -54,10 +54,10 @@ class StepTiming:
 
     @property
     def in_flight(self) -> int:
-        """The fewest steps in flight that make up for the link.
+        """The fewest steps in flight that hide the time of the link.
 
-        With W of them a step takes step / W, but never less than a frame needs to pass: as many bytes go up as down, so
-        that is half of the link's time beyond the round trip. More than ``step / max(label + party, frame)`` only
+        With W of them a step takes step / W, but never less than the transfer of a frame: as many bytes go up as down,
+        so that is half of the link's time beyond the round trip. More than ``step / max(label + party, frame)`` only
         make gradients older.
         """
         if self.link <= WORTH * self.step:
@@ -69,20 +69,20 @@ class StepTiming:
 def choose_depth(
     label: LabelParty, links: Mapping[str, Link], rows: int, config: TransportConfig, *, known: int = 0
 ) -> int:
-    """Return how many steps are in flight; where the configuration leaves it open, choose and tell every party.
+    """Return the number of steps in flight; if it is not configured, choose it and send it to every party.
 
     Parameters
     ----------
     label : LabelParty
         The label party, before its first step.
     links : Mapping[str, Link]
-        One a feature party, with no frame under way.
+        Link to each feature party, with no frame under way.
     rows : int
-        Of a batch, B.
+        Number of rows of a batch, B.
     config : TransportConfig
-        Of the run; without a link, in one process, there is nothing to make up for.
+        Transport configuration of the run; in one process there is no link, and the depth is 1.
     known : int
-        The depth of the resumed training run; 0 measures.
+        The depth of the resumed training run; 0 to measure.
     """
     if config.in_flight:
         return config.in_flight
@@ -99,19 +99,19 @@ def choose_depth(
 
 
 def announce_depth(links: Mapping[str, Link], chosen: int, config: TransportConfig) -> None:
-    """Send the number of steps in flight to every party, where the configuration leaves it open."""
+    """Send the number of steps in flight to every party, if it is not configured."""
     if not config.in_flight:
         for link in links.values():
             link.send(Frame(Kind.IN_FLIGHT, fields={"in_flight": chosen}))
 
 
 def measure(label: LabelParty, links: Mapping[str, Link], rows: int, timeout: float) -> StepTiming:
-    """Measure trial runs of the first step at every party; no model and no generator changes.
+    """Return the median times of trial runs of the first step; no model and no generator changes.
 
     Raises
     ------
     PartyError
-        When a party's answer is no trial of that step.
+        When a party reports an impossible time.
     """
     rounds: list[tuple[float, float, float]] = []
     trips: list[float] = []
@@ -124,7 +124,7 @@ def measure(label: LabelParty, links: Mapping[str, Link], rows: int, timeout: fl
 
 
 def _dry_run(label: LabelParty, links: Mapping[str, Link], rows: int, timeout: float) -> tuple[float, float, float]:
-    """Do a step's work once; return the seconds of all of it, at the label party and at the slowest party."""
+    """Run one trial step; return its seconds in all, at the label party and at the slowest feature party."""
     started = time.perf_counter()
     for link in links.values():
         gradient = torch.zeros(rows, *link.shape, dtype=link.dtype)

@@ -1,4 +1,4 @@
-"""A finished training predicts: the label party asks for the embeddings of rows and joins them to logits."""
+"""Predictions of a trained model: the label party requests the embeddings of rows and computes their logits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from flower_vfl.transport.base import Link, expect
 from flower_vfl.transport.sessions import Sessions
 from flower_vfl.transport.signing import Signer
 
-_LAST_ANSWERS = 3600.0
+_FINISH_TIMEOUT = 3600.0
 """Seconds to wait for the parties' last answers."""
 
 
@@ -41,7 +41,7 @@ class Ask:
     batches : Iterable[Rows]
         Positions (B,) of the rows, at most `training.eval_batch_size` at once.
     count : int
-        Rows that may be asked for, at every party.
+        Number of rows at every party, all of which may be requested.
     rows : str
         Digest of their ordered IDs, at every party.
     weights : Mapping[str, str]
@@ -49,9 +49,9 @@ class Ask:
     own : FeatureSource or None
         The label party's own columns of these rows, if it has any.
     fixed : FeatureSource or None
-        Its columns of the fixed rows of `noted`, if it has any.
+        Its columns of the rows that `noted` was computed for, if it has any.
     noted : tuple of str
-        The trained network's answers to fixed inputs, see `flower_vfl.training.probe`.
+        Logits of the trained network for fixed inputs, see `flower_vfl.training.probe`.
     """
 
     batches: Iterable[Rows]
@@ -71,18 +71,18 @@ def run_prediction(
     offer: Mapping[str, str],
     sign: Signer | None = None,
 ) -> Generator[tuple[Rows, Tensor]]:
-    """Open the sessions and yield rows with their logits, batch by batch, in the order in which they are asked for.
+    """Open the sessions and yield rows with their logits, batch by batch, in the order of the request.
 
     Parameters
     ----------
     strategy : TrainedStrategy
-        The strategy that was trained, with its defenses: what they do to embeddings belongs to the network.
+        The trained strategy with its defenses, whose changes of embeddings are part of the network.
     grid : Grid
         Flower's grid.
     ask : Ask
         The request.
     load : Callable[[nn.Module], None]
-        Puts the trained weights into the label party's module.
+        Function that loads the trained weights into the label party's module.
     offer : Mapping[str, str]
         Fields of the offer beside those for reaching the label party.
     sign : Signer, optional
@@ -93,7 +93,7 @@ def run_prediction(
     PartyError
         When a party fails, refuses, or has other weights or rows.
     NotRestoredError
-        When the network computes otherwise than after training; no row was asked for then.
+        When the network gives other logits than after training; no row was requested then.
     """
     base, simulation = strategy.base, is_simulation(grid)
     config = base.config
@@ -111,23 +111,23 @@ def run_prediction(
         )
         load(model.module)
         check_restored(model, strategy, cut, ask.fixed, ask.noted)
-        for index, rows in _under_way(links, ask.batches):
+        for index, rows in _requested(links, ask.batches):
             embeddings = _receive(links, index, len(rows), config.transport.step_timeout)
             yield rows, model.logits(embeddings, ask.own, rows).cpu()
-        sessions.finish(_LAST_ANSWERS)
+        sessions.finish(_FINISH_TIMEOUT)
 
 
-def _under_way(links: Mapping[str, Link], batches: Iterable[Rows]) -> Iterator[tuple[int, Rows]]:
-    """Ask for a few batches ahead and yield the number and the rows of the one that is answered next."""
-    waiting: deque[tuple[int, Rows]] = deque()
+def _requested(links: Mapping[str, Link], batches: Iterable[Rows]) -> Iterator[tuple[int, Rows]]:
+    """Request a few batches ahead and yield the number and rows of the batch that is answered next."""
+    pending: deque[tuple[int, Rows]] = deque()
     for index, rows in enumerate(batches):
         frame = Frame(Kind.PREDICT, index, {"count": len(rows)}, {"rows": torch.from_numpy(rows)})
         for link in links.values():
             link.send(frame)
-        waiting.append((index, rows))
-        if len(waiting) == EVALUATIONS_UNDER_WAY:
-            yield waiting.popleft()
-    yield from waiting
+        pending.append((index, rows))
+        if len(pending) == EVALUATIONS_UNDER_WAY:
+            yield pending.popleft()
+    yield from pending
 
 
 def _receive(links: Mapping[str, Link], index: int, count: int, timeout: float) -> dict[str, Tensor]:
@@ -142,7 +142,7 @@ def _receive(links: Mapping[str, Link], index: int, count: int, timeout: float) 
 
 
 def _check(link: Link, strategy: TrainedStrategy, ask: Ask) -> None:
-    """Refuse a party with other weights or other rows, and settle the shape of its embeddings."""
+    """Refuse a party with other weights or other rows, and set the shape of its embeddings on its link."""
     check_software(link)
     hello = link.hello.fields
     if hello.get("weights") != ask.weights.get(link.party):

@@ -1,4 +1,4 @@
-"""The label party lets all feature parties pre-train, waits as long as they show signs of life, and does so itself."""
+"""Pre-training of all parties' bottom models, coordinated by the label party."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _log = logging.getLogger(__name__)
 
 
 def own_pretraining(strategy: TrainedStrategy, label: LabelParty, schedule: Schedule) -> Pretraining | None:
-    """Build what trains the label party's own bottom model by its labelled rows, where some of them are unaligned.
+    """Build the pre-training of the label party's own bottom model on its labelled rows, some of which are unaligned.
 
-    Returns None where there is nothing to do it with, and where a defense answers for the labels: it would not know of
-    this use of them.
+    Return None if there is no such model or row, and if a defense prepares or accounts for labels: its guarantee does
+    not cover this use of them.
     """
     base, bottom = strategy.base, label.bottom
     table, labels, config = base.table, base.labels, base.config
@@ -71,33 +71,32 @@ def pretrain(
     timeout: float,
     own: Pretraining | None = None,
 ) -> None:
-    """Let every party train its bottom model by its own rows.
+    """Let every party train its bottom model on its own rows.
 
-    A party works for some seconds and says how many of its steps are done; only then it is asked to go on. So the time
-    limit is for one such answer, and pre-training may take as long as it needs. What a party is sent depends on no
-    label.
+    A party works for some seconds and reports the number of its finished steps; only then is it asked to continue. So
+    the time limit is for one such answer, and pre-training may take any time. No frame to a party depends on a label.
 
     Parameters
     ----------
     links : Mapping[str, Link]
-        One a feature party, with no frame under way.
+        Link to each feature party, with no frame under way.
     schedule : Schedule
-        That of the training.
+        Schedule of the training.
     epochs : int
-        Passes over the training rows; with 0 nothing happens.
+        Number of passes over the training rows; 0 for no pre-training.
     observer : Observer
         Receives the number of steps that the slowest party has done.
     timeout : float
         Seconds to wait for one answer.
     own : Pretraining, optional
-        That of the label party itself, which works while it waits for the others.
+        Pre-training of the label party itself, which is done while it waits for the others.
 
     Raises
     ------
     PartyError
         When a party fails or does not answer in time.
     ProtocolError
-        When a party does not go on.
+        When a party reports no further step.
     """
     if not epochs:
         return

@@ -1,4 +1,4 @@
-"""The account of a training run: refused before its sessions open, charged before its first step."""
+"""Privacy accounting of a training run: checked before its sessions open, charged before its first step."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 LEDGER_VARIABLE = "FLOWER_VFL_LEDGER"
-"""Environment variable of a deployed ServerApp with the label party's privacy ledger."""
+"""Environment variable of a deployed ServerApp that names the label party's privacy ledger."""
 
 
 def ledger_of(config: Config, *, simulation: bool) -> PrivacyLedger | None:
-    """Return the label party's ledger; None where its owner keeps none.
+    """Return the label party's ledger; None if its owner keeps none.
 
     Raises
     ------
     ConfigError
-        When the run config of a deployment names one: the owner's limit is not for whoever sends it.
+        When the run config of a deployment names one: its sender must not choose the owner's limit.
     """
     named = config.privacy.ledger
     if simulation:
@@ -47,7 +47,7 @@ def ledger_of(config: Config, *, simulation: bool) -> PrivacyLedger | None:
 def open_account(
     strategy: TrainedStrategy, schedule: Schedule, *, simulation: bool, name: str = ""
 ) -> Callable[[], None]:
-    """Check what a training will tell of the labels against its owner's limit; return what charges it.
+    """Check the epsilon of a training against the limit of its ledger; return the function that charges it.
 
     Parameters
     ----------
@@ -63,12 +63,12 @@ def open_account(
     Raises
     ------
     PermissionDeniedError
-        When the training would exceed the limit, or nothing is proven of it.
+        When the training would exceed the limit, or has no proven epsilon.
     DataError
         When the ledger was changed, or the labels since an earlier training.
     """
     base = strategy.base
-    ledger, defense = ledger_of(base.config, simulation=simulation), _proving(strategy)
+    ledger, defense = ledger_of(base.config, simulation=simulation), _proven_defense(strategy)
     if ledger is None:
         if defense is not None and not simulation:
             _log.warning(
@@ -77,7 +77,7 @@ def open_account(
                 defense.name,
                 LEDGER_VARIABLE,
             )
-        return _nothing
+        return _charge_nothing
     account = ledger.read()
     guarantee = None if defense is None else defense.guarantee()
     if defense is None or guarantee is None:
@@ -102,7 +102,7 @@ def open_account(
 
 def proven_delta(strategy: TrainedStrategy) -> float:
     """Return the delta at which a strategy's smallest epsilon is proven; 0 where nothing is proven."""
-    guarantee = None if (defense := _proving(strategy)) is None else defense.guarantee()
+    guarantee = None if (defense := _proven_defense(strategy)) is None else defense.guarantee()
     return 0.0 if guarantee is None else guarantee.delta
 
 
@@ -121,8 +121,8 @@ def _charge(strategy: TrainedStrategy, ledger: PrivacyLedger, training: Training
     )
 
 
-def _proving(strategy: TrainedStrategy) -> TrainedDefense | None:
-    """Return the defense with the smallest proven epsilon; None where none proves anything."""
+def _proven_defense(strategy: TrainedStrategy) -> TrainedDefense | None:
+    """Return the defense with the smallest proven epsilon; None if no defense has one."""
     proven = [
         (guarantee.epsilon, -depth, defense)
         for depth, defense in enumerate(strategy.chain())
@@ -131,5 +131,5 @@ def _proving(strategy: TrainedStrategy) -> TrainedDefense | None:
     return min(proven)[2] if proven else None
 
 
-def _nothing() -> None:
+def _charge_nothing() -> None:
     """Charge nothing."""

@@ -1,8 +1,8 @@
-"""The answer of a trained label party to fixed inputs, which tells whether a rebuilt one computes the same.
+"""The logits of a trained label party for fixed inputs, to check that a rebuilt one computes the same.
 
-A prediction rebuilds the label party from its configuration and its weights. What a defense learned outside of its
-`modules` is in neither. So the logits for a few fixed embeddings are noted at the end of a training, and compared
-before a prediction.
+A prediction rebuilds the label party from its configuration and its weights. State that a defense learned outside of
+its `modules` is in neither. So the logits for a few fixed embeddings are recorded at the end of a training, and
+compared before a prediction.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 ROWS = 32
-"""Rows of the fixed inputs, at most: as many as the label party has of its own columns."""
+"""Largest number of rows of the fixed inputs; fewer if the label party has fewer rows of its own columns."""
 
 Cut = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """The shape of one row of the embedding and its number format, by feature party."""
@@ -47,29 +47,29 @@ def cut_of(links: Mapping[str, Link]) -> Cut:
 
 
 def fixed_rows(table: PartyTable) -> FeatureSource:
-    """Return the rows of the label party's own columns that stay the same: those of the test, else of training."""
+    """Return the label party's own columns of the fixed inputs: those of the test rows, else of the training rows."""
     return table.test if len(table.test) else table.train
 
 
 def answer(model: LabelModel, strategy: TrainedStrategy, cut: Cut, own: FeatureSource | None) -> tuple[str, ...]:
-    """Return the logits for the fixed inputs, each as `float.hex` writes it; empty where the network takes none.
+    """Return the logits for the fixed inputs, each as `float.hex` writes it; empty if the network rejects these.
 
-    Noise is the same each time: only what was learned makes a difference.
+    Noise is the same in each call: only learned state makes a difference.
 
     Parameters
     ----------
     model : LabelModel
         The label party's network.
     strategy : TrainedStrategy
-        With its defenses.
+        The strategy with its defenses.
     cut : Cut
-        Of the feature parties.
+        Shapes and number formats of the feature parties' embeddings.
     own : FeatureSource, optional
         The label party's own columns of rows that stay the same, such as the test rows.
     """
     try:
         return tuple(float(value).hex() for value in _logits(model, strategy, cut, own).flatten().tolist())
-    except Exception as error:  # noqa: BLE001 - code of others, which may not take any numbers
+    except Exception as error:  # noqa: BLE001 - code of others, which may reject such inputs
         _log.debug("the network of the label party takes no fixed inputs: %s", error)
         return ()
 
@@ -77,7 +77,7 @@ def answer(model: LabelModel, strategy: TrainedStrategy, cut: Cut, own: FeatureS
 def check_restored(
     model: LabelModel, strategy: TrainedStrategy, cut: Cut, own: FeatureSource | None, noted: tuple[str, ...]
 ) -> None:
-    """Refuse a rebuilt label party that does not compute what the trained one did.
+    """Refuse a rebuilt label party that gives other logits than the trained one.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ def check_restored(
     Raises
     ------
     NotRestoredError
-        Naming the defenses of other packages that change embeddings.
+        When logits differ or are missing; the message names the defenses of other packages that change embeddings.
     """
     suspects = _changing_embeddings(strategy)
     if not noted and not suspects:
@@ -110,12 +110,12 @@ def check_restored(
     rounding = Placement.of(strategy.base.config).rounding
     size = expected[expected.isfinite()].abs()
     largest = float(size.max()) if len(size) else 0.0
-    alike = found.shape == expected.shape
-    if not alike or not torch.allclose(found, expected, rounding, 0.1 * rounding * largest, equal_nan=True):
-        apart = float((found - expected).abs().max()) if alike else float("nan")
+    same_shape = found.shape == expected.shape
+    if not same_shape or not torch.allclose(found, expected, rounding, 0.1 * rounding * largest, equal_nan=True):
+        difference = float((found - expected).abs().max()) if same_shape else float("nan")
         raise NotRestoredError(
             f"the label party cannot be rebuilt from its weights: {names} gives other logits than at the end of "
-            f"training, by up to {apart:.3g}, so that scores would be those of another model. What was learned "
+            f"training, by up to {difference:.3g}, so that scores would be those of another model. What was learned "
             f"outside of `modules` is not kept. {_ADVICE}"
         )
 
@@ -125,7 +125,7 @@ def warn_of_learning(strategy: TrainedStrategy) -> None:
     for defense in strategy.chain():
         others = (value for name, value in vars(defense).items() if name != "modules")
         kept = {id(parameter) for parameter in defense.modules.parameters()}
-        if _overrides_embed(defense) and any(_trained(value, kept) for value in others):
+        if _overrides_embed(defense) and any(_holds_trained(value, kept) for value in others):
             _log.warning(
                 "the defense %r changes embeddings and holds trainable tensors, which are not kept: `predict` refuses "
                 "this run if they were trained. %s",
@@ -146,7 +146,7 @@ def _logits(model: LabelModel, strategy: TrainedStrategy, cut: Cut, own: Feature
 
 @contextmanager
 def _fixed_noise(strategy: TrainedStrategy) -> Generator[None]:
-    """Let the defenses, and whoever draws from torch's own generators, draw the same numbers each time."""
+    """Set the defenses' generators and torch's global ones to fixed seeds within the context."""
     device = torch.device(strategy.base.config.device)
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]))
@@ -166,12 +166,12 @@ def _overrides_embed(defense: TrainedDefense) -> bool:
     return defense.writes("embed") or defense.writes("predict")
 
 
-def _trained(value: object, kept: Collection[int]) -> bool:
-    """Return whether a value is, or holds, a tensor that gradients reach, other than those that are kept."""
+def _holds_trained(value: object, kept: Collection[int]) -> bool:
+    """Return True if a value is, or holds, a tensor that requires a gradient, other than those that are kept."""
     if isinstance(value, nn.Module):
-        return any(_trained(parameter, kept) for parameter in value.parameters())
+        return any(_holds_trained(parameter, kept) for parameter in value.parameters())
     if isinstance(value, Tensor):
         return value.requires_grad and id(value) not in kept
     if isinstance(value, Mapping):
         value = list(value.values())
-    return isinstance(value, list | tuple) and any(_trained(one, kept) for one in value)
+    return isinstance(value, list | tuple) and any(_holds_trained(one, kept) for one in value)

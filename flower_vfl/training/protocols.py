@@ -1,4 +1,4 @@
-"""The interfaces of what a training run is given: training knows no strategy and no defense, only these."""
+"""The interfaces of strategies and defenses on which a training run depends, instead of their classes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from flower_vfl.training.outcome import Outcome
 
 
 class TrainedStrategy(Hooks, Protocol):
-    """A strategy that can be trained: the hooks that run in each step, and those of beginnings and ends."""
+    """A strategy that can be trained: the hooks of each step, and those of the start and the end."""
 
     @property
     def base(self) -> StrategySettings:
@@ -46,7 +46,7 @@ class TrainedStrategy(Hooks, Protocol):
         """Do slow preparations."""
 
     def build(self, cut: Cut, device: torch.device) -> None:
-        """Make what needs the shapes of the embeddings."""
+        """Make the parts that need the shapes of the embeddings."""
 
     def prepare_labels(self, labels: Tensor) -> tuple[Tensor, Log]:
         """Change the training labels (N,)."""
@@ -69,29 +69,29 @@ class TrainedDefense(TrainedStrategy, Protocol):
         """Its parameters."""
 
     def guarantee(self) -> Guarantee | None:
-        """Return what is proven of all that leaves; None where nothing is."""
+        """Return the proven privacy of everything that is sent; None without a proof."""
 
     def writes(self, hook: str) -> bool:
-        """Return True if its class has a hook of its own; otherwise it delegates."""
+        """Return True if its class overrides the hook; otherwise it delegates."""
 
     def noise_model(self, part: int = 0) -> NoiseModel | None:
-        """Return the law of the noise in the last batch; None where it is not known."""
+        """Return the distribution of the noise in the last batch; None if it is unknown."""
 
     def drawing_from(self, generator: torch.Generator) -> AbstractContextManager[None]:
-        """Draw from another generator for a while."""
+        """Draw from another generator within the context."""
 
     def reseed(self, *purpose: str | int) -> None:
-        """Let what is drawn from here on follow from the secret and this purpose."""
+        """Derive all further draws from the secret and this purpose."""
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs."""
+        """Return the state that a resumed run needs."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Restore a state that `state` returned."""
 
 
 class StrategySettings(TrainedStrategy, Protocol):
-    """The innermost strategy, which holds what the user gave: model, labels, configuration."""
+    """The innermost strategy, which holds the user's model, labels and configuration."""
 
     labels: Labels
     config: Config
@@ -107,7 +107,7 @@ class StrategySettings(TrainedStrategy, Protocol):
     canaries: Canaries
 
     def plant_canaries(self, rows: Rows) -> None:
-        """Replace labels of some of the rows (n,) that are trained on by coins."""
+        """Replace labels of some of the training rows (n,) by random ones (canaries)."""
 
     @property
     def attacks(self) -> Sequence[AttackMethod]:
@@ -134,8 +134,8 @@ class StrategySettings(TrainedStrategy, Protocol):
         """The label party's root of randomness."""
 
     def settle_secret(self, secret: Secret) -> None:
-        """Take a root of randomness where none was given or used before."""
+        """Set the root of randomness if none was given or used before."""
 
     @property
     def prepared(self) -> NDArray[np.int64]:
-        """The labels (N,) that are trained on."""
+        """The training labels (N,)."""

@@ -1,4 +1,4 @@
-"""A party that died comes back, and all go on from the last step that everybody has."""
+"""Recovery of lost parties: they reconnect, and all parties resume from the last committed step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flower_vfl.transport.sessions import Sessions
 _log = logging.getLogger(__name__)
 
 TRIES = 3
-"""Number of times that a run goes back to the same checkpoint: a failure that recurs there will not stop."""
+"""Number of times that a run is restored to the same checkpoint: a failure that recurs there is permanent."""
 
 
 class PartyRecovery:
@@ -22,11 +22,11 @@ class PartyRecovery:
     Parameters
     ----------
     sessions : Sessions
-        The run's; it asks the nodes of lost parties again.
+        Sessions of the run, which invite the nodes of lost parties again.
     checkpointing : Checkpointing, optional
-        Brings everybody back to one step; without it a party that is lost in the middle of training ends the run.
+        Restores all parties to one step; without it the loss of a party in the middle of training ends the run.
     replaced : bool
-        True if a party that is lost can come back at all.
+        True if a lost party can reconnect at all.
     """
 
     def __init__(self, sessions: Sessions, checkpointing: Checkpointing | None, *, replaced: bool) -> None:
@@ -36,80 +36,80 @@ class PartyRecovery:
     def begin(self, work: Callable[[], None]) -> None:
         """Do `work` before the first step; when a party is lost, all parties restart and it is done once more.
 
-        Nobody has a step to lose, and each party's beginning follows from the configuration and its own secret.
+        No step is lost, and each party's initial state derives from the configuration and its own secret.
 
         Raises
         ------
         PartyLostError
-            When parties cannot come back, or are lost again and again.
+            When parties cannot reconnect, or are lost repeatedly.
         PartyError
-            When a party does not come back in time.
+            When a party does not reconnect in time.
         """
 
-        def let_go(party: str) -> None:
+        def drop_lost(party: str) -> None:
             self._sessions.drop(party)
             self._sessions.drop_all(f"party {party!r} was lost before the first step; all parties restart")
 
-        self._until_done(work, lambda: None, let_go, begins=True)
+        self._retry(work, lambda: None, drop_lost, before_first_step=True)
 
     def train(self, work: Callable[[], None], again: Callable[[], None]) -> None:
-        """Do `work`; when a party is lost, take it back, bring everybody back, call `again` and do it once more.
+        """Do `work`; when a party is lost, reconnect it, restore all parties, call `again` and do it once more.
 
         Raises
         ------
         PartyLostError
-            When there is no checkpoint to go back to, or parties are lost at the same one again and again.
+            When there is no checkpoint to restore, or parties are lost at the same one repeatedly.
         PartyError
-            When a party does not come back in time.
+            When a party does not reconnect in time.
         """
 
-        def come_back() -> None:
+        def recover() -> None:
             if self._checkpointing is not None:
                 self._checkpointing.resume()
             again()
 
-        self._until_done(work, come_back, self._sessions.drop)
+        self._retry(work, recover, self._sessions.drop)
 
     def finish(self, timeout: float, again: Callable[[Mapping[str, Link]], None]) -> None:
-        """Let every party finish; one that is lost meanwhile goes back to its last state alone, the others are done.
+        """Let every party finish; only a party that is lost meanwhile is restored to its last state.
 
-        `again` is called with the parties that went back.
+        `again` is called with the restored parties.
         """
 
-        def come_back() -> None:
+        def recover() -> None:
             unfinished = {party: self._sessions.links[party] for party in self._sessions.unfinished}
             if self._checkpointing is not None:
                 self._checkpointing.restore(unfinished)
             again(unfinished)
 
-        self._until_done(lambda: self._sessions.finish(timeout), come_back, self._sessions.drop)
+        self._retry(lambda: self._sessions.finish(timeout), recover, self._sessions.drop)
 
-    def _until_done(
+    def _retry(
         self,
         work: Callable[[], object],
-        come_back: Callable[[], None],
-        let_go: Callable[[str], None],
+        recover: Callable[[], None],
+        drop_lost: Callable[[str], None],
         *,
-        begins: bool = False,
+        before_first_step: bool = False,
     ) -> None:
         complete = True
         while True:
             try:
                 if not complete:
                     self._sessions.rejoin()
-                    come_back()
+                    recover()
                 work()
             except PartyLostError as error:
-                self._count(error, begins=begins)
-                let_go(error.party)
+                self._check_retry(error, before_first_step=before_first_step)
+                drop_lost(error.party)
                 complete = False
             else:
                 return
 
-    def _count(self, error: PartyLostError, *, begins: bool) -> None:
-        """Give up where going back does not help."""
+    def _check_retry(self, error: PartyLostError, *, before_first_step: bool) -> None:
+        """Raise the error where a restored checkpoint would not help."""
         step = None if self._checkpointing is None else self._checkpointing.committed
-        if step is None and begins:
+        if step is None and before_first_step:
             step = 0
         if step is None or not self._replaced or not error.party:
             raise error

@@ -1,4 +1,4 @@
-"""The label party's own network learns on after the last step, from embeddings that no longer change."""
+"""Further training of the label party's own network after the last step, on fixed embeddings."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _log = logging.getLogger(__name__)
 
 
 class Refit:
-    """The passes of `training.refit`, when bottom models are finished.
+    """The passes of `training.refit`, after the feature parties' bottom models are trained.
 
-    While these learn, the network that predicts follows embeddings that change under it. Afterwards all embeddings
-    cross once, as they do in an evaluation, and everything else is local: a new optimizer, with the configuration's
-    learning rate and schedule over all passes, trains the top model and the label party's own bottom model. The weights
-    of the pass with the best validation stay, or those from before; without a validation part those of the last pass.
+    While these learn, the network that predicts receives embeddings that keep changing. Afterwards all embeddings are
+    sent once, as in an evaluation, and everything else is local: a new optimizer, with the configured learning rate
+    and schedule over all passes, trains the top model and the label party's own bottom model. The weights of the pass
+    with the best validation are kept, or those before the refit; without a validation part those of the last pass.
 
-    Nobody is sent a number that depends on it. No state of it is kept: a run that goes on after an interruption begins
-    it again, from the state after the last step, to the same weights.
+    No number that depends on it is sent. It has no checkpoint: a resumed run repeats it from the state after the last
+    step, and gets the same weights.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class Refit:
     label : LabelParty
         The label party.
     schedule : Schedule
-        That of the training; passes are in the order of its first epochs.
+        Schedule of the training; passes use the order of rows of its first epochs.
     base : StrategySettings
         The innermost strategy.
     """
@@ -52,7 +52,7 @@ class Refit:
         self._loader = None if own is None else Loader(own.train, self._schedule, Placement.of(base.config))
 
     def __call__(self) -> None:
-        """Do the passes, where there are any and a model stays, and put the metrics of what is kept into the outcome.
+        """Do the passes, if there are any and a model is kept, and put the metrics of its weights into the outcome.
 
         Raises
         ------

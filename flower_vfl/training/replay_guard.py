@@ -1,4 +1,4 @@
-"""Guard of steps that are repeated after a break: a party that sends other embeddings does not get the same noise."""
+"""Guard for steps that are repeated after an interruption: other embeddings do not get the same noise."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _ENTRY = re.compile(rf"^(\d+) ([0-9a-f]{{{2 * _DIGEST}}})$", re.MULTILINE)
 
 
 class ReplayGuard:
-    """A guard that never adds the same noise to different gradients.
+    """A guard against the same noise on different gradients.
 
-    After a break all go back to the last checkpoint, the defenses' generators too, so that a run with a break is the
-    same as one without. That is right for parties that send again what they sent. One that sends something else would
-    get another gradient with the same noise, and could subtract it. So noise is derived from all frames received since
-    training began: where a step is repeated and these differ from the first time, the defenses are reseeded with a
-    generator for this step and its history. Different histories of a step give
-    independent noise, which can be averaged like that of several epochs; a run goes back to a checkpoint a few times.
+    After an interruption all parties are restored to the last checkpoint, the defenses' generators too, so that the run
+    equals one without an interruption. That is right for parties that repeat their embeddings. A party that sends
+    others would receive another gradient with the same noise, and could subtract it. So a digest of all embeddings
+    received since training began is recorded at each step: where a repeated step has another digest than the first
+    time, the defenses are reseeded for this step and digest. Different histories of a step give independent noise,
+    which can be averaged like that of several epochs; a run is restored to a checkpoint a few times only.
 
     Parameters
     ----------
     defenses : Sequence[TrainedDefense]
         The defenses, which draw noise.
     path : Path
-        The label party's own file; it records the digests of received embeddings and survives a kill.
+        The label party's own file of the digests of received embeddings, which survives a kill.
     known : bool
-        True if the file is read, since a training run goes on; otherwise it is overwritten.
+        True if the file is read, for a resumed run; otherwise it is overwritten.
     """
 
     def __init__(self, defenses: Sequence[TrainedDefense], path: Path, *, known: bool) -> None:
@@ -49,7 +49,7 @@ class ReplayGuard:
         self._write()
 
     def note(self, step: int, embeddings: Mapping[str, Tensor]) -> None:
-        """Take in the embeddings (B, ...) of a step of which no gradient has gone out yet, in the parties' order."""
+        """Record the embeddings (B, ...) of a step, in the parties' order, before any gradient of it is sent."""
         digest = hashlib.blake2b(self._chain, digest_size=_DIGEST)
         for z in embeddings.values():
             digest.update(z.detach().cpu().contiguous().view(torch.uint8).numpy().data)
@@ -70,14 +70,14 @@ class ReplayGuard:
                 self._warned = True
 
     def state(self) -> dict[str, Any]:
-        """Return plain values; digests from before the previous state are dropped."""
+        """Return the state as plain values, and drop digests from before the previous state."""
         self._first = {step: chain for step, chain in self._first.items() if step >= self._floor}
         self._floor = self._next
         self._write()
         return {"chain": self._chain.hex(), "steps": self._next}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Restore a state that `state` returned."""
         self._chain, self._next = bytes.fromhex(state["chain"]), state["steps"]
         self._floor, self._warned = self._next, False
 

@@ -1,4 +1,4 @@
-"""One training of a strategy, from the first greeting to the last report."""
+"""One training run of a strategy, from the handshake to the last report."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ from flower_vfl.transport.sessions import TRAINING, Sessions
 
 @dataclass
 class VerticalResult(Result):
-    """Flower's result, with what a vertical training measured."""
+    """Flower's result, with the outcome of a vertical training."""
 
     outcome: Outcome = field(default_factory=Outcome)
 
 
 class TrainingRun:
-    """One training run of a strategy, which is the outermost one: its hooks run.
+    """One training run of the outermost strategy, whose hooks are called.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class TrainingRun:
     Attributes
     ----------
     label_party : LabelParty or None
-        With its models; None until the sessions are open.
+        The label party with its models; None until the sessions are open.
     cut : Cut
         Shapes and number formats of the parties' embeddings; empty until then.
     session : str
@@ -142,7 +142,7 @@ class TrainingRun:
 
 
 class _Stages:
-    """The stages of a run with open sessions: begin or go on, train, let all parties finish."""
+    """The stages of a run with open sessions: begin or resume, train, let all parties finish."""
 
     def __init__(
         self,
@@ -187,11 +187,11 @@ class _Stages:
         self._refit = Refit(self._training, label, schedule, base)
 
     def begin(self) -> None:
-        """Bring all parties to the step at which training goes on, also where parties come and go meanwhile."""
+        """Bring all parties to the step at which training starts or resumes, and recover lost parties."""
         self._recovery.begin(self._begin)
 
     def _begin(self) -> None:
-        """Go back to the last checkpoint, or pre-train and send the audit labels; agree on the steps in flight."""
+        """Restore the last checkpoint, or pre-train and send the audit labels; set the number of steps in flight."""
         base, links, outcome = self._strategy.base, self._sessions.links, self._strategy.base.outcome
         resumed = self._checkpointing is not None and self._context.resume and self._checkpointing.resume()
         if not resumed:
@@ -208,7 +208,7 @@ class _Stages:
             self._checkpointing.save(0)
 
     def train(self, after_epoch: Callable[[int], None]) -> None:
-        """Train, also where parties come and go, and measure what the trained model gives away."""
+        """Train, recover lost parties, and measure the leaks of the trained model."""
         base, links, outcome = self._strategy.base, self._sessions.links, self._strategy.base.outcome
         save = None if self._checkpointing is None else self._checkpointing.save
 
@@ -233,7 +233,7 @@ class _Stages:
                 base.observer.on_embeddings(_labelled(self._strategy, self._training))
 
     def finish(self, timeout: float) -> None:
-        """Let every party finish, and take in what they report."""
+        """Let every party finish, and record the reports."""
         base, outcome = self._strategy.base, self._strategy.base.outcome
         self._recovery.finish(timeout, self._selection.tell)
         for party in self._sessions.links:
@@ -247,7 +247,7 @@ class _Stages:
             self._monitor.forget()
 
     def _read_trained(self) -> None:
-        """Let the monitor read labels from what the trained bottom models gave for the test rows."""
+        """Let the monitor attack the embeddings of the test rows by the trained bottom models."""
         base, training = self._strategy.base, self._training
         if self._monitor is not None and training.test_embeddings:
             self._monitor.read_trained(
@@ -261,20 +261,20 @@ class _Stages:
 
 
 def _audited(base: StrategySettings) -> list[str]:
-    """Return the parties with attacks that are compared with true labels in a simulation."""
+    """Return the parties whose attacks are scored with true labels in a simulation."""
     audits = bool(base.attacks) and base.config.attack.audit
     return base.config.parties.attackers or list(base.parties) if audits else []
 
 
 def _sample(base: StrategySettings) -> Rows:
-    """Draw the test rows with embeddings that the label party keeps, for its own report."""
+    """Draw the test rows whose embeddings the label party keeps, for its own report."""
     generator = np.random.default_rng(base.secret.seed("embeddings"))
     return sample_rows(base.labels.test, base.config.attack.embeddings, generator=generator)
 
 
 @torch.no_grad()
 def _labelled(strategy: TrainedStrategy, training: Training) -> list[Embeddings]:
-    """Return the embeddings that were kept, with their labels; also as read, where a defense changes them before."""
+    """Return the kept embeddings with their labels, and also as a defense changes them for the top model."""
     rows, labels = training.sample, strategy.base.labels.test[training.sample].astype(np.int64)
     found = []
     for party, z in training.sampled.items():

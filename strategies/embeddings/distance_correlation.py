@@ -45,8 +45,8 @@ def distance_correlation(z: Tensor, y: Tensor, *, form: Form = "dcor") -> Tensor
     format, the root is taken as :math:`R^2 / \sqrt{R^2 + e}` and the logarithm as :math:`\frac12 \log(R^2 + e)`, so
     that no gradient grows without bound where the correlation vanishes.
 
-    Added to the loss it makes embeddings depend less on the labels, against attacks on what the bottom model gives
-    away by itself: spectral and clustering attacks. It hides nothing in cut gradients.
+    Added to the loss it makes embeddings depend less on the labels, against attacks on the output of the bottom
+    model: spectral and clustering attacks. It does not protect cut gradients.
 
     Parameters
     ----------
@@ -55,12 +55,12 @@ def distance_correlation(z: Tensor, y: Tensor, *, form: Form = "dcor") -> Tensor
     y : Tensor
         (B,) labels, of any number of classes.
     form : {"dcor", "log", "squared"}
-        Three definitions are in use; the weight of the term depends on which.
+        One of the three definitions in use, on which the weight of the term depends.
 
     Returns
     -------
     Tensor
-        (), in the number format of `z` but float32 for shorter ones; 0, whatever the form, where all labels or all
+        (), in the number format of `z` but float32 for shorter ones; 0 in every form if all labels or all
         embeddings are the same. It can be differentiated once.
 
     Raises
@@ -98,7 +98,7 @@ def _check_form(form: str) -> None:
 
 @dataclass(frozen=True)
 class _Distances:
-    """The distances a of all pairs of rows, and the sums over ordered pairs that the correlation is made of."""
+    """The distances a of all pairs of rows, and the sums over ordered pairs that enter the correlation."""
 
     strips: list[Tensor]
     """Kept for the gradient only."""
@@ -157,7 +157,7 @@ def _correlation(rows: Tensor, runs: list[Run], form: Form, *, gradient: bool) -
 def _forces(rows: Tensor, kept: list[Tensor], runs: list[Run], of_rows: Tensor, same_class: Tensor) -> Tensor:
     """Return the gradient of the sum of w_ij a_ij over ordered pairs for fixed weights w.
 
-    They are `of_rows[i] + of_rows[j]`, less `same_class` for a pair of one class. Equal rows do not move each other.
+    The weights are `of_rows[i] + of_rows[j]`, less `same_class` for a pair of one class. Pairs of equal rows add 0.
     """
     forces, totals = torch.zeros_like(rows), rows.new_zeros(len(rows))
     for (head, tail), distances in zip(strips(0, len(rows)), kept, strict=True):
@@ -187,16 +187,16 @@ def _or_one(number: Tensor) -> Tensor:
 class DistanceCorrelation(Regulariser):
     """A term of the loss: alpha times the distance correlation of embeddings and labels.
 
-    The embeddings are those of all feature parties side by side. It protects what the bottom models give away by
-    themselves, against spectral and clustering attacks; cut gradients need a defense of their own.
+    The embeddings are those of all feature parties side by side. It protects the output of the bottom models against
+    spectral and clustering attacks; cut gradients need a defense of their own.
 
     Parameters
     ----------
     strategy : HookedStrategy
         The wrapped strategy.
     alpha : float
-        Weight of the term, at least 0. It belongs to the form: 0.001 to 0.05 is usual for "dcor", 1 to 32 are the
-        second paper's for "squared".
+        Weight of the term, at least 0. Its range depends on the form: 0.001 to 0.05 is usual for "dcor", 1 to 32
+        is the second paper's for "squared".
     form : {"dcor", "log", "squared"}
         See `distance_correlation`.
     normalise : bool
@@ -220,7 +220,7 @@ class DistanceCorrelation(Regulariser):
 
     @property
     def params(self) -> dict[str, Any]:
-        """Weight, form and whether it normalises."""
+        """Weight, form and normalisation."""
         return {"alpha": self.alpha, "form": self.form, "normalise": self.normalise}
 
     def term(self, z: Tensor, labels: Tensor) -> Tensor:

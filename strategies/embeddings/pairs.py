@@ -1,4 +1,4 @@
-"""Sums over all pairs of a batch, with their gradients: what the regularisers share.
+"""Sums over all pairs of rows of a batch, with their gradients, for the regularisers.
 
 A batch of B rows has B^2 pairs. They are visited in strips of the upper triangle, so that each distance is computed
 once, a strip fits into the processor's cache, and no more than a few strips are in memory. The gradient is computed
@@ -24,7 +24,7 @@ Run = tuple[int, int]
 
 
 def check_batch(name: str, z: Tensor, y: Tensor) -> None:
-    """Refuse what is no batch of embeddings with a label each."""
+    """Refuse tensors other than embeddings (B, ...) with one label each."""
     if not z.is_floating_point():
         raise ConfigError(f"{name}: the embedding must be of floating point, given {z.dtype}; convert it first")
     if z.dim() < 2 or y.shape != z.shape[:1]:
@@ -44,13 +44,13 @@ def sort_by_class(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor, list[Run]]:
 
 
 def strips(begin: int, end: int) -> Iterator[tuple[slice, slice]]:
-    """Cut the pairs of rows `begin` to `end` into strips: some rows, and all rows from their first one on."""
+    """Yield the strips of the pairs of rows `begin` to `end`: some rows, and all rows from the first of them on."""
     for start in range(begin, end, _HEIGHT):
         yield slice(start, min(start + _HEIGHT, end)), slice(start, end)
 
 
 def blocks_of_one_class(head: slice, runs: list[Run]) -> Iterator[tuple[slice, slice]]:
-    """Return which parts of the strip of these rows hold pairs of one class; each is such a strip itself."""
+    """Yield the blocks of the strip of these rows that hold pairs of one class; each is such a strip itself."""
     for begin, end in runs:
         if begin < head.stop and end > head.start:
             first = max(begin, head.start) - head.start
@@ -70,14 +70,14 @@ def add_row_sums(sums: Tensor, strip: Tensor, head: slice, tail: slice) -> None:
 
 
 def both_ways(strip: Tensor) -> Tensor:
-    """Sum a strip's entries over ordered pairs: entries beside the square at its left stand for two."""
+    """Return the sum over a strip's ordered pairs: entries outside the square at its left count twice."""
     return 2.0 * strip.sum().double() - strip[:, : len(strip)].sum()
 
 
 def squared_distances(rows: Tensor, squares: Tensor, head: slice, tail: slice) -> Tensor:
-    """Return the squared Euclidean distances of a strip, (h, m); 0 where rounding leaves nothing of them.
+    """Return the squared Euclidean distances of a strip, (h, m); 0 where they are below rounding.
 
-    They come from inner products, so that what is small beside the rows' own lengths is lost: center the rows.
+    They are computed from inner products, which lose distances far below the rows' lengths: center the rows.
     """
     lengths = squares[head, None] + squares[tail]
     distances = torch.addmm(lengths, rows[head], rows[tail].T, alpha=-2.0)
@@ -86,7 +86,7 @@ def squared_distances(rows: Tensor, squares: Tensor, head: slice, tail: slice) -
     return distances
 
 
-class _Known(torch.autograd.Function):
+class _WithGradient(torch.autograd.Function):
     """A number that was computed together with its gradient."""
 
     @staticmethod
@@ -102,7 +102,7 @@ class _Known(torch.autograd.Function):
 
 
 def wants_gradient(z: Tensor) -> bool:
-    """Return whether a gradient with respect to `z` will be asked for."""
+    """Return True if a gradient with respect to `z` is required."""
     return torch.is_grad_enabled() and z.requires_grad
 
 
@@ -112,5 +112,5 @@ def with_gradient(z: Tensor, value: Tensor, gradient: Tensor | None, order: Tens
         return value
     unsorted = torch.empty_like(gradient)
     unsorted[order] = gradient
-    known: Tensor = _Known.apply(z, value, unsorted.view(z.shape).to(z.dtype))  # type: ignore[no-untyped-call]
-    return known
+    result: Tensor = _WithGradient.apply(z, value, unsorted.view(z.shape).to(z.dtype))  # type: ignore[no-untyped-call]
+    return result

@@ -50,12 +50,12 @@ def potential_energy(
 
     Equal rows have the energy :math:`1 / \epsilon` and no force; at a distance of 0.1 the energy differs from
     :math:`1 / \delta` by :math:`3 \cdot 10^{-9}` of itself, beyond that by less. The tip of the angle at opposite rows
-    is rounded off within :math:`10^{-5}`, so that they push in no direction. A row of zeros is at right angles to every
-    other and not moved. The angular form depends on directions only, whatever the length of each row. In float32,
+    is smoothed within :math:`10^{-5}`, so that they exert no force. A row of zeros is at right angles to every other
+    and gets no force. The angular form depends on directions only, whatever the length of each row. In float32,
     angles are exact to 0.0005 at both ends.
 
-    Added to the loss it spreads the embeddings of a class over the sphere, so that clusters, and classifiers that are
-    fitted to a few labelled rows, tell less to whoever owns the bottom model. It hides nothing in cut gradients.
+    Added to the loss it spreads the embeddings of a class over the sphere, so that clustering, and classifiers that
+    are fitted to a few labelled rows, reveal less to the owner of the bottom model. It does not protect cut gradients.
 
     Parameters
     ----------
@@ -134,10 +134,10 @@ def _angular(rows: Tensor, runs: list[Run], floor: float, *, gradient: bool) -> 
 
 
 def _of_cosines(cosines: Tensor, *, gradient: bool) -> tuple[Tensor, Tensor | None]:
-    """Return the energies of a strip's pairs, (h, m), and their derivatives; nothing for a row with itself."""
+    """Return the energies of a strip's pairs, (h, m), and their derivatives; 0 for a row with itself."""
     unit = torch.finfo(cosines.dtype).eps
-    tip = max(_TIP, unit)  # The angle has a tip at pi: that it is never quite reached rounds it off.
-    angles = cosines.clamp_(-1.0, 1.0 - unit).mul_(1.0 - tip).add_(tip).acos()  # nor is 0, where the sine is 0 too
+    tip = max(_TIP, unit)  # The angle has a tip at pi, which staying below pi smooths.
+    angles = cosines.clamp_(-1.0, 1.0 - unit).mul_(1.0 - tip).add_(tip).acos()  # and above 0, where the sine is 0 too
     squares = angles.square()
     energy, root = _soften(squares)
     if not gradient:
@@ -147,7 +147,7 @@ def _of_cosines(cosines: Tensor, *, gradient: bool) -> tuple[Tensor, Tensor | No
 
 
 def _soften(squares: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the energies of squared distances, and their squares (but on the diagonal, where the energy is 0)."""
+    """Return the energies of squared distances, and the squares of these, which are not set to 0 on the diagonal."""
     root = squares.square().add_(_EPSILON**4).rsqrt_()
     energy = root.sqrt()
     energy.diagonal().zero_()
@@ -177,8 +177,8 @@ class PotentialEnergy(Regulariser):
     """A term of the loss: alpha times the potential energy of same-class embeddings.
 
     In the angular form each party's embedding is layer-normalised without weights first, in training and in
-    evaluation, so that the top model reads what the term shapes. The energy is that of all feature parties'
-    embeddings side by side. It protects what the trained bottom model gives away, against clustering and against
+    evaluation, so that the top model reads the same embeddings as the term. The energy is that of all feature parties'
+    embeddings side by side. It protects the output of the trained bottom model against clustering and against
     classifiers fitted to leaked labels; cut gradients need a defense of their own.
 
     Parameters

@@ -1,4 +1,4 @@
-"""Defenses of the embedding: what adds a term to the loss shares this."""
+"""Base class of the defenses that add a term on embeddings to the loss."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from flower_vfl.strategies.gradients.checks import strength
 
 
 class Regulariser(Defense):
-    """A defense that adds alpha times a term to the loss: subclasses write `term`.
+    """A defense that adds alpha times a term to the loss; subclasses implement `term`.
 
-    Terms see what the top model sees of the feature parties: their embeddings side by side, layer-normalised if this
-    or another defense of the chain normalises. The label party's own embedding stays where it is and takes no part.
+    The term is computed from the feature parties' embeddings as the top model reads them: side by side, and
+    layer-normalised if this or another defense of the chain normalises. The label party's own embedding is not sent,
+    and not part of it.
 
     Parameters
     ----------
@@ -49,14 +50,14 @@ class Regulariser(Defense):
         return (layer_norm(inner, self.name) if self.normalise else inner), log
 
     def loss(self, logits: Tensor, labels: Tensor, z: Tensor) -> tuple[Tensor, Log]:
-        """Add the term to the inner strategy's loss and log what was added."""
+        """Add the term to the inner strategy's loss and log it."""
         inner, log = self.strategy.loss(logits, labels, z)
         added = self.alpha * self.term(z, labels)
         return inner + added, {**log, f"{self.name}.term": added.item()}
 
 
 def layer_norm(z: Tensor, name: str) -> Tensor:
-    """Give every row (B, ...) mean 0 and variance 1, so that it lies on a sphere of zero-mean vectors.
+    """Return the rows (B, ...) with mean 0 and variance 1 each, so that they lie on a sphere of zero-mean vectors.
 
     Raises
     ------

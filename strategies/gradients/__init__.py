@@ -1,1 +1,1 @@
-"""Defenses on gradients, before they leave the label party."""
+"""Defenses that change gradients before they leave the label party."""

@@ -1,4 +1,4 @@
-"""Privacy accounting of a noise defense over all releases of a row: logged after each epoch, and a budget's bound."""
+"""Privacy accounting of a noise defense over all releases of a row, with a bound for logs and budgets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flower_vfl.strategies.gradients.noise import NoiseDefense
 
 
 class Accountant(Protocol):
-    """A privacy accountant: the noise of each epoch and its bound; `end_epoch` returns nothing where there is none."""
+    """A privacy accountant of the noise of each epoch; `end_epoch` returns its bound, or nothing without one."""
 
     largest: float
 
@@ -46,29 +46,29 @@ class AccountedNoise(NoiseDefense, Generic[C]):
         self._accountants: dict[str, C] = {}
 
     @abstractmethod
-    def _nothing_done(self) -> C:
+    def _new_accountant(self) -> C:
         """Return a new accountant."""
 
     @abstractmethod
     def accounted_epochs(self, width: int) -> int:
         """Return the largest number of epochs that can be accounted for gradients (B, width)."""
 
-    def _summed(self, left: Mapping[str, float]) -> dict[str, float]:
+    def _colluding_divergences(self, divergences: Mapping[str, float]) -> dict[str, float]:
         """Return the divergences of colluding groups without their own accountant, from those of their parties."""
         return {}
 
-    def _accountant(self, whose: str) -> C:
+    def _accountant(self, name: str) -> C:
         """Return the accountant of a party or group; "" is that of all parties together."""
-        if whose not in self._accountants:
-            self._accountants[whose] = self._nothing_done()
-        return self._accountants[whose]
+        if name not in self._accountants:
+            self._accountants[name] = self._new_accountant()
+        return self._accountants[name]
 
-    def _whose(self, step: StepView) -> str:
+    def _accountant_name(self, step: StepView) -> str:
         """Return the name of a step's accountant; that of a single party if the scope is "per-party"."""
         return next(iter(step.widths), "") if self.scope == "per-party" and not step.party else step.party
 
     @property
-    def _repeats(self) -> bool:
+    def _rows_recur(self) -> bool:
         """True if each row recurs in every epoch."""
         return self.base.config.training.order != "time"
 
@@ -77,8 +77,8 @@ class AccountedNoise(NoiseDefense, Generic[C]):
         log: Log = {}
         several = len(self.base.widths) > 1
         found = {name: values for name, each in self._accountants.items() if (values := each.end_epoch(self.rho))}
-        left = {name: values["sum_kl"] for name, values in found.items()}
-        for name, divergence in {**left, **self._summed(left)}.items():
+        divergences = {name: values["sum_kl"] for name, values in found.items()}
+        for name, divergence in {**divergences, **self._colluding_divergences(divergences)}.items():
             party = f".{name}" if name and several else ""
             log[f"{self.name}.sum_kl_remembered{party}"] = divergence
             log[f"{self.name}.auc_bound_remembered{party}"] = auc_bound(divergence)
@@ -87,30 +87,30 @@ class AccountedNoise(NoiseDefense, Generic[C]):
         return log
 
     def bound(self) -> float:
-        """Return Theorem 1 for the worst of the steps and for a row's releases in all epochs, whichever is larger.
+        """Return the larger of two bounds of Theorem 1: on the worst step, and on a row's releases in all epochs.
 
-        The second can only rise with the epochs. Its estimate may fall; then the earlier, larger estimate counts.
+        The second cannot fall with the epochs. Its estimate may; then the earlier, larger estimate is used.
         """
-        left = {name: accountant.largest for name, accountant in self._accountants.items()}
-        together = self._summed({**dict.fromkeys(self.base.widths, 0.0), **left})
-        return max(map(auc_bound, [*left.values(), *together.values()])) if left else 1.0
+        divergences = {name: accountant.largest for name, accountant in self._accountants.items()}
+        together = self._colluding_divergences({**dict.fromkeys(self.base.widths, 0.0), **divergences})
+        return max(map(auc_bound, [*divergences.values(), *together.values()])) if divergences else 1.0
 
     def check_bound(self, epochs: int) -> None:
-        """Refuse more than two classes, and more epochs than can be judged together."""
+        """Refuse more than two classes, and more epochs than can be accounted for together."""
         base, widths = self.base, self.base.widths
         if base.labels.classes > 2:
             raise ConfigError(
                 f"attack.max_bound: {self.name} bounds what all epochs give away of two classes, this data has "
                 f"{base.labels.classes}; attack.max_leak is a limit for any number"
             )
-        most = min(map(self.accounted_epochs, self._bounded(widths)), default=epochs)
-        if self._repeats and epochs > most:
+        most = min(map(self.accounted_epochs, self._accounted_widths(widths)), default=epochs)
+        if self._rows_recur and epochs > most:
             raise ConfigError(
                 f"attack.max_bound: what all epochs give away together is computed for {most} epochs of gradients this "
                 f"wide, and {epochs} are planned: set training.epochs to {most} at most"
             )
 
-    def _bounded(self, widths: Mapping[str, int]) -> list[int]:
+    def _accounted_widths(self, widths: Mapping[str, int]) -> list[int]:
         """Return the widths of the gradients that have an accountant."""
         if not widths or self.scope == "per-party":
             return list(widths.values())
@@ -121,7 +121,7 @@ class AccountedNoise(NoiseDefense, Generic[C]):
         return {**super().state(), "courses": {name: each.state() for name, each in self._accountants.items()}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Restore a state that `state` returned."""
         super().restore(state)
         self._accountants = {}
         for name, saved in state["courses"].items():

@@ -1,4 +1,4 @@
-"""Base of the defenses that perturb cut gradients: the scope, and batches that cannot be protected."""
+"""Base class of the defenses that perturb cut gradients: their scope, and batches that cannot be protected."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ Protection = Log | UnprotectedBatchError
 
 
 class GradientDefense(Defense):
-    """A defense that perturbs cut gradients: subclasses write `perturb`, this class applies it in the right scope.
+    """A defense that perturbs cut gradients; subclasses implement `perturb`, this class applies it in its scope.
 
-    A batch for which `perturb` raises `UnprotectedBatchError` is replaced by zeros: they carry nothing, and the feature
-    party's model only misses a step. That is counted, logged as `fallback` and warned of once.
+    A batch for which `perturb` raises `UnprotectedBatchError` is replaced by zeros: they carry no information, and
+    the feature party's model only misses a step. That is counted, logged as `fallback` and warned of once.
 
     Parameters
     ----------
     strategy : HookedStrategy
         The wrapped strategy.
     scope : {"joint", "per-party"}
-        True if the gradients of all feature parties are perturbed together, so that colluding parties learn no more
-        than one, or each party's by themselves.
+        "joint" perturbs the gradients of all feature parties together, so that colluding parties learn no more than
+        one; "per-party" perturbs each party's by themselves.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class GradientDefense(Defense):
     def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
         """Perturb gradients (B, D) of examples with prepared labels (B,).
 
-        A subclass may take a third parameter, ``step: StepView | None = None``, for what else is known of the step; its
+        A subclass may take a third parameter, ``step: StepView | None = None``, for more information on the step; its
         `party` is the name of the party that receives the gradients.
 
         Raises
@@ -83,7 +83,7 @@ class GradientDefense(Defense):
     def protect_runs(
         cls, defenses: Sequence[Self], grads: Tensor, labels: Tensor, steps: Sequence[StepView]
     ) -> tuple[Tensor, list[Log]]:
-        """Perturb the gradients of R runs, each by its own defense: what `protect` does after the inner strategy.
+        """Perturb the gradients of R runs, each by its own defense, as `protect` does after the inner strategy.
 
         Parameters
         ----------
@@ -112,17 +112,17 @@ class GradientDefense(Defense):
     def perturb_runs(
         cls, defenses: Sequence[Self], g: Tensor, y: Tensor, steps: Sequence[StepView]
     ) -> tuple[Tensor, list[Protection]]:
-        """Perturb gradients (R, B, D) of R runs with labels (R, B), each with the numbers that it would draw alone.
+        """Perturb gradients (R, B, D) of R runs with labels (R, B), each with the noise that it would draw alone.
 
-        A run with a batch that cannot be protected has the error in place of its log, and anything in place of its
-        gradients; the others go on. By default the runs are perturbed one after another. A subclass that perturbs all
-        at once writes this method for (B, D) and (R, B, D), and `perturb` calls it for one run.
+        A run with a batch that cannot be protected has the error in place of its log, and arbitrary gradients; the
+        others are perturbed as usual. By default the runs are perturbed one after another. A subclass that perturbs
+        all at once implements this method for (B, D) and (R, B, D), and its `perturb` calls it for one run.
         """
         return _one_after_another(defenses, g, y, steps)
 
     @classmethod
     def _perturbs_runs(cls) -> bool:
-        """Return whether `perturb_runs` belongs to `perturb`: a subclass may have written only the latter."""
+        """Return True if the class of `perturb` defines `perturb_runs` too: a subclass may override `perturb` only."""
         return "perturb_runs" in vars(next(one for one in cls.__mro__ if "perturb" in vars(one)))
 
     @classmethod
@@ -144,7 +144,7 @@ class GradientDefense(Defense):
     def colluding(self, parties: Sequence[str], logs: Sequence[Log], step: StepView) -> Log:
         """Return the log entries for colluding parties, after `perturb` and its log.
 
-        It is called where each party's gradients are perturbed by themselves; by default it returns nothing.
+        It is called where each party's gradients are perturbed by themselves; by default it returns no entry.
         """
         return {}
 
@@ -159,7 +159,7 @@ class GradientDefense(Defense):
 
     @classmethod
     def stacks(cls) -> bool:
-        """Return whether all that it does is `perturb`, so that `protect_runs` does the same for many runs."""
+        """Return True if `perturb` is all that it does in a step, so that `protect_runs` is the same for many runs."""
         hooks = ("prepare_labels", "build", "begin_batch", "embed", "loss", "protect", "end_batch")
         unchanged = all(getattr(cls, hook) is getattr(GradientDefense, hook) for hook in hooks)
         return unchanged and not cls.asks_other_labels
@@ -175,7 +175,7 @@ class GradientDefense(Defense):
         return {**super().state(), "fallbacks": self.fallbacks}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Restore a state that `state` returned."""
         super().restore(state)
         self.fallbacks = int(state["fallbacks"])
 
@@ -198,7 +198,7 @@ def _one_after_another(
 
 
 def of_one_run(perturbed: Tensor, logs: Sequence[Protection]) -> tuple[Tensor, Log]:
-    """Return what `perturb_runs` returned for one run as `perturb` does.
+    """Return the result of `perturb_runs` for one run in the form of `perturb`.
 
     Raises
     ------

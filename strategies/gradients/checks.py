@@ -12,7 +12,7 @@ from flower_vfl.errors import ConfigError, UnprotectedBatchError
 
 
 def is_number(value: object) -> bool:
-    """Return True if a value is a real number; true and false are none.
+    """Return True if a value is a real number other than true and false.
 
     Examples
     --------
@@ -23,7 +23,7 @@ def is_number(value: object) -> bool:
 
 
 def strength(what: str, value: float) -> float:
-    """Return a number of at least 0 by which something is made stronger.
+    """Return a strength, a finite number of at least 0, as a float.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def strength(what: str, value: float) -> float:
 
 
 def check_shapes(defense: str, g: Tensor, y: Tensor) -> None:
-    """Refuse gradients other than (B, D), labels other than (B,), and a batch without numbers.
+    """Refuse gradients other than (B, D), labels other than (B,), and an empty batch.
 
     Raises
     ------
@@ -59,7 +59,7 @@ def check_shapes(defense: str, g: Tensor, y: Tensor) -> None:
 
 
 def check_two_classes(defense: str, numbers: Sequence[float], counts: Sequence[float], rows: int) -> None:
-    """Refuse a batch of which the two classes cannot be estimated.
+    """Refuse a batch from which the two classes cannot be estimated.
 
     Parameters
     ----------

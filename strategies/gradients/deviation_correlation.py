@@ -14,20 +14,20 @@ from flower_vfl.protocol.schedule import Rows
 from flower_vfl.strategies.gradients.units import beside
 
 NUMBERS = 2**15
-"""Numbers of a class that are kept of each epoch: 1,024 rows of 32."""
+"""Number of entries that are kept for a class in each epoch: 1,024 rows of 32."""
 
 FEWEST = 64
-"""Rows of a class that are kept of each epoch at least, however long they are."""
+"""Smallest number of rows that are kept for a class in each epoch, whatever their width."""
 
 ENOUGH = 16
-"""Rows of a class that must have occurred in each of several epochs before a correlation is estimated; half of its
-sample where that is less."""
+"""Number of rows of a class that must occur in each of several epochs before a correlation is estimated; half of its
+sample if that is less."""
 
 TOGETHER = 16
-"""Batches that are taken in a row: between two steps nothing that this needs is in the processor's caches."""
+"""Number of batches that are processed at once: between two steps the processor's caches lose the data for this."""
 
 HELD = 2**26
-"""Bytes of gradients that may wait for that."""
+"""Number of bytes of gradients that may wait for that."""
 
 _NEGLIGIBLE = 1e-9
 """Share of the largest variance; smaller variances are rounding errors of single precision."""
@@ -49,9 +49,9 @@ def sample(labels: NDArray[Any], width: int) -> Rows:
 
 
 def deviations(g: Tensor, y: Tensor, chosen: Tensor | None = None) -> Tensor:
-    """Return how gradients (..., B, D) with labels 0 or 1 (..., B) deviate from the mean of their class and batch.
+    """Return deviations of gradients (..., B, D) with labels 0 or 1 (..., B) from the mean of their class and batch.
 
-    Where rows (n,) of a single batch are chosen, only theirs are returned.
+    If rows (n,) of a single batch are chosen, only theirs are returned.
     """
     members = torch.stack([y == 0, y == 1], dim=-2).to(g.dtype)
     means = (members @ g) / members.sum(dim=-1, keepdim=True).clamp(min=1.0)
@@ -79,31 +79,31 @@ class DeviationCorrelation:
         self._rows = np.zeros(0, dtype=np.int64)
         self._epochs: list[Tensor] = []
         self._now = torch.zeros(0, 0)
-        self._shared: Tensor | None = None  # that of runs that train together, of which `_now` is the rows from `_low`
+        self._shared: Tensor | None = None  # of runs that train together; `_now` is its rows from `_low`
         self._low = 0
-        self._waiting: list[tuple[Tensor, Tensor, Rows, float, Tensor | None]] = []
+        self._pending: list[tuple[Tensor, Tensor, Rows, float, Tensor | None]] = []
 
     def add(self, g: Tensor, y: Tensor, rows: Rows, unit: float = 1.0, means: Tensor | None = None) -> None:
-        """Take in a batch: clean gradients (B, D), labels (B,), rows of the table (B,) and the unit to measure in.
+        """Add a batch: clean gradients (B, D), labels (B,), rows of the table (B,) and the unit of length.
 
-        Where the means of the classes (2, D) are known, they are not computed again. Nothing of it may be written into
-        afterwards: it waits for more.
+        Means of the classes (2, D) are not computed again if given. The tensors must not be modified afterwards: they
+        are processed with later batches.
         """
-        self._waiting.append((g, y, rows, unit, means))
-        if len(self._waiting) >= TOGETHER or sum(one[0].nbytes for one in self._waiting) > HELD:
-            self._settle()
+        self._pending.append((g, y, rows, unit, means))
+        if len(self._pending) >= TOGETHER or sum(one[0].nbytes for one in self._pending) > HELD:
+            self._process_pending()
 
-    def _settle(self) -> None:
-        """Take in what waits."""
-        waiting, self._waiting = self._waiting, []
-        for batch in waiting:
-            self._take(*batch)
+    def _process_pending(self) -> None:
+        """Process the pending batches."""
+        pending, self._pending = self._pending, []
+        for batch in pending:
+            self._store(*batch)
 
-    def _take(self, g: Tensor, y: Tensor, rows: Rows, unit: float, means: Tensor | None) -> None:
+    def _store(self, g: Tensor, y: Tensor, rows: Rows, unit: float, means: Tensor | None) -> None:
         places, known = self._find(rows, g.shape[1])
         if not len(known):
             return
-        now = _together([self], g.device)
+        now = _shared_deviations([self], g.device)
         there, here = (torch.from_numpy(one).to(g.device, non_blocking=True) for one in (self._low + places, known))
         if means is None:
             away = deviations(g, y, here)
@@ -112,7 +112,7 @@ class DeviationCorrelation:
         now.index_copy_(0, there, away.div_(unit).float())  # `now[there] =` takes twice as long
 
     def _find(self, rows: Rows, width: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where rows (B,) of which gradients (B, width) came are in the sample, and which of them are."""
+        """Return the places in the sample of those rows (B,) that are in it, and their places in the batch."""
         if self._now.shape[1] != width:
             self._rows, self._epochs = sample(self._labels, width), []
             self._begin(width)
@@ -124,21 +124,21 @@ class DeviationCorrelation:
 
     def end_epoch(self) -> None:
         """Close the epoch."""
-        self._settle()
+        self._process_pending()
         self._epochs.append(self._now.cpu())
         self._begin(self._now.shape[1])
 
     def correlations(self, epochs: int) -> NDArray[np.float64] | None:
         """Return k of negatives and of positives over the latest epochs, (2, T, T).
 
-        None if too few rows of a class occurred in each of them (`ENOUGH`): then the correlation is unknown. Where
-        no row of a class deviated in an epoch, nothing of that epoch does.
+        None if too few rows of a class occurred in each of them (`ENOUGH`): then the correlation is unknown. Without
+        deviations in a class, an epoch correlates with no other.
         """
-        came = self._came(epochs)
-        if came is None:
+        recurring = self._recurring(epochs)
+        if recurring is None:
             return None
         found = np.tile(np.eye(epochs), (2, 1, 1))
-        for label, deviations in enumerate(came):
+        for label, deviations in enumerate(recurring):
             vectors = deviations.reshape(epochs, -1)
             lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
             vectors = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0.0)
@@ -146,31 +146,31 @@ class DeviationCorrelation:
         return found
 
     def couplings(self, epochs: int) -> NDArray[np.float64] | None:
-        r"""Return how standardised deviations of negatives and of positives correlate, (2, T D, T D).
+        r"""Return the correlations of standardised deviations of negatives and of positives, (2, T D, T D).
 
         With :math:`\Sigma^t` the covariance of the deviations in epoch t, these are the correlations of
-        :math:`(\Sigma^t)^{-1/2} \zeta^t`, for each two directions of each two epochs. Of few rows they are too large
-        rather than too small: with fewer than D rows, all deviations seem to recur. None as in `correlations`.
+        :math:`(\Sigma^t)^{-1/2} \zeta^t`, for each two directions of each two epochs. With few rows they are too
+        large rather than too small: with fewer than D rows, all deviations seem to recur. None as in `correlations`.
         """
-        came, width = self._came(epochs), self._now.shape[1]
-        if came is None:
+        recurring, width = self._recurring(epochs), self._now.shape[1]
+        if recurring is None:
             return None
         found = np.tile(np.eye(epochs * width), (2, 1, 1))
-        for label, deviations in enumerate(came):
+        for label, deviations in enumerate(recurring):
             standard = np.concatenate([rows @ _inverse_root(rows.T @ rows) for rows in deviations], axis=1)
             between = 1.0 - np.kron(np.eye(epochs), np.ones((width, width)))
             found[label] += between * (standard.T @ standard)
         return found
 
-    def _came(self, epochs: int) -> list[NDArray[np.float64]] | None:
-        """Return the deviations of each class's rows that came in each of the latest epochs, (T, n, D), or too few."""
+    def _recurring(self, epochs: int) -> list[NDArray[np.float64]] | None:
+        """Return the deviations (T, n, D) of each class's rows that occurred in all latest epochs; None for too few."""
         latest = self._epochs[-epochs:]
         if len(latest) < epochs or not len(self._rows):
             return None
         deviations = torch.stack(latest)
-        came = deviations.isfinite().all(dim=2).all(dim=0)
+        occurred = deviations.isfinite().all(dim=2).all(dim=0)
         members = [torch.from_numpy(self._labels[self._rows] == label) for label in (0, 1)]
-        found = [deviations[:, came & mine].double().numpy() for mine in members]
+        found = [deviations[:, occurred & mine].double().numpy() for mine in members]
         enough = [min(ENOUGH, -(-int(mine.sum()) // 2)) for mine in members]
         return found if all(rows.shape[1] >= least for rows, least in zip(found, enough, strict=True)) else None
 
@@ -178,40 +178,40 @@ class DeviationCorrelation:
         self._now, self._shared = torch.full((len(self._rows), width), torch.nan), None
 
     def state(self) -> dict[str, Any]:
-        """Return tensors; the sample itself follows from the labels."""
-        self._settle()
+        """Return the state as tensors; the sample derives from the labels."""
+        self._process_pending()
         return {"epochs": list(self._epochs), "now": self._now.clone()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
-        self._epochs, self._now, self._shared, self._waiting = list(state["epochs"]), state["now"].clone(), None, []
+        """Restore a state that `state` returned."""
+        self._epochs, self._now, self._shared, self._pending = list(state["epochs"]), state["now"].clone(), None, []
         width = self._now.shape[1]
-        self._rows = sample(self._labels, width) if width else self._rows[:0]  # without a width nothing came yet
+        self._rows = sample(self._labels, width) if width else self._rows[:0]  # without a width no batch was added
 
 
 def take_in(recurrences: Sequence[DeviationCorrelation], away: Tensor, rows: Sequence[Rows]) -> None:
-    """Take in a batch of each of R runs that train together: a GPU needs the same time for all of them as for one.
+    """Add a batch of each of R runs that train together: a GPU needs the same time for all of them as for one.
 
     Parameters
     ----------
-    recurrences : Sequence of Recurrence
-        Of the runs.
+    recurrences : Sequence of DeviationCorrelation
+        Estimators of the runs.
     away : Tensor
         (R, B, D) deviations, in units of each batch.
     rows : Sequence of Rows
-        (B,) of each run's table.
+        (B,) rows of each run's table.
     """
     batch, width = away.shape[1:]
     found = [recurrence._find(own, width) for recurrence, own in zip(recurrences, rows, strict=True)]
-    now = _together(recurrences, away.device)
+    now = _shared_deviations(recurrences, away.device)
     at = np.concatenate([one._low + places for one, (places, _) in zip(recurrences, found, strict=True)])
     mine = np.concatenate([number * batch + known for number, (_, known) in enumerate(found)])
     there, here = (torch.from_numpy(one).to(away.device, non_blocking=True) for one in (at, mine))
     now[there] = away.flatten(0, 1)[here].float()
 
 
-def _together(recurrences: Sequence[DeviationCorrelation], device: torch.device) -> Tensor:
-    """Return one tensor with this epoch's deviations of all of these, each a view of its rows."""
+def _shared_deviations(recurrences: Sequence[DeviationCorrelation], device: torch.device) -> Tensor:
+    """Return one tensor with this epoch's deviations of all estimators; `_now` of each becomes a view of it."""
     shared = recurrences[0]._shared
     if shared is None or shared.device != device or any(one._shared is not shared for one in recurrences):
         shared, low = torch.cat([one._now.to(device) for one in recurrences]), 0

@@ -36,7 +36,7 @@ def perturb(g: Tensor, *, t: float, generator: torch.Generator) -> Tensor:
         Noise power relative to the longest squared norm; it multiplies the *variance*. (The authors' `ratio`
         multiplies the standard deviation: t = ratio ** 2.)
     generator : torch.Generator
-        On the device of `g`.
+        Generator on the device of `g`.
 
     Returns
     -------
@@ -85,8 +85,8 @@ def _perturb(g: Tensor, ts: Sequence[float], noises: Sequence[Noise]) -> tuple[T
 
 
 def _model(variance: float, width: int) -> GaussianNoise:
-    nowhere = torch.zeros(width, 0)
-    return GaussianNoise((variance, variance), (nowhere, nowhere))
+    no_directions = torch.zeros(width, 0)
+    return GaussianNoise((variance, variance), (no_directions, no_directions))
 
 
 def _longest(g: Tensor) -> Tensor:
@@ -99,8 +99,8 @@ def _longest(g: Tensor) -> Tensor:
 class Iso(NoiseDefense):
     """Isotropic Gaussian noise: hides labels from attacks on cut gradients, by every feature party.
 
-    Simple, and wasteful: it does not use that only one direction tells the classes apart. A batch with a value that is
-    not finite is replaced by zeros.
+    It is simple but inefficient: only one direction separates the classes, and the noise goes in all. A batch with a
+    value that is not finite is replaced by zeros.
 
     Parameters
     ----------
@@ -124,12 +124,12 @@ class Iso(NoiseDefense):
         """Refuse a noise key that is kept between training runs.
 
         Persistent noise is fixed in the coordinates of the cut, and the line of the classes differs between
-        training runs: the difference of two runs with one key gave every label away (docs/results/trainings.md).
+        training runs: the difference of two runs with one key revealed every label (docs/results/trainings.md).
 
         Raises
         ------
         ConfigError
-            If `rho` is above 0 and the noise key is kept; the message names the alternatives.
+            When `rho` is above 0 and the noise key is kept; the message names the alternatives.
         """
         if self.rho and self.base.secret.keeps_noise_key:
             raise ConfigError(

@@ -30,7 +30,7 @@ def perturb(g: Tensor, *, generator: torch.Generator) -> Tensor:
         \sigma_j = \sqrt{\max_i \|g_i\|_2^2 / \|g_j\|_2^2 - 1}
 
     so that :math:`E \|\tilde g_j\|_2^2 = \max_i \|g_i\|_2^2` and :math:`E \tilde g_j = g_j`. A row of zeros has no
-    direction to be stretched along and would tell its label by staying zero: it gets
+    direction to be stretched along and would reveal its label by staying zero: it gets
     :math:`N(0, \max_i \|g_i\|_2^2 / d \; I)` instead.
 
     It hides labels from attacks on the norm by every feature party. The direction of a row, but for its sign, is sent
@@ -41,7 +41,7 @@ def perturb(g: Tensor, *, generator: torch.Generator) -> Tensor:
     g : Tensor
         (B, D) cut gradients, of any scale.
     generator : torch.Generator
-        On the device of `g`.
+        Generator on the device of `g`.
 
     Returns
     -------
@@ -100,8 +100,8 @@ def _perturb(g: Tensor, noises: Sequence[Noise]) -> tuple[Tensor, list[tuple[flo
 def _measure(work: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return gradients (..., B, D) in units of their largest entry, and the statistics that determine the noise.
 
-    That unit (...), the rows' lengths in it (..., B), the mean that the noise adds to the square of each, and four
-    numbers (..., 4): unit, largest and smallest length, mean of the added noise.
+    These are that unit (...), the rows' lengths in it (..., B), the mean that the noise adds to the square of each, and
+    four numbers (..., 4): unit, largest and smallest length, mean of the added noise.
     """
     unit = unit_of(work)
     scaled = work / unit[..., None, None]
@@ -129,11 +129,10 @@ def _lengthen(scaled: Tensor, lengths: Tensor, work: Tensor) -> tuple[Tensor, Te
 
 
 class MaxNorm(NoiseDefense):
-    """Noise along each row that makes all rows equally long on average; it has no strength to choose.
+    """Noise along each row that makes all rows equally long on average, without a strength parameter.
 
     Good against the norm attack of any feature party, weaker against attacks on directions. A batch that it cannot
-    protect (one row alone, which has no longer one to hide behind, or a value that is not finite) is replaced by
-    zeros.
+    protect (one row alone, or a value that is not finite) is replaced by zeros.
 
     Parameters
     ----------

@@ -26,7 +26,7 @@ from flower_vfl.strategies.gradients.checks import is_number
 from flower_vfl.strategies.gradients.units import each_run
 
 _WORDS = 4
-"""Random numbers of 32 bits in a block of AES; two of them make two normal numbers."""
+"""Number of random 32-bit words in a block of AES; two of them make two normal numbers."""
 
 
 def keyed_words(key: bytes, rows: NDArray[np.integer], count: int, *, stream: int = 0) -> NDArray[np.uint32]:
@@ -38,7 +38,7 @@ def keyed_words(key: bytes, rows: NDArray[np.integer], count: int, *, stream: in
     counters = np.empty((len(rows), blocks, 2), "<u8")
     counters[..., 0] = rows[:, None]
     counters[..., 1] = np.arange(blocks, dtype=np.uint64) | np.uint64(stream << 48)
-    # Counter mode with a counter of our own: single blocks, none of which comes twice.
+    # Counter mode with a counter of our own: single blocks, none of which recurs.
     encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
     words = np.frombuffer(encryptor.update(counters.tobytes()), "<u4")
     return words.reshape(len(rows), blocks * _WORDS)[:, :count]
@@ -50,8 +50,8 @@ def keyed_normals(
     r"""Return standard normal numbers (B, `width`) that follow from a key, the rows and the stream, and nothing else.
 
     Every block of AES-128 in counter mode, :math:`E_k(\text{row} \,\|\, \text{stream} \,\|\, \text{block})`, gives four
-    uniform numbers, and two of these give two normal ones [Box and Muller, 1958]. Without the key they cannot be told
-    from fresh ones. No number is farther from 0 than 6.8.
+    uniform numbers, and two of these give two normal ones [Box and Muller, 1958]. Without the key they cannot be
+    distinguished from fresh ones. No number is farther from 0 than 6.8.
 
     Parameters
     ----------
@@ -86,15 +86,15 @@ class Noise:
     Parameters
     ----------
     generator : torch.Generator
-        Draws what is fresh, on the device of the batch.
+        Generator of the fresh numbers, on the device of the batch.
     rho : float
         Share of the variance that is persistent, 0 to 1.
     key : bytes
-        Of the persistent share.
+        Key of the persistent share.
     rows : ndarray of integers, (B,), optional
         The number that identifies each row of the batch; needed for a persistent share.
     part : int
-        Of several parties' parts with noise of their own, the number of this one.
+        Number of the party's part, if several parties have noise of their own.
     """
 
     def __init__(
@@ -135,13 +135,13 @@ class Noise:
         return kept if self._rho == 1.0 else math.sqrt(self._rho) * kept + math.sqrt(1.0 - self._rho) * fresh
 
     def fresh(self, g: Tensor, width: int, *, count: int | None = None) -> Tensor:
-        """Return numbers for the batch `g`, or for so many rows, of which none is persistent."""
+        """Return numbers for the batch `g`, or for `count` rows, none of them persistent."""
         size = (len(g) if count is None else count, width)
         return torch.randn(size, generator=self._generator, device=g.device, dtype=g.dtype)
 
 
 def draw_each(noises: Sequence[Noise | None], g: Tensor, width: int) -> Tensor:
-    """Return the numbers (..., B, `width`) that each run's own source draws for gradients (..., B, D); none: zeros."""
+    """Return the numbers (..., B, `width`) that each run's own source draws for gradients (..., B, D); else zeros."""
     if g.dim() == 2 and noises[0] is not None:
         return noises[0].draw(g, width)
     numbers = g.new_zeros((*g.shape[:-1], width))
@@ -161,11 +161,11 @@ class NoiseDefense(GradientDefense):
     scope : {"joint", "per-party"}
         See `GradientDefense`.
     rho : float
-        Persistent share of the noise's variance, the same whenever a row recurs, 0 to 1. What a party receives in one
-        step has the same law whatever it is. At 0 all noise is fresh, and a party that keeps what it
-        received averages it away over the epochs; at 1 two gradients of one row have the same noise, and it is gone
-        from their difference. The persistent noise of a row follows from the label party's secret and from the row's
-        ID; where rows have none, from the number of the row in the table.
+        Persistent share of the noise's variance, the same whenever a row recurs, 0 to 1. The noise of one step has the
+        same distribution for every share. At 0 all noise is fresh, and a party can average it away over the epochs; at
+        1 two gradients of one row have the same noise, which cancels in their difference. The persistent noise of a row
+        follows from the label party's secret and from the row's ID; where rows have none, from the number of the row in
+        the table.
     """
 
     def __init__(self, strategy: HookedStrategy, *, scope: Scope = "joint", rho: float = 0.0) -> None:
@@ -189,12 +189,12 @@ class NoiseDefense(GradientDefense):
         return super()._perturb_or_withhold(defenses, g, y, steps)
 
     def noise_model(self, part: int = 0) -> NoiseModel | None:
-        """Return the law of the noise in the last batch, where `perturb` called `describe_noise`."""
+        """Return the distribution of the noise in the last batch, if `perturb` called `describe_noise`."""
         made = self._noise_models.get(part)
         return None if made is None else made()
 
     def describe_noise(self, step: StepView, make: Callable[[], NoiseModel]) -> None:
-        """Take in the function that makes the model of this batch's noise; it is called on demand."""
+        """Store the function that makes the model of this batch's noise; it is called on demand."""
         self._noise_models[step.part] = make
 
     @property
@@ -226,12 +226,12 @@ class NoiseDefense(GradientDefense):
         return {"follows": "IDs" if self.base.follows_ids else "numbers", "key": self._key("check").hex()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned.
+        """Restore a state that `state` returned.
 
         Raises
         ------
         DataError
-            When persistent noise would not go on as it was.
+            When persistent noise would not be the same as before.
         """
         super().restore(state)
         if not self.follows_rows:

@@ -1,6 +1,6 @@
 """The number format that noise is computed in, and the length that gradients are measured in.
 
-In units of a batch's own largest entry no square overflows, and of the longest row none vanishes.
+In units of a batch's largest entry no square overflows, and that of the longest row does not vanish.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def working(g: Tensor) -> Tensor:
 
 
 def each_run(tensor: Tensor, *, dims: int = 2) -> Sequence[Tensor]:
-    """Return the part of each run: of R runs those of (R, B, D), of one run by itself (B, D) as it is.
+    """Return the part of each of R runs in (R, B, D); for a single run (B, D), only the tensor itself.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def beside(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def per_run(numbers: Sequence[float], like: Tensor) -> Tensor | float:
-    """Return one number a run (R,) beside a tensor (R,); of one run by itself, beside a scalar, the number."""
+    """Return one number a run as a tensor (R,) like another; beside a scalar, for a single run, the number."""
     return beside(torch.tensor(numbers, dtype=torch.float64), like) if like.dim() else numbers[0]
 
 

@@ -1,1 +1,1 @@
-"""Defenses on labels, before training sees them."""
+"""Defenses that change labels before training."""

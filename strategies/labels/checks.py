@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def check_task(base: VerticalStrategy, name: str, epsilon: float, *, every_class: bool = False) -> None:
-    """Refuse labels of which nothing can be learned, or nothing once they are randomised.
+    """Refuse labels from which nothing can be learned, as they are or once randomised.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ def check_task(base: VerticalStrategy, name: str, epsilon: float, *, every_class
     name : str
         The defense, for messages.
     epsilon : float
-        The privacy of each label; infinite for labels that stay as they are.
+        Privacy parameter of each label; infinite for labels that are not changed.
     every_class : bool
         True if the defense estimates how frequent classes are: each needs a row.
 
@@ -32,7 +32,7 @@ def check_task(base: VerticalStrategy, name: str, epsilon: float, *, every_class
     ------
     ConfigError
         When all rows that are trained on have one class, a class has no row though each needs one, or all randomised
-        labels together tell less than one bit of the true ones.
+        labels together carry less than one bit of the true ones.
     ArgumentError
         When epsilon is so large that no label changes.
     """

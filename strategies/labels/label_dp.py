@@ -32,9 +32,9 @@ def flip(labels: Tensor, *, classes: int, rate: float, generator: torch.Generato
     classes : int
         Number of classes C, at least 2.
     rate : float
-        At least 0 and below (C - 1) / C, where nothing would be left of the labels.
+        Probability of a replacement, at least 0 and below (C - 1) / C, at which the result is independent of labels.
     generator : torch.Generator
-        On the device of `labels`.
+        Generator on the device of `labels`.
 
     Returns
     -------
@@ -111,14 +111,14 @@ def rate_of(epsilon: float, classes: int, *, name: str = "label_dp") -> float:
 
 
 def label_dependent_ends(config: Config) -> list[str]:
-    """Return the settings that would end or change a training by the true labels, as they have to be instead."""
+    """Return the required values of settings that now end or change a training by true labels."""
     training, attack = config.training, config.attack
     broken = {
         "training.patience = 0": training.patience > 0,
         "attack.max_leak = 1.0": attack.max_leak < 1.0 and attack.on_leak == "stop",
         "attack.max_bound = 1.0": attack.max_bound < 1.0 and attack.on_leak == "stop",
     }
-    return [wanted for wanted, is_broken in broken.items() if is_broken]
+    return [setting for setting, is_broken in broken.items() if is_broken]
 
 
 def _check_rate(rate: float, classes: int) -> None:
@@ -135,10 +135,10 @@ class LabelDP(Defense):
     """Label differential privacy: training on labels that were flipped at random once, before training.
 
     Whatever the training sends, in this and every later epoch, is computed from the flipped labels. It thus protects
-    single labels against every attack of every party, up to epsilon, and no statistics of many: embeddings and cut
-    gradients still separate the classes. The draw derives from the label party's secret and the rate alone, so that
-    going on with a training flips the same labels. Every other draw, of a new secret or another rate, on the same
-    labels gives away another epsilon.
+    single labels against every attack of every party, up to epsilon, but no statistics of many labels: embeddings and
+    cut gradients still separate the classes. The draw derives from the label party's secret and the rate alone, so that
+    a resumed training flips the same labels. Every other draw on the same labels, with a new secret or another rate,
+    costs its epsilon again.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ class LabelDP(Defense):
     flip : float, optional
         Probability that a label is replaced, at least 0 and below (C - 1) / C.
     epsilon : float, optional
-        The privacy instead, above 0. Neither given: flip = 0.02.
+        Privacy parameter instead of the flip, above 0. With neither, flip = 0.02.
 
     References
     ----------
@@ -182,19 +182,19 @@ class LabelDP(Defense):
         Raises
         ------
         ConfigError
-            Saying why, and what helps.
+            When the labels are such; the message gives the reason and the remedy.
         """
         check_task(self.base, self.name, self.epsilon)
 
     def guarantee(self) -> Guarantee | None:
-        """Return the privacy of the flips; nothing is proven where the end of a training follows true labels."""
+        """Return the proven privacy of the flips; None if nothing is flipped, or true labels can end the training."""
         if self.epsilon == math.inf or label_dependent_ends(self.base.config):
             return None
         response = RandomisedResponse(self.epsilon, self.base.labels.classes)
         return Guarantee(self.epsilon, release=Release(response, kept=True))
 
     def prepare_labels(self, labels: Tensor) -> tuple[Tensor, Log]:
-        """Flip, then let the inner strategy prepare: nothing within it, class weights included, sees true labels."""
+        """Flip, then let the inner strategy prepare: it receives no true label, for class weights neither."""
         generator = self.base.secret.generator("defense", self.name, repr(self.flip), device=str(labels.device))
         flipped = flip(labels, classes=self.base.labels.classes, rate=self.flip, generator=generator)
         prepared, log = self.strategy.prepare_labels(flipped)

@@ -23,36 +23,36 @@ from flower_vfl.strategies.labels.mechanisms import MECHANISMS, RandomisedRespon
 
 
 class LocalHead(Defense):
-    r"""Gradients of randomised labels alone for feature parties, and predictions by a head that sends none.
+    r"""Gradients of randomised labels alone for feature parties, and predictions by a network that sends none.
 
-    Each feature party has a head of its own at the label party. It sees the embedding of this party and nothing else,
-    and learns from labels :math:`\tilde y` that are randomised, each of them once. Its gradient is all that the party
-    ever gets. The network that joins all embeddings and the label party's own columns learns from the true labels, on
+    Each feature party has a head of its own at the label party. Its input is the embedding of this party alone,
+    and it learns from labels :math:`\tilde y`, each of which is randomised once. Its gradient is all that the party
+    receives. The network that joins all embeddings and the label party's own columns learns from the true labels, on
     embeddings through which no gradient flows back. It makes the predictions.
 
     So everything that leaves in training is a function of :math:`\tilde y`, the embeddings and public numbers: it is
     label-private with this epsilon, for any number of epochs and whatever an attacker computes. A gradient also carries
-    its head's prediction, and that tells a party no more than its own columns and :math:`\tilde y` do.
+    its head's prediction, and that reveals no more to a party than its own columns and :math:`\tilde y` do.
 
-    This holds for one training on these labels; another one with a new secret costs its epsilon again. What depends on
-    the true labels otherwise must not leave: early stopping, `max_leak` and `max_bound` are refused. Predictions that
-    are served later, and metrics that are published, tell of true labels and are not covered.
+    This holds for one training on these labels; another one with a new secret costs its epsilon again. Nothing
+    else that depends on true labels may be sent: early stopping, `max_leak` and `max_bound` are refused. Predictions
+    that are served later, and metrics that are published, depend on true labels and are not covered.
 
     Parameters
     ----------
     strategy : HookedStrategy
         The wrapped strategy; no other defense, and none wraps it.
     epsilon : float
-        The privacy of each label, above 0.
+        Privacy parameter of each label, above 0.
     mechanism : str
         Randomisation of labels: "randomised_response" flips them; "laplace" adds noise to targets; "alibi" and
         "posterior" learn from the probabilities of true labels that noisy targets, or flipped labels, give; "prior"
-        draws half of the labels by what the head predicts for them, with one feature party.
+        draws half of the labels with the head's predictions as prior, for one feature party.
 
     References
     ----------
-    Wang et al., *PSLF: Defending Against Label Leakage in Split Learning*, CIKM
-    2023, for a private model beside the one that learns from flipped labels; docs/methods/local-head.md.
+    Wang et al., *PSLF: Defending Against Label Leakage in Split Learning*, CIKM 2023, for a
+    private model beside the one that learns from flipped labels; docs/methods/local-head.md.
     """
 
     name: ClassVar[str] = "local_head"
@@ -80,25 +80,25 @@ class LocalHead(Defense):
         return {"epsilon": self.epsilon, "mechanism": self._mechanism.name}
 
     def begin(self) -> None:
-        """Refuse what would end or change a training by the true labels, and labels that nothing can be learned of.
+        """Refuse settings that end or change a training by true labels, and labels from which nothing can be learned.
 
         Raises
         ------
         ConfigError
-            If a setting would do so, which the message names; for labels of one class, a class without a prior where
+            When a setting would do so, which the message names; for labels of one class, a class without a prior where
             the mechanism needs one, and an epsilon that leaves nothing of the labels.
         """
-        wanted = label_dependent_ends(self.base.config)
-        if wanted:
+        required = label_dependent_ends(self.base.config)
+        if required:
             raise ConfigError(
                 "local_head promises that nothing which leaves depends on true labels; the end of a training would: "
-                f"set {' and '.join(wanted)}, and training.epochs to a number"
+                f"set {' and '.join(required)}, and training.epochs to a number"
             )
         self._mechanism.begin(self.base.config, len(self.base.parties))
         check_task(self.base, self.name, self.epsilon, every_class=self._mechanism.every_class)
 
     def guarantee(self) -> Guarantee | None:
-        """Return the privacy of the randomised labels."""
+        """Return the proven privacy of the randomised labels."""
         return Guarantee(self.epsilon, release=self._mechanism.release)
 
     def build(self, cut: Cut, device: torch.device) -> None:
@@ -118,7 +118,7 @@ class LocalHead(Defense):
         return prepared, {**log, **{f"{self.name}.{key}": value for key, value in own.items()}}
 
     def begin_batch(self, rows: Rows) -> None:
-        """Take in the rows (B,) of the next batch."""
+        """Record the rows (B,) of the next batch."""
         self._rows, self._local = rows, {}
 
     def embed(self, z: Tensor, *, party: str = "", train: bool = True) -> tuple[Tensor, Log]:
@@ -155,10 +155,10 @@ class LocalHead(Defense):
         return {}
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs."""
+        """Return the state that a resumed run needs."""
         return {**super().state(), "mechanism": self._mechanism.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Restore a state that `state` returned."""
         super().restore(state)
         self._mechanism.restore(state["mechanism"])

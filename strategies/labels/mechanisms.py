@@ -25,15 +25,15 @@ from flower_vfl.strategies.labels.with_prior import with_prior, without_flips
 
 
 class Mechanism(ABC):
-    """Randomisation of labels: what is drawn, and what a head learns from it.
+    """A randomisation of labels: the draw, and the loss of a head on its result.
 
-    A subclass sees labels in `draw` and in `end_epoch` only, and asks for each of them once, under epsilon. All else
-    that it computes is a function of what it drew, of embeddings and of public numbers: it costs nothing more.
+    A subclass uses labels in `draw` and in `end_epoch` only, each of them once, under epsilon. Everything else that it
+    computes is a function of the draw, of embeddings and of public numbers: it costs no further privacy.
 
     Parameters
     ----------
     epsilon : float
-        The privacy of each label, above 0.
+        Privacy parameter of each label, above 0.
     classes : int
         Number of classes C.
 
@@ -42,7 +42,7 @@ class Mechanism(ABC):
     name
         Its name in configurations.
     every_class
-        True if it computes with the frequencies of classes among labels: each needs a row.
+        True if it uses the frequencies of classes among labels: each class needs a row.
     """
 
     name: ClassVar[str]
@@ -53,20 +53,21 @@ class Mechanism(ABC):
 
     @property
     def release(self) -> Release:
-        """Each label's way through the mechanism, for an account over several trainings."""
+        """The release of each label by the mechanism, for an account over several trainings."""
         return Release(Bounded(self.epsilon), kept=True)
 
     def purpose(self) -> tuple[str, ...]:
-        """Return what the draw is derived from, beside the label party's secret."""
+        """Return the purpose from which the draw derives, beside the label party's secret."""
         return (self.name, repr(self.epsilon))
 
     def begin(self, config: Config, parties: int) -> None:
-        """Take in a configuration and the number of feature parties, before labels are drawn.
+        """Check a configuration and the number of feature parties, before labels are drawn.
 
         Raises
         ------
         ConfigError
-            When the mechanism does not work as documented in this configuration; the message says why, and what to do.
+            When the mechanism does not work as documented in this configuration; the message gives the reason and the
+            remedy.
         """
         if config.training.class_weights != "none":
             raise ConfigError(
@@ -77,21 +78,21 @@ class Mechanism(ABC):
 
     @abstractmethod
     def draw(self, labels: Tensor, generator: torch.Generator) -> Log:
-        """Draw what the heads learn from, once for labels (N,), and return what is to be logged."""
+        """Draw the heads' targets once for labels (N,), and return the log entries."""
 
     @abstractmethod
     def loss(self, logits: Tensor, rows: Tensor) -> Tensor:
         """Return the loss of a head with logits (B,) or (B, C) for these rows (B,)."""
 
     def end_epoch(self) -> None:  # noqa: B027 - most mechanisms have no stages
-        """Take in that all rows have come once more."""
+        """End an epoch, in which all rows occurred once more."""
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs beside the draw, as plain values and tensors."""
+        """Return the state that a resumed run needs beside the draw, as plain values and tensors."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most mechanisms keep nothing
-        """Go on from what `state` returned; `draw` was called before."""
+        """Restore a state that `state` returned; `draw` was called before."""
 
 
 class RandomisedResponse(Mechanism):
@@ -121,7 +122,7 @@ class RandomisedResponse(Mechanism):
         return (repr(self.rate),)
 
     def begin(self, config: Config, parties: int) -> None:
-        """Take in whether classes are weighted."""
+        """Read from the configuration whether classes are weighted."""
         self.balanced = config.training.class_weights == "balanced"
 
     def draw(self, labels: Tensor, generator: torch.Generator) -> Log:
@@ -139,10 +140,10 @@ class RandomisedResponse(Mechanism):
 
 
 class Likelihood(Mechanism):
-    """Targets that are the probabilities of labels, given what was drawn and the head's own prediction.
+    """Targets that are the probabilities of labels, given the draw and the head's own prediction.
 
-    A head that learns so predicts true labels rather than randomised ones, by maximum likelihood (`posterior`). It
-    begins with the frequencies of classes that the draw says: from even ones, rare classes would take it long.
+    A head with these targets predicts true labels rather than randomised ones, by maximum likelihood (`posterior`). Its
+    first predictions are the class frequencies by the draw: from uniform ones, it would learn rare classes slowly.
     """
 
     every_class: ClassVar[bool] = True
@@ -152,7 +153,7 @@ class Likelihood(Mechanism):
         self._evidence = self._start = torch.empty(0)
 
     def take(self, evidence: Tensor, frequencies: Tensor) -> None:
-        """Take in the evidence of each row, and the frequencies (C,) of classes that follow from the draw."""
+        """Store the evidence of each row, and the frequencies (C,) of classes that follow from the draw."""
         least = 1.0 / max(1, len(evidence))
         logs = frequencies.clamp(min=least).log().float()
         self._evidence, self._start = evidence, logs[1] - logs[0] if self.classes == 2 else logs
@@ -164,7 +165,7 @@ class Likelihood(Mechanism):
 
 
 class Posterior(Likelihood):
-    """Flipped labels, and as targets the probabilities that the head's own prediction and these give.
+    """Targets that are the probabilities of labels, given flipped labels and the head's own prediction.
 
     References
     ----------
@@ -215,7 +216,7 @@ class Laplace(Mechanism):
 
 
 class Alibi(Likelihood):
-    """Noisy targets as in `Laplace`, and the probabilities of labels that the head's own prediction and these give.
+    """Targets that are the probabilities of labels, given targets as in `Laplace` and the head's own prediction.
 
     References
     ----------
@@ -236,15 +237,15 @@ class Alibi(Likelihood):
 
 
 class Prior(Mechanism):
-    """Labels drawn in two stages: the second asks only for what the first has left open (LP-2ST).
+    """Labels drawn in two stages, the second with the head of the first as prior (LP-2ST).
 
-    In the first half of the epochs a half of the rows has flipped labels; the head learns from these alone. What it
-    predicts in the last of these epochs for the other rows is their prior, of which the flips are undone. At the end of
-    that epoch all their labels are drawn at once (`with_prior`), so that no repeated step can draw one again: the
-    state that a run goes back to has them, or it is from before. Which row is in which half does not depend on labels.
+    In the first half of the epochs a half of the rows has flipped labels; the head learns from these alone. Its
+    predictions for the other rows in the last of these epochs are their prior, after a correction for the flips. At the
+    end of that epoch all their labels are drawn at once (`with_prior`), so that no repeated step can draw one again: a
+    restored state has them, or is from before the draw. The split into halves does not depend on labels.
 
-    The draw of a label depends on the prediction of its row. So there is one feature party: with several, it would tell
-    each of them what the others' columns say.
+    The draw of a label depends on the prediction of its row. So only one feature party is allowed: with several, the
+    draw would reveal information on the others' columns to each of them.
 
     References
     ----------
@@ -257,7 +258,7 @@ class Prior(Mechanism):
 
     @property
     def release(self) -> Release:
-        """A draw that follows from what the head predicts: another training draws other labels."""
+        """A draw that depends on the head's predictions: another training draws other labels."""
         return Release(Bounded(self.epsilon))
 
     def __init__(self, epsilon: float, classes: int) -> None:
@@ -266,10 +267,10 @@ class Prior(Mechanism):
         self._generator: torch.Generator | None = None
         self._labels = self._drawn = torch.empty(0, dtype=torch.int64)
         self._prior = torch.empty(0, classes)
-        self._left = 0
+        self._first_stage_left = 0
 
     def begin(self, config: Config, parties: int) -> None:
-        """Take in the length of the first stage; refuse what has no second one, and several feature parties."""
+        """Set the length of the first stage; refuse a run without a second one, and several feature parties."""
         super().begin(config, parties)
         training = config.training
         if parties > 1:
@@ -283,55 +284,55 @@ class Prior(Mechanism):
                 "local_head: mechanism 'prior' draws half of the labels after half of the epochs; given "
                 f"{training.epochs}, set training.epochs to 2 or more"
             )
-        self._left = training.epochs // 2
+        self._first_stage_left = training.epochs // 2
 
     def draw(self, labels: Tensor, generator: torch.Generator) -> Log:
         """Choose the rows of the first stage, and flip their labels."""
         first = torch.rand(len(labels), generator=generator, device=labels.device) < 0.5
         flipped = flip(labels, classes=self.classes, rate=self.rate, generator=generator).long()
         self._labels, self._generator = labels, generator
-        self._drawn = torch.where(first, flipped, _OPEN)
+        self._drawn = torch.where(first, flipped, _UNDRAWN)
         self._prior = torch.full((len(labels), self.classes), 1.0 / self.classes, device=labels.device)
         return {"epsilon": self.epsilon, "flip": self.rate, "first_stage": float(first.double().mean())}
 
     def loss(self, logits: Tensor, rows: Tensor) -> Tensor:
-        """Return the cross-entropy with the labels drawn so far; note what is predicted for the other rows."""
+        """Return the cross-entropy with the labels drawn so far; record the predictions for the prior."""
         drawn = self._drawn[rows]
-        if self._left == 1:
+        if self._first_stage_left == 1:
             self._prior[rows] = self._predicted(logits).to(self._prior)
-        known = (drawn != _OPEN).to(logits.device)
+        known = (drawn != _UNDRAWN).to(logits.device)
         if not bool(known.any()):
             return logits.sum() * 0.0
         return label_loss(logits[known], drawn.to(logits.device)[known])
 
     def _predicted(self, logits: Tensor) -> Tensor:
-        """Return the probabilities (B, C) of true labels that a head of flipped ones predicts."""
+        """Return the probabilities (B, C) of true labels by the logits of a head that learns flipped ones."""
         values = logits.detach().double()
         two = torch.stack([-values / 2.0, values / 2.0], dim=1) if values.dim() == 1 else values
         return without_flips(torch.softmax(two, dim=1), rate=self.rate)
 
     def end_epoch(self) -> None:
         """Draw the labels of the second stage after the last epoch of the first."""
-        self._left -= 1
-        if self._left or self._generator is None:
+        self._first_stage_left -= 1
+        if self._first_stage_left or self._generator is None:
             return
-        is_open = self._drawn == _OPEN
+        undrawn = self._drawn == _UNDRAWN
         answers = with_prior(
-            self._labels[is_open], self._prior[is_open], epsilon=self.epsilon, generator=self._generator
+            self._labels[undrawn], self._prior[undrawn], epsilon=self.epsilon, generator=self._generator
         )
-        self._drawn = self._drawn.masked_scatter(is_open, answers.long())
+        self._drawn = self._drawn.masked_scatter(undrawn, answers.long())
 
     def state(self) -> dict[str, Any]:
         """Return the labels drawn so far, the predictions for the others, and the epochs left of the first stage."""
-        return {"drawn": self._drawn.clone(), "prior": self._prior.clone(), "left": self._left}
+        return {"drawn": self._drawn.clone(), "prior": self._prior.clone(), "left": self._first_stage_left}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
-        self._drawn, self._prior, self._left = state["drawn"].clone(), state["prior"].clone(), state["left"]
+        """Restore a state that `state` returned."""
+        self._drawn, self._prior, self._first_stage_left = state["drawn"].clone(), state["prior"].clone(), state["left"]
 
 
-_OPEN = -1
-"""A label that was not drawn yet."""
+_UNDRAWN = -1
+"""Placeholder of a label that was not drawn yet."""
 
 MECHANISMS: dict[str, type[Mechanism]] = {
     cls.name: cls for cls in (RandomisedResponse, Laplace, Alibi, Posterior, Prior)

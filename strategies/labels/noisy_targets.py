@@ -1,4 +1,4 @@
-"""Noise on the targets of a loss, drawn once, and what it tells about a label [TPSL, ALIBI]."""
+"""Noise on the targets of a loss, drawn once, and the evidence on labels by such targets [TPSL, ALIBI]."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch import Tensor
 from flower_vfl.strategies.labels.label_dp import check_labels
 
 GRID = 1024
-"""Steps of the noise between 0 and 1: targets of both labels have the same values, which real numbers would not."""
+"""Number of steps of the noise from 0 to 1: targets of both labels have the same values, unlike real numbers."""
 
 
 def noisy_targets(labels: Tensor, *, classes: int, epsilon: float, generator: torch.Generator) -> Tensor:
-    r"""Add noise of the discrete Laplace law to the target of each label.
+    r"""Return the target of each label with discrete Laplace noise.
 
     Two classes have one target, :math:`x = y + u`; more have one a class, :math:`x = e_y + u`, of which a label changes
     two. The noise :math:`u` has the values :math:`j / 1024` with probabilities proportional to
@@ -23,8 +23,8 @@ def noisy_targets(labels: Tensor, *, classes: int, epsilon: float, generator: to
     gradient of the loss with these targets is, on average over the noise, that of the true labels. Drawn once, they
     are private over all epochs; drawn again, they would cost epsilon each time.
 
-    The law is discrete since a real number in floating point tells by its last digits which number noise was added to.
-    Its tails end where double precision does, beyond 36 b, which has a probability below 1e-15.
+    The distribution is discrete because the last digits of a floating-point number would reveal the label. Its tails
+    end where double precision does, beyond 36 b, which has a probability below 1e-15.
 
     Parameters
     ----------
@@ -33,9 +33,9 @@ def noisy_targets(labels: Tensor, *, classes: int, epsilon: float, generator: to
     classes : int
         Number of classes C, at least 2.
     epsilon : float
-        The privacy of each label, above 0.
+        Privacy parameter of each label, above 0.
     generator : torch.Generator
-        On the device of `labels`.
+        Generator on the device of `labels`.
 
     Returns
     -------
@@ -45,7 +45,7 @@ def noisy_targets(labels: Tensor, *, classes: int, epsilon: float, generator: to
     References
     ----------
     [TPSL] Yang et al., *Differentially private label protection in split learning*, 2022, for noise on targets; Ghosh,
-    Roughgarden, Sundararajan, *Universally utility-maximizing privacy mechanisms*, 2009, for the discrete law; Mironov,
+    Roughgarden, Sundararajan, *Universally utility-maximizing privacy mechanisms*, 2009, for discrete noise; Mironov,
     *On significance of the least significant bits for differential privacy*, 2012.
 
     Examples
@@ -65,7 +65,7 @@ def noisy_targets(labels: Tensor, *, classes: int, epsilon: float, generator: to
 
 
 def scale_of(epsilon: float, classes: int) -> float:
-    """Return the scale b of the noise: what a label changes in all targets together, over epsilon.
+    """Return the scale b of the noise: the change of all targets together by a label, over epsilon.
 
     Examples
     --------
@@ -76,7 +76,7 @@ def scale_of(epsilon: float, classes: int) -> float:
 
 
 def evidence_of_targets(targets: Tensor, *, epsilon: float) -> Tensor:
-    r"""Return how much likelier noisy targets are with a label than without, as logarithms.
+    r"""Return the log-likelihood ratios of noisy targets with a label and without it.
 
     .. math:: \frac{|x| - |x - 1|}{b}
 
@@ -85,7 +85,7 @@ def evidence_of_targets(targets: Tensor, *, epsilon: float) -> Tensor:
     targets : Tensor
         (..., N) of two classes or (..., N, C), as `noisy_targets` draws them.
     epsilon : float
-        With which they were drawn.
+        Privacy parameter with which they were drawn.
 
     Returns
     -------
@@ -97,7 +97,7 @@ def evidence_of_targets(targets: Tensor, *, epsilon: float) -> Tensor:
 
 
 def evidence_of_answers(answers: Tensor, *, classes: int, epsilon: float) -> Tensor:
-    """Return how much likelier answers of randomised response are with a label than without, as logarithms.
+    """Return the log-likelihood ratios of answers of randomised response with a label and without it.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ def evidence_of_answers(answers: Tensor, *, classes: int, epsilon: float) -> Ten
     classes : int
         Number of classes C.
     epsilon : float
-        With which they were drawn.
+        Privacy parameter with which they were drawn.
 
     Returns
     -------
@@ -119,7 +119,7 @@ def evidence_of_answers(answers: Tensor, *, classes: int, epsilon: float) -> Ten
 
 
 def posterior(logits: Tensor, evidence: Tensor) -> Tensor:
-    r"""Return the probability of each label, from a head's prediction and what was drawn for it.
+    r"""Return the probability of each label, from a head's prediction and the evidence of the draw.
 
     .. math:: t_c \propto p_c \, P(x \mid c)
 

@@ -1,4 +1,4 @@
-"""Randomised response for labels of which something is known beforehand [G21]."""
+"""Randomised response for labels with a prior [G21]."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flower_vfl.strategies.labels.label_dp import check_labels
 
 
 def response_probabilities(labels: Tensor, prior: Tensor, *, epsilon: float) -> Tensor:
-    r"""Return the probability with which each label is answered by each class.
+    r"""Return the probability of each class as the answer to each label.
 
     With the prior in falling order, :math:`p_{(1)} \ge p_{(2)} \ge \dots`, take the :math:`k` that maximises
 
@@ -32,7 +32,7 @@ def response_probabilities(labels: Tensor, prior: Tensor, *, epsilon: float) -> 
     prior : Tensor
         (N, C) or (C,): probabilities of the classes, none of them computed from the label itself.
     epsilon : float
-        The privacy of each label, above 0.
+        Privacy parameter of each label, above 0.
 
     Returns
     -------
@@ -42,7 +42,7 @@ def response_probabilities(labels: Tensor, prior: Tensor, *, epsilon: float) -> 
     Raises
     ------
     ConfigError
-        For a prior that is none, labels that are none of its classes, and an epsilon of 0 or below.
+        For an invalid prior, labels that are none of its classes, and an epsilon of 0 or below.
 
     References
     ----------
@@ -55,7 +55,7 @@ def response_probabilities(labels: Tensor, prior: Tensor, *, epsilon: float) -> 
     tensor([[1., 0.],
             [1., 0.]], dtype=torch.float64)
     """
-    p = _checked(prior, len(labels))
+    p = _check_prior(prior, len(labels))
     whole = check_labels(labels, p.shape[1])
     if not 0.0 < epsilon < math.inf:
         raise ConfigError(f"with_prior: epsilon must be a finite number above 0, given {epsilon!r}")
@@ -78,9 +78,9 @@ def with_prior(labels: Tensor, prior: Tensor, *, epsilon: float, generator: torc
     Parameters
     ----------
     labels, prior, epsilon
-        As there.
+        As for `response_probabilities`.
     generator : torch.Generator
-        On the device of `labels`.
+        Generator on the device of `labels`.
 
     Returns
     -------
@@ -100,7 +100,7 @@ def with_prior(labels: Tensor, prior: Tensor, *, epsilon: float, generator: torc
 
 
 def without_flips(answered: Tensor, *, rate: float) -> Tensor:
-    r"""Return probabilities of labels, from those of their randomised answers: undo what flips of this rate do.
+    r"""Return the probabilities of labels from those of their randomised answers with flips of this rate.
 
     Flips turn probabilities :math:`\pi` into
     :math:`\rho / (C - 1) + (1 - \rho C / (C - 1))\, \pi`; a result below 0 counts as 0.
@@ -123,7 +123,7 @@ def without_flips(answered: Tensor, *, rate: float) -> Tensor:
     return found / found.sum(dim=1, keepdim=True)
 
 
-def _checked(prior: Tensor, rows: int) -> Tensor:
+def _check_prior(prior: Tensor, rows: int) -> Tensor:
     """Return the prior (N, C) in double precision, after a check."""
     p = prior.double()
     if p.dim() == 1:

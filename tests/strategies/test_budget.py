@@ -100,13 +100,13 @@ def test_what_is_judged_is_the_largest_bound_of_a_step_or_of_all_epochs_and_it_i
 
 def test_a_single_step_can_pass_the_limit(tmp_path, monkeypatch):
     """One batch of the second epoch is left with little noise; over all batches that is not much."""
-    strongest, batches = isotropic._strongest, []
+    of_power, batches = isotropic._noise_of_power, []
 
     def weaker(classes, power, **more):
         batches.append(power)
-        return strongest(classes, power / 20 if len(batches) == 12 else power, **more)
+        return of_power(classes, power / 20 if len(batches) == 12 else power, **more)
 
-    monkeypatch.setattr(isotropic, "_strongest", weaker)
+    monkeypatch.setattr(isotropic, "_noise_of_power", weaker)
     run(build_config(limited(max_bound=0.95)), out=tmp_path / "run")
     assert result(tmp_path / "run")["model"] == {"step": 8, "epoch": 1}
 

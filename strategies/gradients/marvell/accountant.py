@@ -21,11 +21,11 @@ from flower_vfl.strategies.gradients.units import beside, working
 _NUMBERS = ("distance", "u", "v", "along_neg", "along_pos", "across_neg", "across_pos")
 
 LARGEST = 400
-"""Rows of the matrices that are inverted after an epoch, epochs times directions: some 20 epochs, 30 ms."""
+"""Number of rows of the largest inverted matrix, epochs times directions: some 20 epochs, 30 ms."""
 
 
 def accounted_epochs(width: int) -> int:
-    """Return the largest number of epochs that can be accounted for gradients (B, width): T directions at most.
+    """Return the largest number of epochs T that can be accounted for gradients (B, width): T directions at most.
 
     Examples
     --------
@@ -59,12 +59,12 @@ class Accountant:
         self._direction = torch.zeros(0, dtype=torch.float64)
 
     def add(self, classes: Classes, spectrum: NoiseSpectrum[float], g: Tensor, y: Tensor, rows: Rows | None) -> None:
-        """Take in a batch: its model and noise in units of `classes`, its clean gradients, labels and rows."""
+        """Add a batch: its model and noise in units of `classes`, its clean gradients, labels and rows."""
         if self.count(classes, spectrum, rows):
             take_in_batches({0: (self, classes)}, g, y, [rows])
 
     def count(self, classes: Classes, spectrum: NoiseSpectrum[float], rows: Rows | None) -> bool:
-        """Take in the model of a batch without its gradients; return True if these are still to be taken in."""
+        """Add the model of a batch without its gradients; return True if these must be added too."""
         self.note(spectrum)
         if classes.rms <= 0.0:
             return False
@@ -77,14 +77,14 @@ class Accountant:
         return rows is not None and self._repeats and len(self._releases) < accounted_epochs(classes.d)
 
     def note(self, spectrum: NoiseSpectrum[float]) -> None:
-        """Take in what the noise of a batch leaves, also of one that could not be estimated from."""
+        """Update `largest` by the divergence that a batch's noise leaves, also for a batch without an estimate."""
         self.largest = max(self.largest, spectrum.sum_kl)
 
     def end_epoch(self, rho: float) -> dict[str, float]:
-        """Close the epoch; return the joint divergence of all releases so far, and how much came again since the last.
+        """Close the epoch; return the joint divergence of all releases and the latest correlation of deviations.
 
-        Nothing, if no batch of it had both classes, if too few rows occurred in each epoch to estimate a correlation,
-        and after so many epochs that it would take too long.
+        The result is empty if no batch of the epoch had both classes, if too few rows occurred in each epoch to
+        estimate a correlation, and after more epochs than can be accounted for.
         """
         if not self._batches:
             self.largest = math.inf
@@ -116,7 +116,7 @@ class Accountant:
         return {"sum_kl": found, "kept": float(kept[:, -1, -2].mean()) if count > 1 else 0.0}
 
     def state(self) -> dict[str, Any]:
-        """Return plain values and tensors."""
+        """Return the state as plain values and tensors."""
         fields = ("direction", "distance", "spread", "along", "across")
         releases = [{name: getattr(release, name) for name in fields} for release in self._releases]
         return {
@@ -129,7 +129,7 @@ class Accountant:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Restore a state that `state` returned."""
         self._releases = [
             Release(
                 one["direction"].numpy(),
@@ -147,7 +147,7 @@ class Accountant:
 def take_in_batches(
     counted: Mapping[int, tuple[Accountant, Classes]], g: Tensor, y: Tensor, rows: Sequence[Rows | None]
 ) -> None:
-    """Let accountants take in the gradients of the batches that they have counted.
+    """Add the gradients of batches to the accountants that have counted these.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ def take_in_batches(
     g, y : Tensor
         (R, B, D) clean gradients and (R, B) labels; or (B, D) and (B,) of one run.
     rows : Sequence of Rows
-        (B,) of each run's table.
+        (B,) rows of each run's table.
     """
     if not counted:
         return

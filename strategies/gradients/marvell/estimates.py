@@ -78,7 +78,7 @@ def statistics(work: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return eight numbers (..., 8) of gradients (..., B, D) with labels (..., B), and the means' difference (..., D).
 
     The numbers are the unit in which the rest is measured, the distance of the class means and, for negatives and
-    positives, how many there are, the variance (summed over coordinates) and the squared norm of the mean.
+    positives, their number, the variance (summed over coordinates) and the squared norm of the mean.
     """
     unit = unit_of(work)
     work = work / unit[..., None, None]
@@ -97,7 +97,7 @@ def statistics(work: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def classes_of(numbers: Sequence[float], difference: Tensor, rows: int) -> Classes:
-    """Return the model that the `statistics` of one batch of so many rows mean, once they are in main memory.
+    """Return the model from the `statistics` of one batch with this number of rows, which are in main memory.
 
     Raises
     ------
@@ -112,7 +112,7 @@ def classes_of(numbers: Sequence[float], difference: Tensor, rows: int) -> Class
 
 
 def _unit_vector(vector: Tensor, length: float) -> Tensor:
-    """Return a vector of length 1; where there is no direction, any will do, and the first axis is taken."""
+    """Return the vector scaled to length 1; for a vector of zeros, the first axis."""
     if length > 0.0:
         return vector / length
     vector = torch.zeros_like(vector)
@@ -123,8 +123,8 @@ def _unit_vector(vector: Tensor, length: float) -> Tensor:
 class RunningEstimates:
     """The model of the classes over the latest batches that had both, each relative to the length of its own rows.
 
-    A batch of one class cannot be estimated from; it gets the noise that these estimates ask for, for rows as long as
-    its own or as the earlier ones, whichever are longer.
+    A batch of one class has no estimate; it gets the noise for these estimates, with rows as long as its own or as the
+    earlier ones, whichever are longer.
     """
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class RunningEstimates:
         self._direction = torch.zeros(0)
 
     def add(self, classes: Classes) -> None:
-        """Learn from a batch with both classes; one of zeros teaches nothing."""
+        """Update the estimates by a batch with both classes; a batch of zeros has no effect."""
         if classes.rms <= 0.0:
             return
         if not self._fits(classes.direction):
@@ -149,7 +149,7 @@ class RunningEstimates:
         self._direction = torch.add(relative * classes.direction, self._direction, alpha=MEMORY)
 
     def recall(self, g: Tensor) -> Classes | None:
-        """Return the model for gradients (B, D) of one class; None where nothing is known that fits.
+        """Return the model for gradients (B, D) of one class; None without estimates of this width.
 
         Raises
         ------
@@ -175,11 +175,11 @@ class RunningEstimates:
         return self._direction.shape == row.shape
 
     def state(self) -> dict[str, Any]:
-        """Return plain values and one tensor."""
+        """Return the state as plain values and one tensor."""
         return {"weight": self._weight, "sums": dict(self._sums), "direction": self._direction.clone()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Restore a state that `state` returned."""
         self._weight = float(state["weight"])
         self._sums = {name: float(state["sums"][name]) for name in _NUMBERS}
         self._direction = state["direction"].clone()

@@ -1,10 +1,10 @@
 """Marvell with full covariances: the classes are matched direction by direction, not by one variance for all.
 
 Marvell's model has one variance a class, the same in every direction, and at its optimum noise across the means' line
-goes to one class only. Cut gradients lie near a few directions, so outside of these that class has noise and the other
-has none: `flower_vfl.attacks.gradient.residual` reads labels there, from a single batch. Here what the classes'
-covariances differ by is given to the class that lacks it, and noise that is the same for both covers what covariances
-do not tell.
+goes to one class only. Cut gradients lie near a few directions; outside of these that class has noise and the other has
+none, and `flower_vfl.attacks.gradient.residual` reads labels there, from a single batch. Here each class gets noise
+with the covariance that it lacks compared to the other, and noise that is the same for both covers differences beyond
+the covariances.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def perturb(
 ) -> tuple[Tensor, FullNoise]:
     """Add `optimal_noise` of mean power s times the squared distance of the class means, each row its own draw.
 
-    A row of class c gets normal noise of the covariance that is written at `FullNoise`. `flower_vfl.metrics.auc_bound`
-    of the noise's sum_kl bounds the AUC of attacks that use nothing of a row but its gradient, if the classes are
-    Gaussian with the covariances of this batch.
+    A row of class c gets normal noise of the covariance in the formula of `FullNoise`. `flower_vfl.metrics.auc_bound`
+    of the noise's sum_kl bounds the AUC of attacks that use only a row's gradient, if the classes are Gaussian with the
+    covariances of this batch.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def perturb(
     s : float
         Power of the noise relative to the squared distance of the class means, at least 0.
     generator : torch.Generator
-        On the device of `g`.
+        Generator on the device of `g`.
     spread : float
         See `optimal_noise`.
 
@@ -88,14 +88,14 @@ def perturb(
     >>> noisy.shape, noise.levels.shape
     (torch.Size([4, 2]), torch.Size([2, 2]))
     """
-    value, share = strength("marvell_full: s", s), _checked(spread)
+    value, share = strength("marvell_full: s", s), _check_spread(spread)
     pair = estimate(g, y)
-    noise = _strongest(pair, value * pair.g, share, value=value)
+    noise = _noise_of_power(pair, value * pair.g, share, value=value)
     return draw_noise(g, y, noise, pair.unit, Noise(generator)), noise
 
 
-def _strongest(pair: Pair, power: float, spread: float, *, value: float) -> FullNoise:
-    """Return the noise of this power, to which a strength of this value amounts."""
+def _noise_of_power(pair: Pair, power: float, spread: float, *, value: float) -> FullNoise:
+    """Return the noise of this power, which is that of a strength of this value."""
     noise = optimal_noise(pair, power, spread)
     strengths.check_power("marvell_full", value, power, noise.sum_kl)
     return noise
@@ -104,11 +104,11 @@ def _strongest(pair: Pair, power: float, spread: float, *, value: float) -> Full
 def draw_noise(
     g: Tensor, y: Tensor, noise: FullNoise, unit: float, source: Noise, imitating: Tensor | None = None
 ) -> Tensor:
-    """Return `g` with noise that is given in this unit of length; the equalising part may be residual mixture noise."""
+    """Return `g` with noise that is given in units of `unit`; the equalising part may be residual mixture noise."""
     work = working(g)
     directions, line = beside(noise.directions, work), beside(noise.line, work)
-    # The symmetric root of a covariance does not depend on how its eigenvectors are chosen: where the numbers of a row
-    # are persistent, its noise is as far as the covariance is.
+    # The symmetric root of a covariance does not depend on the choice of its eigenvectors: the noise of persistent
+    # numbers is as persistent as the covariance.
     if imitating is None:
         normals, levels = source.draw(work, work.shape[1], stream=1), noise.levels
     else:
@@ -134,15 +134,15 @@ def _model(noise: FullNoise, unit: float) -> GaussianNoise:
     return GaussianNoise((noise.everywhere * unit**2, noise.everywhere * unit**2), (negative, positive))
 
 
-def _checked(spread: float) -> float:
+def _check_spread(spread: float) -> float:
     if not is_number(spread) or not 0.0 < spread < 1.0:
         raise ConfigError(f"marvell_full: spread must be above 0 and below 1, given {spread!r}")
     return float(spread)
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    """The noise of a batch that had both classes, the unit it is given in, and the root mean square of its rows."""
+class _LatestNoise:
+    """The noise of a batch with both classes, its unit, and the root mean square of the batch's rows."""
 
     noise: FullNoise
     unit: float
@@ -150,8 +150,8 @@ class _Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sent:
-    """A party's clean gradients (B, D) of a batch with both classes, labels (B,), and the noise they got."""
+class _ProtectedBatch:
+    """A party's clean gradients (B, D) of a batch with both classes, labels (B,), noise and the unit of this."""
 
     g: Tensor
     y: Tensor
@@ -167,9 +167,9 @@ class MarvellFull(AccountedNoise[FullAccountant]):
 
     The strength is one of four; none given means s = 4.
 
-    A batch that cannot be estimated from (one class only) gets the noise of the latest one that could, for rows as long
-    as its own or as that one's, whichever are longer; zeros are sent where there was none yet, and where a value is not
-    finite. Both are counted, logged as `fallback` and warned of once.
+    A batch without an estimate (one class only) gets the noise of the latest batch with one, for rows as long as its
+    own or as those of that batch, whichever are longer; zeros are sent if there was none yet, or a value is not finite.
+    Both are counted, logged as `fallback` and warned of once.
 
     Parameters
     ----------
@@ -189,7 +189,7 @@ class MarvellFull(AccountedNoise[FullAccountant]):
         See `NoiseDefense`.
     imitate : bool
         True if the covariances are made equal by mixtures of the deviations of rows of the other class
-        (`ResidualMixture`), so that classes are equal over all epochs as well; `rho` is then that of the noise along
+        (`ResidualMixture`), so that classes are equal over all epochs as well; `rho` then applies to the noise along
         the means' line alone, and all other noise is fresh. For gradients of up to 256 numbers.
 
     References
@@ -220,13 +220,13 @@ class MarvellFull(AccountedNoise[FullAccountant]):
         self.strength, self.value = strengths.chosen(
             self.name, s=s, P=P, sum_kl=sum_kl, detection_error=detection_error
         )
-        self.spread = _checked(spread)
+        self.spread = _check_spread(spread)
         if not isinstance(imitate, bool):
             raise ConfigError(f"marvell_full: imitate must be true or false, given {imitate!r}")
         self.imitate = imitate
         self._mixtures: dict[int, ResidualMixture] = {}
-        self._latest: dict[int, _Kept] = {}
-        self._sent: dict[int, _Sent] = {}
+        self._latest: dict[int, _LatestNoise] = {}
+        self._protected: dict[int, _ProtectedBatch] = {}
 
     @property
     def params(self) -> dict[str, Any]:
@@ -243,20 +243,20 @@ class MarvellFull(AccountedNoise[FullAccountant]):
         """Add the noise; log its mean power, the divergence that it leaves and the bound on the AUC.
 
         `matched` is the share of the power that equalises the covariances. `sum_kl_after` is inf without noise, and
-        where the classes could not be estimated.
+        where the classes have no estimate.
         """
         step = step or self.base.step
         part = step.part
-        self._sent.pop(part, None)
+        self._protected.pop(part, None)
         if not g.numel() or self.value == 0.0:
-            return g.clone(), _report(0.0, 0.0, 0.0 if not g.numel() else math.inf)
+            return g.clone(), _log_entries(0.0, 0.0, 0.0 if not g.numel() else math.inf)
         try:
             pair = estimate(g, y)
-            self._look_at(pair, g, y, step)
+            self._update_mixture(pair, g, y, step)
             noise, unit = self._noise(pair), pair.unit
-            self._latest[part] = _Kept(noise, unit, unit * math.sqrt(pair.square))
-            self._sent[part] = _Sent(g, y, noise, unit)
-            self._accountant(self._whose(step)).add(pair, [Part(noise)], noise.sum_kl, g, y, step.rows)
+            self._latest[part] = _LatestNoise(noise, unit, unit * math.sqrt(pair.square))
+            self._protected[part] = _ProtectedBatch(g, y, noise, unit)
+            self._accountant(self._accountant_name(step)).add(pair, [Part(noise)], noise.sum_kl, g, y, step.rows)
         except UnprotectedBatchError as error:
             latest = self._latest.get(part)
             length = float(working(g).double().square().sum(dim=1).mean().sqrt())
@@ -265,16 +265,16 @@ class MarvellFull(AccountedNoise[FullAccountant]):
             self.count_fallback(error, "its noise comes from the latest batch that had both classes")
             noise = latest.noise
             unit = latest.unit * max(1.0, length / latest.length) if latest.length > 0.0 else latest.unit
-            log = _report(noise.power * unit**2, noise.matched, math.inf, fallback=True)
+            log = _log_entries(noise.power * unit**2, noise.matched, math.inf, fallback=True)
         else:
-            log = _report(noise.power * unit**2, noise.matched, noise.sum_kl)
+            log = _log_entries(noise.power * unit**2, noise.matched, noise.sum_kl)
         imitating = self._mixture_noise(g, y, step)
         if imitating is None:  # mixtures of rows are not normal
             self.describe_noise(step, partial(_model, noise, unit))
         return draw_noise(g, y, noise, unit, self.noise(g, step), imitating), log
 
-    def _look_at(self, pair: Pair, g: Tensor, y: Tensor, step: StepView) -> None:
-        """Take in the deviations of a batch's rows from their classes, for mixtures."""
+    def _update_mixture(self, pair: Pair, g: Tensor, y: Tensor, step: StepView) -> None:
+        """Add the deviations of a batch's rows from their class means to the mixtures."""
         if not self.imitate or pair.square == 0.0:
             return
         if g.shape[1] > WIDEST:
@@ -282,30 +282,30 @@ class MarvellFull(AccountedNoise[FullAccountant]):
                 f"marvell_full: imitate is for gradients of up to {WIDEST} numbers, these have {g.shape[1]}; take a "
                 "narrower cut, or leave it out"
             )
-        known, away = self._mixtures.get(step.part), deviations(working(g), y) / (pair.unit * math.sqrt(pair.square))
-        if known is None or known.width != g.shape[1]:
-            known = ResidualMixture.begin(self._coming(), away, y, self.generator(g.device))
-            self._mixtures[step.part] = known
-        known.add(away, y, _rows(g, step))
+        mixture, away = self._mixtures.get(step.part), deviations(working(g), y) / (pair.unit * math.sqrt(pair.square))
+        if mixture is None or mixture.width != g.shape[1]:
+            mixture = ResidualMixture.begin(self._class_counts(), away, y, self.generator(g.device))
+            self._mixtures[step.part] = mixture
+        mixture.add(away, y, _rows(g, step))
 
     def _mixture_noise(self, g: Tensor, y: Tensor, step: StepView) -> Tensor | None:
         """Return mixtures (B, D) in place of normal numbers; None without residual mixture noise."""
-        known = self._mixtures.get(step.part)
-        if known is None:
+        mixture = self._mixtures.get(step.part)
+        if mixture is None:
             return None
         numbers = self.base.identities(_rows(g, step))
         normals = self.noise(g, step).fresh(working(g), g.shape[1])
-        return known.mixtures(y, numbers, normals, key=self._key("imitation"), part=step.part)
+        return mixture.mixtures(y, numbers, normals, key=self._key("imitation"), part=step.part)
 
-    def _coming(self) -> tuple[int, int]:
-        """Return how many rows of each class will come, by prepared labels: those that are not for validation."""
+    def _class_counts(self) -> tuple[int, int]:
+        """Return the number of training rows of each prepared class, without those for validation."""
         base = self.base
         labels, held_out = base.prepared, schedule_of(base.config, len(base.prepared), 0, periods=base.periods).held_out
         positives = int(np.count_nonzero(labels)) - int(np.count_nonzero(labels[held_out]))
         return len(labels) - len(held_out) - positives, positives
 
     def colluding(self, parties: Sequence[str], logs: Sequence[Log], step: StepView) -> Log:
-        """Log the divergence of these parties' gradients side by side: covariances of all, noises of each.
+        """Log the divergence of these parties' gradients side by side, with joint covariances and each party's noise.
 
         Gradients wider than `LARGEST` have no bound, nor have those of a party with another batch's noise.
         """
@@ -314,18 +314,18 @@ class MarvellFull(AccountedNoise[FullAccountant]):
             return {}
         power = sum(log["noise_power"] for log in logs)
         matched = sum(log["noise_power"] * log.get("matched", 0.0) for log in logs) / power if power else 0.0
-        if not all(place in self._sent for place in places):
-            return _report(power, matched, math.inf, fallback=any(log["fallback"] for log in logs))
-        sent = [self._sent[place] for place in places]
+        if not all(place in self._protected for place in places):
+            return _log_entries(power, matched, math.inf, fallback=any(log["fallback"] for log in logs))
+        sent = [self._protected[place] for place in places]
         g, y = torch.cat([working(one.g) for one in sent], dim=1), sent[0].y
         pair = estimate(g, y)
         parts = [Part(one.noise, one.unit / pair.unit) for one in sent]
         left = together_shaped([release(pair, parts)], rho=self.rho, kept=0.0).sum_kl()
         self._accountant("+".join(parties)).add(pair, parts, left, g, y, step.rows)
-        return _report(power, matched, left)
+        return _log_entries(power, matched, left)
 
     def check_bound(self, epochs: int) -> None:
-        """Refuse also parties that collude with noise of their own where their gradients are too wide to be judged."""
+        """Refuse also colluding parties with noise of their own whose gradients are too wide to be accounted for."""
         super().check_bound(epochs)
         for group, width in self._groups().items():
             if width > LARGEST:
@@ -342,22 +342,22 @@ class MarvellFull(AccountedNoise[FullAccountant]):
         groups = self.base.config.parties.coalitions(list(widths))
         return {group: sum(widths[party] for party in members) for group, members in groups.items()}
 
-    def _bounded(self, widths: Mapping[str, int]) -> list[int]:
-        return [*super()._bounded(widths), *self._groups().values()]
+    def _accounted_widths(self, widths: Mapping[str, int]) -> list[int]:
+        return [*super()._accounted_widths(widths), *self._groups().values()]
 
     def _noise(self, pair: Pair) -> FullNoise:
         """Return the noise of the chosen strength."""
         if self.strength in ("s", "P"):
             power = strengths.power(self.strength, self.value, pair.g, pair.unit)
-            return _strongest(pair, power, self.spread, value=self.value)
+            return _noise_of_power(pair, power, self.spread, value=self.value)
         return least_noise(pair, strengths.target(self.strength, self.value), self.spread)
 
     def accounted_epochs(self, width: int) -> int:
         """Return the largest number of epochs that can be accounted for gradients (B, width)."""
         return 1 if self.imitate else accounted_epochs(width)
 
-    def _nothing_done(self) -> FullAccountant:
-        return FullAccountant(self.base.prepared, repeats=self._repeats, one_epoch=self.imitate)
+    def _new_accountant(self) -> FullAccountant:
+        return FullAccountant(self.base.prepared, repeats=self._rows_recur, one_epoch=self.imitate)
 
     def state(self) -> dict[str, Any]:
         """Add the noise of the latest batch that had both classes, for each party that has noise of its own."""
@@ -369,19 +369,19 @@ class MarvellFull(AccountedNoise[FullAccountant]):
             }
             for part, kept in self._latest.items()
         }
-        imitated = {str(part): known.state() for part, known in self._mixtures.items()}
+        imitated = {str(part): mixture.state() for part, mixture in self._mixtures.items()}
         return {**super().state(), "latest": latest, **({"imitated": imitated} if self.imitate else {})}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Restore a state that `state` returned."""
         super().restore(state)
         self._latest = {
-            int(part): _Kept(
+            int(part): _LatestNoise(
                 FullNoise(**{name: kept[name] for name in FullNoise.__slots__}), kept["unit"], kept["length"]
             )
             for part, kept in state["latest"].items()
         }
-        self._mixtures = {int(part): ResidualMixture.of(known) for part, known in state.get("imitated", {}).items()}
+        self._mixtures = {int(part): ResidualMixture.of(mixture) for part, mixture in state.get("imitated", {}).items()}
 
 
 def _rows(g: Tensor, step: StepView) -> Rows:
@@ -390,7 +390,7 @@ def _rows(g: Tensor, step: StepView) -> Rows:
     return step.rows
 
 
-def _report(power: float, matched: float, sum_kl: float, *, fallback: bool = False) -> Log:
+def _log_entries(power: float, matched: float, sum_kl: float, *, fallback: bool = False) -> Log:
     return {
         "noise_power": power,
         "matched": matched,

@@ -20,10 +20,10 @@ from flower_vfl.strategies.gradients.marvell.full_noise import FullNoise, Pair
 from flower_vfl.strategies.gradients.units import working
 
 LARGEST = 640
-"""Rows of the matrices that are inverted after an epoch, epochs times width: 20 epochs of 32 numbers, some seconds."""
+"""Number of rows of the largest inverted matrix, epochs times width: 20 epochs of 32 numbers, some seconds."""
 
 CHAINS = 8
-"""Sequences of batches, one an epoch, over which the divergence is averaged."""
+"""Number of sequences of batches, one an epoch, over which the divergence is averaged."""
 
 
 def accounted_epochs(width: int) -> int:
@@ -38,19 +38,19 @@ def accounted_epochs(width: int) -> int:
 
 
 TOGETHER = 64
-"""Batches whose places are drawn at once: between two steps of training a generator takes ten times as long."""
+"""Number of batches whose places are drawn at once: between two training steps a generator takes ten times as long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The noise that a party's part of the gradients got, or that of all parties.
+    """The noise of one party's part of the gradients, or of those of all parties.
 
     Attributes
     ----------
     noise
-        In units of its own.
+        The noise, in a unit of its own.
     unit
-        These, in the units of its pair.
+        That unit, in units of the `Pair` of the batch.
     """
 
     noise: FullNoise
@@ -58,7 +58,7 @@ class Part:
 
 
 def release(pair: Pair, parts: Sequence[Part]) -> ShapedRelease:
-    """Return what examples of these classes get: noise of its own for each part, side by side in this order."""
+    """Return the release of these classes, with noise of its own for each part, side by side in this order."""
     basis = None if pair.basis is None else pair.basis.double().cpu().numpy()
     own = np.stack([_root(covariance) for covariance in pair.covariances.double().cpu().numpy()])
     if basis is not None:
@@ -68,7 +68,7 @@ def release(pair: Pair, parts: Sequence[Part]) -> ShapedRelease:
     low = 0
     for number, (part, width) in enumerate(zip(parts, widths, strict=True)):
         rows = slice(low, low + width)
-        noise[:, rows, rows] = part.unit * _symmetric(part.noise)
+        noise[:, rows, rows] = part.unit * _symmetric_root(part.noise)
         line = part.noise.line.double().cpu().numpy()
         noise[:, rows, sum(widths) + number] = part.unit * math.sqrt(part.noise.along) * line
         low += width
@@ -81,8 +81,8 @@ def _root(covariance: NDArray[np.float64]) -> NDArray[np.float64]:
     return root
 
 
-def _symmetric(noise: FullNoise) -> NDArray[np.float64]:
-    """Return the symmetric root of the noise of each class, (2, D, D), without that on the means' line."""
+def _symmetric_root(noise: FullNoise) -> NDArray[np.float64]:
+    """Return the symmetric root of each class's noise, (2, D, D), without the noise along the means' line."""
     directions, levels = noise.directions.double().cpu().numpy(), noise.levels.cpu().numpy()
     base = math.sqrt(noise.everywhere)
     added = np.sqrt(noise.everywhere + levels) - base
@@ -93,8 +93,8 @@ def _symmetric(noise: FullNoise) -> NDArray[np.float64]:
 class FullAccountant:
     """An accountant that keeps `CHAINS` random batches of each epoch, and joins one of each epoch to a sequence.
 
-    A row comes in a batch of each epoch, and which ones is as random as these chains: the mean of their divergences is
-    that of what a row gets together with which batches it was in.
+    A row occurs in one batch of each epoch, and these batches are as random as the sequences: the mean of their
+    divergences is that of a row's releases together with the identity of its batches.
 
     The correlation of an example's deviations across epochs, direction by direction, is measured on a sample
     of rows (`DeviationCorrelation`). All of it is computed from labels and stays at the label party.
@@ -102,7 +102,7 @@ class FullAccountant:
     Parameters
     ----------
     labels : ndarray of int, (N,)
-        Of the table's rows, 0 or 1; the sample is chosen by them.
+        Labels of the table's rows, 0 or 1; the sample is chosen by them.
     repeats : bool
         True if each row recurs in every epoch; otherwise it has one release, that of its own epoch.
     one_epoch : bool
@@ -111,7 +111,7 @@ class FullAccountant:
 
     def __init__(self, labels: NDArray[Any], *, repeats: bool = True, one_epoch: bool = False) -> None:
         self.largest = 0.0
-        """The largest divergence so far, of a step and of all releases of a row; inf where that is not known."""
+        """The largest divergence so far, of a step and of all releases of a row; inf where it is unknown."""
         self._repeats, self._one_epoch = repeats, one_epoch
         self._recurrence = DeviationCorrelation(labels)
         self._chains: list[list[ShapedRelease]] = [[] for _ in range(CHAINS)]
@@ -119,16 +119,16 @@ class FullAccountant:
         self._epochs, self._batches, self._total, self._width = 0, 0, 0.0, 0
 
     def add(self, pair: Pair, parts: Sequence[Part], left: float, g: Tensor, y: Tensor, rows: Rows | None) -> None:
-        """Take in a batch: its classes, noise and what that leaves, its clean gradients, labels and rows."""
+        """Add a batch: its classes, its noise and the divergence left, its clean gradients, labels and rows."""
         self.largest = max(self.largest, left)
         self._width = g.shape[1]
         self._total += left
         self._batches += 1
-        if not self._repeats or self._epochs >= self._most or self._most == 1:
+        if not self._repeats or self._epochs >= self._epoch_limit or self._epoch_limit == 1:
             return
         place = self._batches - 1
-        if place >= CHAINS:  # each batch of the epoch is as likely among those that are kept
-            place = _drawn(self._epochs, place // TOGETHER)[place % TOGETHER]
+        if place >= CHAINS:  # reservoir sampling: all batches are equally likely
+            place = _drawn_places(self._epochs, place // TOGETHER)[place % TOGETHER]
         if place < CHAINS:
             self._drawn[place : place + 1] = [partial(release, pair, parts)]
         if rows is not None and pair.square > 0.0:
@@ -136,10 +136,10 @@ class FullAccountant:
             self._recurrence.add(working(g), y, rows, unit=unit, means=pair.centres * pair.unit)
 
     def end_epoch(self, rho: float) -> dict[str, float]:
-        """Close the epoch; return the joint divergence of all releases so far, and how much came again since the last.
+        """Close the epoch; return the joint divergence of all releases and the latest correlation of deviations.
 
-        Nothing, if no batch of it had both classes, if too few rows occurred in each epoch to estimate a correlation,
-        and after so many epochs that it would take too long.
+        The result is empty if no batch of the epoch had both classes, if too few rows occurred in each epoch to
+        estimate a correlation, and after more epochs than can be accounted for.
         """
         if not self._batches:
             self.largest = math.inf
@@ -154,7 +154,7 @@ class FullAccountant:
             self._drawn = []
             self._recurrence.end_epoch()
         count = self._epochs if self._repeats else 1
-        if count > self._most:
+        if count > self._epoch_limit:
             self.largest = math.inf
             return {}
         kept = 0.0
@@ -169,14 +169,14 @@ class FullAccountant:
         return {"sum_kl": mean, "kept": kept}
 
     @property
-    def _most(self) -> int:
+    def _epoch_limit(self) -> int:
         return 1 if self._one_epoch else accounted_epochs(self._width)
 
     def state(self) -> dict[str, Any]:
-        """Return plain values and tensors."""
+        """Return the state as plain values and tensors."""
         return {
-            "chains": [[_plain(one) for one in chain] for chain in self._chains],
-            "drawn": [_plain(made()) for made in self._drawn],
+            "chains": [[_to_tensors(one) for one in chain] for chain in self._chains],
+            "drawn": [_to_tensors(made()) for made in self._drawn],
             "numbers": [self._epochs, self._batches, self._width],
             "total": self._total,
             "largest": self.largest,
@@ -184,24 +184,24 @@ class FullAccountant:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
-        self._chains = [[_made(one) for one in chain] for chain in state["chains"]]
-        self._drawn = [partial(_made, one) for one in state["drawn"]]
+        """Restore a state that `state` returned."""
+        self._chains = [[_from_tensors(one) for one in chain] for chain in state["chains"]]
+        self._drawn = [partial(_from_tensors, one) for one in state["drawn"]]
         self._epochs, self._batches, self._width = state["numbers"]
         self._total, self.largest = state["total"], state["largest"]
         self._recurrence.restore(state["recurrence"])
 
 
 @lru_cache(maxsize=4)
-def _drawn(epoch: int, block: int) -> list[int]:
-    """Return the places drawn for the batches of a block, each below the number of batches that have come by then."""
+def _drawn_places(epoch: int, block: int) -> list[int]:
+    """Return the places drawn for the batches of a block, each below the number of batches up to its own."""
     numbers = range(block * TOGETHER + 1, (block + 1) * TOGETHER + 1)
     return [int(np.random.default_rng([epoch, number]).integers(number)) for number in numbers]
 
 
-def _plain(one: ShapedRelease) -> dict[str, Tensor]:
+def _to_tensors(one: ShapedRelease) -> dict[str, Tensor]:
     return {name: torch.from_numpy(getattr(one, name)) for name in ShapedRelease.__slots__}
 
 
-def _made(state: Mapping[str, Tensor]) -> ShapedRelease:
+def _from_tensors(state: Mapping[str, Tensor]) -> ShapedRelease:
     return ShapedRelease(**{name: state[name].numpy() for name in ShapedRelease.__slots__})

@@ -17,7 +17,7 @@ from flower_vfl.strategies.gradients.checks import check_shapes, check_two_class
 from flower_vfl.strategies.gradients.units import beside, working
 
 EVERYWHERE = 0.5
-"""Share, equal in every direction, of the noise that covers more than the covariances."""
+"""Share of the noise for differences beyond the covariances that is equal in every direction."""
 
 _STEPS, _STEP, _PRECISION = 200, 1.5, 0.01
 """Settings of the search for the least power: most steps, the factor of each step down, and the precision."""
@@ -46,8 +46,8 @@ class Pair:
     centres
         (2, D) means of negatives and of positives.
     basis
-        (D, R) orthonormal: directions in which rows of a class deviate from their mean, that of the means with them.
-        None where it would be the identity.
+        (D, R) orthonormal columns, the directions of the rows' deviations from their class means and of the means'
+        difference. None for the identity.
     covariances
         (2, R, R) of negatives and of positives in that basis, biased (1/N), float64.
 
@@ -92,8 +92,8 @@ class FullNoise:
     matched
         Share of it that equalises the covariances, at most one half; 0 without noise.
     sum_kl
-        Sum of the two divergences between the classes with this noise, were they Gaussian with these covariances; inf
-        where a direction in which they vary no more than by rounding may tell them apart.
+        Sum of the two divergences between the classes with this noise, as Gaussians with these covariances; inf where a
+        direction in which they vary no more than by rounding may separate them.
     """
 
     along: float
@@ -128,7 +128,7 @@ def estimate(g: Tensor, y: Tensor) -> Pair:
     unit, sides = max(-low, high) or 1.0, [np.flatnonzero(labels.numpy() == label) for label in (0, 1)]
     counts = [len(rows) for rows in sides]
     check_two_classes("marvell_full", [unit], counts, len(g))
-    # Class by class, and what is small in NumPy: a small operation of PyTorch takes ten times as long.
+    # Class by class, and small arrays in NumPy: a small operation of PyTorch takes ten times as long.
     order = torch.from_numpy(np.concatenate(sides)).to(work.device, non_blocking=True)
     of_class = torch.split(work.index_select(0, order).div_(unit), counts)
     centres = [rows.mean(dim=0) for rows in of_class]
@@ -150,7 +150,7 @@ def _basis(rows: Tensor) -> Tensor:
     squares, vectors = torch.linalg.eigh((rows @ rows.T).double().cpu())
     kept = squares > _NEGLIGIBLE * max(float(squares[-1]), torch.finfo(torch.float64).tiny)
     columns = rows.T @ beside(vectors[:, kept] / squares[kept].sqrt(), rows)
-    orthonormal: Tensor = torch.linalg.qr(columns.cpu())[0]  # what rounding left of the angles
+    orthonormal: Tensor = torch.linalg.qr(columns.cpu())[0]  # removes rounding errors of the angles
     return orthonormal
 
 
@@ -161,8 +161,8 @@ def optimal_noise(pair: Pair, power: float, spread: float = 0.1) -> FullNoise:
     :math:`\theta E_+` for negatives and :math:`\theta E_-` for positives equalises them: at theta = 1 both
     have :math:`A_0 + E_+ = A_1 + E_-`. Half of the power goes there at most, mostly far less. Of the rest,
     `spread` is noise that is equal for both classes, half of it in proportion to :math:`|e_i|`, half the same in every
-    direction, for what covariances do not tell; and the rest is noise that both get along the line of the means, which
-    is all that tells the classes apart by then: with theta = 1 the divergence is :math:`\Delta^T C^{-1} \Delta`.
+    direction, for differences beyond the covariances; and the rest is noise that both get along the line of the means,
+    the only remaining difference of the classes: with theta = 1 the divergence is :math:`\Delta^T C^{-1} \Delta`.
 
     Parameters
     ----------
@@ -171,8 +171,7 @@ def optimal_noise(pair: Pair, power: float, spread: float = 0.1) -> FullNoise:
     power : float
         Mean squared length of a row's noise, at least 0.
     spread : float
-        Above 0 and below 1.
-
+        Share of the remaining power that covers differences beyond the covariances, above 0 and below 1.
     """
     return _Family(pair, spread).noise(power)
 
@@ -180,16 +179,16 @@ def optimal_noise(pair: Pair, power: float, spread: float = 0.1) -> FullNoise:
 def least_noise(pair: Pair, target: float, spread: float = 0.1) -> FullNoise:
     """Return the noise of `optimal_noise` of the least power, within a hundredth, that leaves at most this divergence.
 
-    There is none where the classes differ by no more than that as they are.
+    It is none if the classes differ by no more than that without noise.
 
     Parameters
     ----------
     pair : Pair
         The classes.
     target : float
-        Above 0.
+        Divergence to reach, above 0.
     spread : float
-        Above 0 and below 1.
+        As for `optimal_noise`.
 
     Raises
     ------
@@ -222,7 +221,7 @@ def least_noise(pair: Pair, target: float, spread: float = 0.1) -> FullNoise:
 
 
 class _Family:
-    """The noise that a pair of classes gets, by its power.
+    """The noise of a pair of classes as a function of its power.
 
     Covariances are written in the directions in which the classes differ, so that most of the noise is diagonal. These
     matrices are small: NumPy takes half of PyTorch's time for them.
@@ -233,36 +232,36 @@ class _Family:
         means, covariances = pair.means, pair.covariances.numpy()
         values, vectors = np.linalg.eigh(covariances[1] - covariances[0])
         self._covariances = vectors.T @ covariances @ vectors
-        self._lacks = np.stack([values.clip(min=0.0), (-values).clip(min=0.0)])
-        self.matching = float((1.0 - pair.p) * self._lacks[0].sum() + pair.p * self._lacks[1].sum())
-        self._total = float(self._lacks.sum())
+        self._missing = np.stack([values.clip(min=0.0), (-values).clip(min=0.0)])
+        self.matching = float((1.0 - pair.p) * self._missing[0].sum() + pair.p * self._missing[1].sum())
+        self._total = float(self._missing.sum())
         self._least = _ROUNDING * torch.finfo(means.dtype).eps * float(self._covariances.max())
         self._line = means / math.sqrt(pair.g) if pair.g > 0.0 else torch.zeros_like(means)
         directions = torch.from_numpy(vectors).to(means)
         directions = directions if pair.basis is None else pair.basis @ directions
         self._directions = directions.contiguous()  # as a checkpoint returns it: products of another layout round
         inside = self._line if pair.basis is None else self._line @ pair.basis
-        self._inside = inside.double().numpy() @ vectors
+        self._line_coordinates = inside.double().numpy() @ vectors
 
     def noise(self, power: float) -> FullNoise:
         """Return the noise of this power, in units of the pair."""
         pair, line, directions = self._pair, self._line, self._directions
         if power <= 0.0:
-            nothing = np.zeros_like(self._lacks)
-            left = self._left(nothing, 0.0, equal=self._total == 0.0)
+            nothing = np.zeros_like(self._missing)
+            left = self._divergence(nothing, 0.0, equal=self._total == 0.0)
             return FullNoise(0.0, 0.0, torch.from_numpy(nothing), directions, line, 0.0, 0.0, left)
         theta = min(1.0, power / 2.0 / self.matching) if self.matching > 0.0 else 1.0
         matched = theta * self.matching / power
         rest = power - theta * self.matching
-        covering = self._spread * rest if pair.g > 0.0 else rest  # without a line all of it covers
-        alike = covering * (1.0 - EVERYWHERE) / self._total if self._total > 0.0 else 0.0
-        everywhere = (covering - alike * self._total) / line.shape[0]
+        covering = self._spread * rest if pair.g > 0.0 else rest  # without a line none is needed along it
+        common = covering * (1.0 - EVERYWHERE) / self._total if self._total > 0.0 else 0.0
+        everywhere = (covering - common * self._total) / line.shape[0]
         along = rest - covering
-        levels = theta * self._lacks + alike * self._lacks.sum(axis=0)
-        left = self._left(levels + everywhere, along, equal=theta == 1.0)
+        levels = theta * self._missing + common * self._missing.sum(axis=0)
+        left = self._divergence(levels + everywhere, along, equal=theta == 1.0)
         return FullNoise(along, everywhere, torch.from_numpy(levels), directions, line, power, matched, left)
 
-    def _left(self, levels: NDArray[np.float64], along: float, *, equal: bool) -> float:
+    def _divergence(self, levels: NDArray[np.float64], along: float, *, equal: bool) -> float:
         """Return the divergence with noise of these levels (2, R) and, on the means' line, of this variance.
 
         Where it makes the covariances equal, one of them is enough.
@@ -270,10 +269,10 @@ class _Family:
         if self._total == 0.0 and self._pair.g == 0.0:
             return 0.0
         classes = 1 if equal else 2
-        noisy = self._covariances[:classes] + along * np.outer(self._inside, self._inside)
+        noisy = self._covariances[:classes] + along * np.outer(self._line_coordinates, self._line_coordinates)
         places = np.arange(noisy.shape[-1])
         noisy[:, places, places] += levels[:classes]
-        return divergence(noisy, math.sqrt(self._pair.g) * self._inside, least=self._least)
+        return divergence(noisy, math.sqrt(self._pair.g) * self._line_coordinates, least=self._least)
 
 
 def divergence(covariances: NDArray[np.float64], difference: NDArray[np.float64], *, least: float = 0.0) -> float:

@@ -1,8 +1,8 @@
 """Marvell: the Gaussian noise on cut gradients that hides labels best for its power [L22 section 4.2, A.4].
 
-`marvell_solver` finds the optimal noise, `marvell_estimates` learns the two classes from batches; here the noise is
-drawn, and the strategy decides what happens to a batch that cannot be protected by itself. For more than two classes
-`marvell_classes` finds the noise, and `marvell_many` learns the classes and draws it.
+`solver` finds the optimal noise, `estimates` models the two classes by batches; here the noise is drawn, and the
+strategy handles batches that cannot be protected by themselves. For more than two classes `multiclass_solver` finds the
+noise, and `multiclass` models the classes and draws it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def perturb(g: Tensor, y: Tensor, *, s: float, generator: torch.Generator) -> tu
         \tilde g_j = g_j + \sqrt{\lambda_1^c - \lambda_2^c} \, \varepsilon_j \frac{\Delta}{\|\Delta\|_2} +
         \sqrt{\lambda_2^c} \, \eta_j, \quad \varepsilon_j \sim N(0, 1), \; \eta_j \sim N(0, I).
 
-    `flower_vfl.metrics.auc_bound` of the spectrum's sum_kl bounds the AUC of attacks that use nothing of a row but its
+    `flower_vfl.metrics.auc_bound` of the spectrum's sum_kl bounds the AUC of attacks that use only a row's
     gradient, if each class is the isotropic Gaussian of the model. Gradients of networks are not: see `marvell_full`.
 
     Parameters
@@ -68,7 +68,7 @@ def perturb(g: Tensor, y: Tensor, *, s: float, generator: torch.Generator) -> tu
     s : float
         Power of the noise relative to the squared distance of the class means, at least 0.
     generator : torch.Generator
-        On the device of `g`.
+        Generator on the device of `g`.
 
     Returns
     -------
@@ -97,14 +97,14 @@ def perturb(g: Tensor, y: Tensor, *, s: float, generator: torch.Generator) -> tu
     """
     value = strength("marvell: s", s)
     classes = estimate(g, y)
-    spectrum = _strongest(classes, value * classes.g, value=value)
+    spectrum = _noise_of_power(classes, value * classes.g, value=value)
     positives = round(classes.p * len(y))
     plan = NoisePlan(classes, spectrum, Noise(generator), (len(y) - positives, positives))
     return add_noise(g, y, [plan]), spectrum.scaled(classes.unit**2)
 
 
-def _strongest(classes: Classes, power: float, *, value: float) -> NoiseSpectrum[float]:
-    """Return the optimal noise of this power, to which a strength of this value amounts."""
+def _noise_of_power(classes: Classes, power: float, *, value: float) -> NoiseSpectrum[float]:
+    """Return the optimal noise of this power, which is that of a strength of this value."""
     spectrum = optimal_noise(classes.u, classes.v, classes.d, classes.g, classes.p, power)
     strengths.check_power("marvell", value, power, spectrum.sum_kl)
     return spectrum
@@ -139,20 +139,20 @@ def add_noise(g: Tensor, y: Tensor, plans: Sequence[NoisePlan | None]) -> Tensor
     work, runs, width = working(g), g.shape[:-2], g.shape[-1]
     along = torch.tensor([(0.0, 0.0) if plan is None else plan.along for plan in plans], dtype=torch.float64)
     negative, positive = beside(along, work).view(*runs, 2, 1).unbind(-2)
-    nowhere = torch.zeros(width, dtype=work.dtype)
-    directions = [nowhere if plan is None else plan.classes.direction for plan in plans]
+    no_direction = torch.zeros(width, dtype=work.dtype)
+    directions = [no_direction if plan is None else plan.classes.direction for plan in plans]
     towards = beside(torch.stack(directions) if runs else directions[0], work)
     draws = draw_each([plan and plan.noise for plan in plans], work, 1)[..., 0]
     lengths = draws * torch.where(y == 1, positive, negative)
     noisy = torch.baddbmm(work, lengths[..., None], towards[:, None]) if runs else work.addr(lengths, towards)
-    _add_in_all_directions(noisy, y, plans)
+    _add_isotropic_part(noisy, y, plans)
     for plan, rows in zip(plans, each_run(noisy), strict=True):
         if plan is None:
             rows.zero_()
     return noisy.to(g.dtype)
 
 
-def _add_in_all_directions(noisy: Tensor, y: Tensor, plans: Sequence[NoisePlan | None]) -> None:
+def _add_isotropic_part(noisy: Tensor, y: Tensor, plans: Sequence[NoisePlan | None]) -> None:
     """Add the noise that the rows of one class get in all directions, in those runs that have it.
 
     Drawing for these rows alone saves up to half of the time.
@@ -161,7 +161,7 @@ def _add_in_all_directions(noisy: Tensor, y: Tensor, plans: Sequence[NoisePlan |
     if max(wide) < 0:
         return
     labels = torch.tensor(wide).to(y.device, non_blocking=True)[:, None] if y.dim() > 1 else wide[0]
-    order = (y != labels).argsort(dim=-1, stable=True)  # no GPU is waited for to count these rows
+    order = (y != labels).argsort(dim=-1, stable=True)  # counting these rows would wait for the GPU
     for plan, label, own, rows in zip(plans, wide, each_run(noisy), each_run(order, dims=1), strict=True):
         if plan is not None and label >= 0:
             chosen = rows[: plan.rows[label]]
@@ -178,17 +178,17 @@ def _model(classes: Classes, spectrum: NoiseSpectrum[float]) -> GaussianNoise:
 class Marvell(AccountedNoise[Accountant]):
     """Optimal Gaussian noise for isotropic classes: hides labels from attacks on lengths and on the means' line.
 
-    `residual` reads nearly every label of two classes behind it, from a single batch; `marvell_full` hides them.
+    The attack `residual` still reads nearly every label of two classes from a single batch; `marvell_full` hides these.
 
-    The strength is one of four; none given means s = 4. Of more than two classes, s is relative to the mean squared
+    The strength is one of four; none given means s = 4. For more than two classes, s is relative to the mean squared
     distance of two class means, and the two targets hold for any two of them, and so for one against the rest.
 
-    A batch that cannot be estimated from (one class only, one row) gets the noise that the running estimates of the
-    latest batches ask for. Where there are none yet, and where a value is not finite, zeros are sent instead of the
-    batch: they carry nothing about any row, and the feature party's model only misses a step. (Isotropic noise would
-    not do: whoever learns the direction of the class means later reads the recorded rows through it, because only one
-    of its D directions hides anything.) Both are counted, logged as `fallback` and warned of once; that *something*
-    unusual was sent may be visible.
+    A batch without an estimate (one class only, one row) gets the noise for the running estimates of the latest
+    batches. If there are none yet, or a value is not finite, zeros are sent instead of the batch: they carry no
+    information on any row, and the feature party's model only misses a step. (Isotropic noise would not suffice: a
+    party that learns the direction of the class means later reads the recorded rows along it, because only one of the
+    D directions of such noise hides anything.) Both are counted, logged as `fallback` and warned of once; a party may
+    notice that the batch is *unusual*.
 
     Parameters
     ----------
@@ -233,7 +233,7 @@ class Marvell(AccountedNoise[Accountant]):
         self._estimates: dict[str, RunningEstimates | ManyEstimates] = {}
 
     def begin(self) -> None:
-        """Warn that two classes are better hidden by another defense."""
+        """Warn that another defense hides two classes better."""
         super().begin()
         if self.base.labels.classes == 2:
             _log.warning(
@@ -270,11 +270,11 @@ class Marvell(AccountedNoise[Accountant]):
         Returns
         -------
         tuple
-            The noise, or None for a batch to withhold; what is logged; and the accountant that is still to take in the
-            gradients, with the model of the batch.
+            The noise, or None for a batch to withhold; the log; and the accountant to which the gradients must be
+            added, with the model of the batch, or None.
         """
-        whose, fallback = self._whose(step), False
-        estimates, accountant = cast("RunningEstimates", self._running(whose)), self._accountant(whose)
+        name, fallback = self._accountant_name(step), False
+        estimates, accountant = cast("RunningEstimates", self._running_estimates(name)), self._accountant(name)
         try:
             classes = classes_of(numbers, difference, len(g))
             spectrum = self._spectrum(classes)
@@ -283,7 +283,7 @@ class Marvell(AccountedNoise[Accountant]):
             self.count_fallback(error, "its noise comes from earlier batches, or zeros are sent")
             recalled = self._recall(g, estimates)
             if recalled is None:
-                return None, _report(0.0, math.inf, 0.0, fallback=True, withheld=True), None
+                return None, _log_entries(0.0, math.inf, 0.0, fallback=True, withheld=True), None
             classes, spectrum = recalled
             accountant.note(spectrum)
         else:
@@ -292,45 +292,45 @@ class Marvell(AccountedNoise[Accountant]):
         positives = int((y == 1).sum()) if fallback else int(numbers[3])
         self.describe_noise(step, partial(_model, classes, spectrum))
         plan = NoisePlan(classes, spectrum, self.noise(g, step), (len(y) - positives, positives))
-        log = _logged(classes, spectrum, positives / len(y), fallback=fallback)
+        log = _batch_log(classes, spectrum, positives / len(y), fallback=fallback)
         return plan, log, (accountant, classes) if counted else None
 
     def perturb(self, g: Tensor, y: Tensor, step: StepView | None = None) -> tuple[Tensor, Log]:
         """Add the noise; log its mean power, the divergence before and after, and the bound on the AUC.
 
-        `sum_kl_before` and `sum_kl_after` are inf where nothing is known of the classes, and where they do not spread
-        and no noise hides that. Of more than two classes they are the largest ones of two classes; the bound is on the
-        AUC of any class against the rest; a bound on the accuracy is logged beside it.
+        `sum_kl_before` and `sum_kl_after` are inf where the classes have no estimate, and where they have no variance
+        and no noise hides that. For more than two classes they are the largest of any two; the bound is on the AUC of
+        any class against the rest; a bound on the accuracy is logged beside it.
         """
         step = step or self.base.step
-        estimates = self._running(self._whose(step))
+        estimates = self._running_estimates(self._accountant_name(step))
         if not g.numel():
-            return g.clone(), _report(0.0, 0.0, 0.0)
+            return g.clone(), _log_entries(0.0, 0.0, 0.0)
         if isinstance(estimates, ManyEstimates):
             return self._perturb_many(g, y, estimates, step)
         check_shapes("marvell", g, y)
         return of_one_run(*Marvell.perturb_runs([self], g, y, [step]))
 
     def colluding(self, parties: Sequence[str], logs: Sequence[Log], step: StepView) -> Log:
-        """Sum up what is left at each: the noises are independent, and so, as modelled, are a row's own deviations.
+        """Log the sum of the parties' divergences: their noises and, as modelled, a row's deviations are independent.
 
-        Of more than two classes that is at least the largest divergence of any two, for all these parties' gradients.
+        For more than two classes it is at least the largest divergence of any two, for all these parties' gradients.
         """
         power, before, after = (
             sum(log[key] for log in logs) for key in ("noise_power", "sum_kl_before", "sum_kl_after")
         )
         fallback, withheld = (any(log[key] for log in logs) for key in ("fallback", "withheld"))
-        return _report(power, before, after, fallback=fallback, withheld=withheld)
+        return _log_entries(power, before, after, fallback=fallback, withheld=withheld)
 
-    def _running(self, whose: str) -> RunningEstimates | ManyEstimates:
-        """Return what is known of earlier batches, of one party where each has noise of its own."""
-        if whose not in self._estimates:
-            self._estimates[whose] = self._nothing_known()
-        return self._estimates[whose]
+    def _running_estimates(self, name: str) -> RunningEstimates | ManyEstimates:
+        """Return the estimates from earlier batches, of one party if each has noise of its own."""
+        if name not in self._estimates:
+            self._estimates[name] = self._new_estimates()
+        return self._estimates[name]
 
     def _perturb_many(self, g: Tensor, y: Tensor, estimates: ManyEstimates, step: StepView) -> tuple[Tensor, Log]:
         if not g.numel():
-            return g.clone(), _report(0.0, 0.0, 0.0)
+            return g.clone(), _log_entries(0.0, 0.0, 0.0)
         fallback = False
         try:
             model = multiclass.estimate(g, y, estimates)
@@ -340,18 +340,16 @@ class Marvell(AccountedNoise[Accountant]):
             self.count_fallback(error, "its noise comes from earlier batches, or zeros are sent")
             recalled = self._recall_many(g, y, estimates)
             if recalled is None:
-                log = _report(0.0, math.inf, 0.0, fallback=True, withheld=True)
-                log["accuracy_bound"] = float(torch.bincount(y.long()).max()) / len(
-                    y
-                )  # a party that receives zeros can guess
+                log = _log_entries(0.0, math.inf, 0.0, fallback=True, withheld=True)
+                log["accuracy_bound"] = float(torch.bincount(y.long()).max()) / len(y)  # guessing without gradients
                 return torch.zeros_like(g), log
             model, noise = recalled
         else:
             estimates.add(model, y)
         problem = model.problem
         before, after = problem.divergences(0.0 * noise.levels), noise.divergences
-        log = _report(model.power(y, noise), float(before.max()), noise.largest, fallback=fallback)
-        shares = model.shares(y)  # those of the problem count classes that the batch does not have
+        log = _log_entries(model.power(y, noise), float(before.max()), noise.largest, fallback=fallback)
+        shares = model.shares(y)  # those of the problem include classes that the batch lacks
         if (shares < 1.0).all():
             log["auc_bound"] = one_against_rest_bound(after, shares)
             log["accuracy_bound"] = accuracy_bound(after, shares)
@@ -370,7 +368,7 @@ class Marvell(AccountedNoise[Accountant]):
         """Return the noise of the chosen strength, in the units of `classes`."""
         if self.strength in ("s", "P"):
             power = strengths.power(self.strength, self.value, classes.g, classes.unit)
-            return _strongest(classes, power, value=self.value)
+            return _noise_of_power(classes, power, value=self.value)
         target = strengths.target(self.strength, self.value)
         return least_power(classes.u, classes.v, classes.d, classes.g, classes.p, target)[1]
 
@@ -385,11 +383,13 @@ class Marvell(AccountedNoise[Accountant]):
         """Return the largest number of epochs that can be accounted for gradients (B, width)."""
         return accounted_epochs(width)
 
-    def _summed(self, left: Mapping[str, float]) -> dict[str, float]:
-        """Add up the divergences of parties that collude: each has noise of its own, over the epochs too."""
+    def _colluding_divergences(self, divergences: Mapping[str, float]) -> dict[str, float]:
+        """Return the summed divergences of colluding parties: each has noise of its own, over the epochs too."""
         groups = self.base.config.parties.coalitions(list(self.base.widths))
         return {
-            group: sum(left[one] for one in members) for group, members in groups.items() if left.keys() >= {*members}
+            group: sum(divergences[one] for one in members)
+            for group, members in groups.items()
+            if divergences.keys() >= {*members}
         }
 
     def state(self) -> dict[str, Any]:
@@ -397,29 +397,29 @@ class Marvell(AccountedNoise[Accountant]):
         return {**super().state(), "estimates": {party: running.state() for party, running in self._estimates.items()}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Restore a state that `state` returned."""
         super().restore(state)
         self._estimates = {}
         for party, running in state["estimates"].items():
-            self._estimates[party] = self._nothing_known()
+            self._estimates[party] = self._new_estimates()
             self._estimates[party].restore(running)
 
-    def _nothing_done(self) -> Accountant:
-        return Accountant(self.base.prepared, repeats=self._repeats)
+    def _new_accountant(self) -> Accountant:
+        return Accountant(self.base.prepared, repeats=self._rows_recur)
 
-    def _nothing_known(self) -> RunningEstimates | ManyEstimates:
+    def _new_estimates(self) -> RunningEstimates | ManyEstimates:
         classes = self.base.labels.classes
         return RunningEstimates() if classes == 2 else ManyEstimates(classes)
 
 
-def _logged(classes: Classes, spectrum: NoiseSpectrum[float], share: float, *, fallback: bool = False) -> Log:
-    """Return what is logged of a batch that got this noise, of which so large a share is positive."""
+def _batch_log(classes: Classes, spectrum: NoiseSpectrum[float], share: float, *, fallback: bool = False) -> Log:
+    """Return the log of a batch with this noise and this share of positives."""
     before = optimal_noise(classes.u, classes.v, classes.d, classes.g, classes.p, 0.0).sum_kl
     power = spectrum.power(classes.d, share) * classes.unit**2
-    return _report(power, before, spectrum.sum_kl, fallback=fallback)
+    return _log_entries(power, before, spectrum.sum_kl, fallback=fallback)
 
 
-def _report(
+def _log_entries(
     power: float, before: float, after: float, *, fallback: bool = False, withheld: bool = False
 ) -> dict[str, float]:
     return {

@@ -2,7 +2,7 @@
 
 Noise that equalises two classes within an epoch does not equalise them over several: a row's own deviation changes from
 epoch to epoch as the network learns, and neither fresh nor persistent noise changes in the same way. Mixtures of the
-other class's deviations correlate across epochs as these do, direction by direction, and nobody computes how much.
+other class's deviations correlate across epochs as these do, direction by direction, without an estimate of how much.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ ROWS = 1024
 """Largest number of rows of a class whose deviations are mixed: the first ones that occur."""
 
 MIXED = 32
-"""Rows of one mixture: so many that no two mixtures are the same, and that their sum is nearly normal."""
+"""Number of rows of one mixture: enough to make all mixtures different and their sums nearly normal."""
 
 WIDEST = 256
 """Largest width of a gradient: the rows must show how deviations correlate in all directions."""
 
 _FLOOR = 1e-3
-"""Share of the mean variance of a direction: the variance of normal noise in directions without deviations."""
+"""Variance of the normal noise in directions without deviations, as a share of the mean variance of a direction."""
 
-_WHICH, _HOW_MUCH = 2, 3
-"""Streams of the keyed numbers: the ones that defenses draw have 0 and 1."""
+_ROW_STREAM, _SHARE_STREAM = 2, 3
+"""Streams of the keyed numbers for rows and for shares of a mixture; 0 and 1 are those of the defenses' noise."""
 
 
 class ResidualMixture:
-    """A store of the last deviations of two classes' rows from their means, and of mixtures of them.
+    """A store of the last deviations of two classes' rows from their means, which gives mixtures of them.
 
-    A row of one class is given a mixture of rows of the other: always the same rows in the same proportions, which
-    follow from a key and the row's ID. Nothing is stored for it.
+    A row of one class gets a mixture of rows of the other: always the same rows in the same proportions, which derive
+    from a key and the row's ID and are not stored.
 
     Parameters
     ----------
@@ -53,14 +53,14 @@ class ResidualMixture:
 
     @classmethod
     def begin(cls, counts: tuple[int, int], deviations: Tensor, y: Tensor, generator: torch.Generator) -> Self:
-        """Begin with normal numbers as large as the deviations (B, D) of the first batch, by its labels (B,).
+        """Return a store of normal numbers as large as the deviations (B, D) of the first batch, by its labels (B,).
 
         Parameters
         ----------
         counts : tuple of int
             Numbers of negatives and positives that will occur.
         deviations, y : Tensor
-            The deviations of the first of them.
+            Deviations and labels of the first batch.
         generator : torch.Generator
             Draws the substitutes for rows that have not occurred yet.
         """
@@ -72,11 +72,11 @@ class ResidualMixture:
 
     @property
     def width(self) -> int:
-        """Numbers of a gradient, D."""
+        """Width of a gradient, D."""
         return int(self._deviations[0].shape[1])
 
     def add(self, deviations: Tensor, y: Tensor, rows: Rows) -> None:
-        """Take in how rows (B,) with labels (B,) deviate from their class, (B, D) in units of their batch."""
+        """Store the deviations (B, D) of rows (B,) with labels (B,) from their class means, in units of their batch."""
         labels, values = y.cpu().numpy(), deviations.float().cpu()
         for label, (places, kept) in enumerate(zip(self._places, self._deviations, strict=True)):
             mine = np.flatnonzero(labels == label)
@@ -105,16 +105,16 @@ class ResidualMixture:
         key : bytes
             16 bytes.
         part : int
-            Of several parties' parts with noise of their own, the number of this one.
+            Number of the party's part, if several parties have noise of their own.
         """
         found, labels = torch.empty_like(normals), y.cpu().numpy()
         for label in (0, 1):
             mine = np.flatnonzero(labels == label)
             if mine.size:
                 other = self._deviations[1 - label].to(normals)
-                words = keyed_words(key, numbers[mine], MIXED, stream=_WHICH | part << 8)
+                words = keyed_words(key, numbers[mine], MIXED, stream=_ROW_STREAM | part << 8)
                 which = torch.from_numpy((words % len(other)).astype(np.int64)).to(normals.device)
-                shares = keyed_normals(key, numbers[mine], MIXED, stream=_HOW_MUCH | part << 8).to(normals)
+                shares = keyed_normals(key, numbers[mine], MIXED, stream=_SHARE_STREAM | part << 8).to(normals)
                 shares = shares / torch.linalg.vector_norm(shares, dim=1, keepdim=True)
                 mixed = nn.functional.embedding_bag(which, other, per_sample_weights=shares, mode="sum")
                 at = torch.from_numpy(mine).to(normals.device)
@@ -122,13 +122,13 @@ class ResidualMixture:
         return found
 
     def state(self) -> dict[str, Any]:
-        """Return plain values and tensors."""
+        """Return the state as plain values and tensors."""
         rows = [np.fromiter(places, dtype=np.int64, count=len(places)) for places in self._places]
         return {"rows": [torch.from_numpy(one) for one in rows], "deviations": [d.clone() for d in self._deviations]}
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Self:
-        """Go on from what `state` returned."""
+        """Return the store with a state that `state` returned."""
         kept = [deviations.clone() for deviations in state["deviations"]]
         places = [{row: place for place, row in enumerate(rows.tolist())} for rows in state["rows"]]
         return cls(kept, places)
@@ -137,7 +137,7 @@ class ResidualMixture:
 def _standardised(mixed: Tensor, deviations: Tensor, normals: Tensor) -> Tensor:
     """Return mixtures (n, D) of deviations (P, D) as numbers of variance 1 in each direction."""
     moments = (deviations.T @ deviations).double() / len(deviations)
-    # A class whose rows have never deviated (one row a batch) has nothing to mix: normal numbers are left.
+    # A class whose rows have never deviated (one row a batch) leaves only the normal numbers.
     floor = max(_FLOOR * float(moments.diagonal().mean()), torch.finfo(mixed.dtype).tiny)
     values, vectors = torch.linalg.eigh(moments)
     root = (vectors / (values.clamp(min=0.0) + floor).sqrt()) @ vectors.T

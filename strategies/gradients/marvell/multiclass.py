@@ -32,7 +32,7 @@ from flower_vfl.strategies.gradients.units import unit_of, working
 
 _STATE = ("weights", "means", "spreads", "shares")
 
-_FORGOTTEN = 1e-12
+_SMALLEST_WEIGHT = 1e-12
 """Smallest weight of a class's estimates; they are dropped below it, after some 260 batches without the class."""
 
 
@@ -57,7 +57,7 @@ def perturb(g: Tensor, y: Tensor, *, classes: int, s: float, generator: torch.Ge
     s : float
         Power of the noise relative to the mean over pairs of the squared distance of the class means, at least 0.
     generator : torch.Generator
-        On the device of `g`.
+        Generator on the device of `g`.
 
     Returns
     -------
@@ -107,13 +107,13 @@ class ManyClasses:
     rms : float
         Root of the mean squared length of a row, in units.
     known : ndarray, (K,)
-        Numbers of the classes that it is about.
+        Numbers of the modelled classes.
     means : ndarray, (K, D)
         Their means, in units.
     axes : Tensor
         (D, R) unit vectors along which class means differ, orthogonal to each other; on the device of the batch.
     problem : ClassProblem
-        The classes along each axis and, behind the axes, across them if there is room.
+        The classes along each axis and, as last group, across the axes if there are further directions.
     """
 
     unit: float
@@ -140,10 +140,10 @@ class ManyClasses:
         return noise
 
     def draw(self, g: Tensor, y: Tensor, noise: ClassNoise, numbers: Noise) -> Tensor:
-        """Return gradients (B, D) of classes that are known, with noise.
+        """Return gradients (B, D) of modelled classes with noise.
 
-        A row's normal numbers are drawn in the coordinates of the gradients and turned into those of the axes: where
-        they are persistent, they stay the same however the axes turn.
+        A row's normal numbers are drawn in the coordinates of the gradients and rotated into those of the axes, so that
+        persistent numbers do not depend on the axes.
         """
         work = working(g)
         table = np.zeros((int(self.known.max()) + 1, len(self.problem.sizes)))
@@ -158,19 +158,19 @@ class ManyClasses:
         return noisy.to(g.dtype)
 
     def shares(self, y: Tensor) -> Array:
-        """Return how frequent the known classes are among rows of these classes, (K,); 0 where there is none."""
+        """Return the shares of the modelled classes among rows with labels y (B,), (K,); 0 without a row."""
         found: Array = np.bincount(_numbers(y), minlength=int(self.known.max()) + 1)[self.known] / len(y)
         return found
 
     def power(self, y: Tensor, noise: ClassNoise) -> float:
-        """Return the mean squared norm of the noise of rows of these classes, in the units of the gradients squared."""
+        """Return the mean squared norm of the noise of rows with labels y (B,), in the gradients' unit squared."""
         return float(self.problem.sizes @ noise.levels @ self.shares(y)) * self.unit**2
 
 
 class ManyEstimates:
     """Running estimates of each class, over about ten batches, relative to the length of the rows of its batch.
 
-    They replace the classes that a batch does not have, and the spread of a class with one row. The estimates of a
+    They stand in for classes that a batch does not have, and for the spread of a class with one row. The estimates of a
     class that has not occurred for long are dropped.
 
     Parameters
@@ -181,15 +181,15 @@ class ManyEstimates:
 
     def __init__(self, classes: int) -> None:
         self.classes = classes
-        self._forget(0)
+        self._reset(0)
 
-    def _forget(self, width: int) -> None:
+    def _reset(self, width: int) -> None:
         self._batches = self._length = 0.0
         self._weights, self._spreads, self._shares = (np.zeros(self.classes) for _ in range(3))
         self._means = np.zeros((self.classes, width))
 
     def of_width(self, width: int) -> Moments:
-        """Return the moments of classes of rows of length 1, (C,) and (C, D); none are known of another width."""
+        """Return the classes' moments for rows of length 1, (C,) and (C, D); no class is known for another width."""
         if self._means.shape[1] != width:
             nothing = np.zeros(self.classes)
             return Moments(nothing > 0.0, nothing, np.zeros((self.classes, width)), nothing)
@@ -198,26 +198,26 @@ class ManyEstimates:
         return Moments(self._weights > 0.0, shares, self._means / weights[:, None], self._spreads / weights)
 
     def add(self, model: ManyClasses, y: Tensor) -> None:
-        """Learn from a batch with labels y (B,); one of zeros teaches nothing."""
+        """Update the estimates by a batch with labels y (B,); a batch of zeros has no effect."""
         if model.rms <= 0.0:
             return
         if self._means.shape[1] != model.means.shape[1]:
-            self._forget(model.means.shape[1])
+            self._reset(model.means.shape[1])
         counts = np.bincount(_numbers(y), minlength=self.classes)
         present = counts[model.known] > 0
         rows = model.known[present]
         self._batches, self._length = MEMORY * self._batches + 1.0, MEMORY * self._length + model.unit * model.rms
-        gone = MEMORY * self._weights < _FORGOTTEN
+        stale = MEMORY * self._weights < _SMALLEST_WEIGHT
         for sums in (self._weights, self._means, self._spreads, self._shares):
             np.multiply(sums, MEMORY, out=sums)
-            sums[gone] = 0.0
+            sums[stale] = 0.0
         self._weights[rows] += 1.0
         self._means[rows] += model.means[present] / model.rms
         self._spreads[rows] += (model.problem.sizes @ model.problem.variances)[present] / model.rms**2
         self._shares += counts / len(y)
 
     def recall(self, g: Tensor, y: Tensor) -> ManyClasses | None:
-        """Return the model for gradients (B, D) that cannot be estimated from; None where too little is known.
+        """Return the model for gradients (B, D) without an estimate; None if a class of theirs is unknown.
 
         Raises
         ------
@@ -240,23 +240,23 @@ class ManyEstimates:
         return ManyClasses(longest, 1.0, np.flatnonzero(known), means[known], torch.from_numpy(axes), problem)
 
     def state(self) -> dict[str, Any]:
-        """Return plain values and tensors."""
+        """Return the state as plain values and tensors."""
         arrays = {name: torch.from_numpy(getattr(self, f"_{name}").copy()) for name in _STATE}
         return {"batches": self._batches, "length": self._length, **arrays}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Restore a state that `state` returned."""
         self._batches, self._length = float(state["batches"]), float(state["length"])
         for name in _STATE:
             setattr(self, f"_{name}", state[name].numpy().copy())
 
 
 def estimate(g: Tensor, y: Tensor, memory: ManyEstimates) -> ManyClasses:
-    """Estimate the model from gradients (B, D) of examples with labels (B,), and from memory where they say nothing.
+    """Estimate the model from gradients (B, D) of examples with labels (B,), and from memory where these give none.
 
     Along an axis each class has the variance that its rows have there, and the same one in every direction across the
-    axes. A class without rows is taken from memory, or left out. Of a class with one row the batch tells the mean; its
-    spread comes from memory, else from the other classes.
+    axes. A class without rows is taken from memory, or left out. The mean of a class with one row is that of the batch;
+    its spread comes from memory, else from the other classes.
 
     Raises
     ------
@@ -267,17 +267,17 @@ def estimate(g: Tensor, y: Tensor, memory: ManyEstimates) -> ManyClasses:
     """
     unit, work, members, (number, squares, sums) = _sums(g, y, memory.classes)
     rms, width = math.sqrt(squares.sum() / len(g)), g.shape[1]
-    remembered, present = memory.of_width(width), number > 0
-    means = np.where(present[:, None], sums / np.maximum(number, 1)[:, None], remembered.means * rms)
-    known = present | remembered.known
+    running, present = memory.of_width(width), number > 0
+    means = np.where(present[:, None], sums / np.maximum(number, 1)[:, None], running.means * rms)
+    known = present | running.known
     precision = torch.finfo(work.dtype).eps
     axes, places = principal_axes(means[known], precision)
     turned = torch.from_numpy(axes).to(work)
     deviations = work - torch.from_numpy(means).to(work)[y.long()]
     inside, whole = (deviations @ turned).square(), deviations.square().sum(dim=1, keepdim=True)
     spreads = (members.T @ torch.cat([inside, whole], dim=1)).double().cpu().numpy() / np.maximum(number, 1)[:, None]
-    variances = _completed(_by_group(spreads, width, 16 * precision), number, remembered, rms, width)
-    shares = np.where(present, number / len(g), remembered.shares)
+    variances = _with_all_spreads(_by_group(spreads, width, 16 * precision), number, running, rms, width)
+    shares = np.where(present, number / len(g), running.shares)
     problem = _problem(places, variances[:, known], shares[known], width)
     return ManyClasses(unit, rms, np.flatnonzero(known), means[known], turned, problem)
 
@@ -302,10 +302,10 @@ def _sums(g: Tensor, y: Tensor, classes: int) -> tuple[float, Tensor, Tensor, tu
 
 
 def principal_axes(means: Array, precision: float) -> tuple[Array, Array]:
-    """Return the axes (D, R) along which means (K, D) differ, and the means' places on them (K, R).
+    """Return the axes (D, R) along which means (K, D) differ, and the means' coordinates on them (K, R).
 
-    They are the principal axes of the means, each class counting the same: R is the rank of their differences, as far
-    as numbers of this precision tell.
+    They are the principal axes of the means, with equal weights of the classes; R is the numerical rank of their
+    differences at this precision.
     """
     centred = means - means.mean(axis=0)
     left, lengths, right = np.linalg.svd(centred, full_matrices=False)
@@ -329,12 +329,12 @@ def _by_group(spreads: Array, width: int, precision: float) -> Array:
     if rank == width:
         return inside.T
     rest = total - inside.sum(axis=1)
-    rest = np.where(rest > precision * total.max(), rest, 0.0)  # what is below is rounding of the difference
+    rest = np.where(rest > precision * total.max(), rest, 0.0)  # smaller values are rounding errors
     return np.concatenate([inside, rest[:, None] / (width - rank)], axis=1).T
 
 
-def _completed(variances: Array, number: Array, remembered: Moments, rms: float, width: int) -> Array:
-    """Give a spread to classes with fewer than two rows in the batch: that of all others, or the running estimate."""
+def _with_all_spreads(variances: Array, number: Array, running: Moments, rms: float, width: int) -> Array:
+    """Return variances with a spread of classes of fewer than two rows: that of all others, or the running estimate."""
     several = number > 1
     if several.all() or not several.any():
         return variances
@@ -342,8 +342,8 @@ def _completed(variances: Array, number: Array, remembered: Moments, rms: float,
     sizes = np.ones(len(variances))
     sizes[-1] = width - len(variances) + 1
     whole = float(sizes @ pooled)
-    ratios = remembered.spreads * rms**2 / whole if whole > 0.0 else np.ones_like(number)
-    ratios = np.where(remembered.known, ratios, 1.0)
+    ratios = running.spreads * rms**2 / whole if whole > 0.0 else np.ones_like(number)
+    ratios = np.where(running.known, ratios, 1.0)
     return np.where(several, variances, pooled[:, None] * ratios)
 
 

@@ -1,8 +1,7 @@
 """Marvell's optimal noise for any number of classes, by a geometric program with a certificate.
 
-Directions come in *groups* in which noise has one level a class: an axis of the class means, or all that is across
-the axes.
-The derivation is in `docs/methods/marvell-classes.md`.
+Directions come in *groups* in which noise has one level a class: an axis of the class means, or all directions across
+the axes. The derivation is in `docs/methods/marvell-classes.md`.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ _SETTLED = 2e-14
 _ROUNDS = 100
 _PLENTY = 1e10
 """Ratio of noise to hidden distances beyond which more noise changes nothing: then it is equal in all directions."""
-_LONGEST = 3.0
-"""No logarithm moves farther in one step of Newton's method."""
+_LONGEST_STEP = 3.0
+"""Largest change of a logarithm in one step of Newton's method."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClassNoise:
-    """Variances of the noise that a row gets, by its class and direction, and what they leave of the divergences.
+    """Variances of the noise that a row gets, by its class and direction, and the divergences that they leave.
 
     Parameters
     ----------
@@ -40,8 +39,8 @@ class ClassNoise:
     divergences : ndarray, (C, C)
         Symmetric divergence of each pair of modelled classes with this noise; inf where nothing hides the difference.
     gap : float
-        The sum over pairs is at most so much above the least possible one: a proven bound, up to rounding. With more
-        noise than can be distinguished, 1e10 times all that is hidden, nothing need be proven, and it may be inf.
+        Proven bound, up to rounding, on the excess of the sum over pairs above the least possible one. With noise
+        beyond 1e10 times the hidden distances, where more noise changes nothing, it may be inf.
     """
 
     levels: Array
@@ -50,7 +49,7 @@ class ClassNoise:
 
     @property
     def total(self) -> float:
-        """The sum of the divergences over pairs of classes, which is what is made least."""
+        """The sum of the divergences over pairs of classes, which is minimised."""
         return float(self.divergences.sum()) / 2.0
 
     @property
@@ -127,7 +126,7 @@ class ClassProblem:
         return found
 
     def solved(self, levels: Array, multiplier: float) -> ClassNoise:
-        """Return the noise with its divergences and the bound on what a better one could gain."""
+        """Return the noise with its divergences and the bound on its excess over the optimum."""
         return ClassNoise(levels, self.divergences(levels), _gap(self, levels, multiplier))
 
 
@@ -140,8 +139,8 @@ def optimal_levels(problem: ClassProblem, power: float) -> ClassNoise:
         \quad \text{s.t.} \quad \sum_i n_i \sum_c p_c (a_{ic} - v_{ic}) \le P, \; a_{ic} \ge v_{ic}
 
     which is convex in the logarithms of a. For two classes, one direction along the difference of their means and the
-    others in a group of their own, it is `flower_vfl.strategies.gradients.marvell.optimal_noise`. With power to spare,
-    which there can be only where no means differ, the least power is used that makes the classes equal.
+    others in a group of their own, it is `flower_vfl.strategies.gradients.marvell.optimal_noise`. If there is more
+    power than makes the classes equal, which needs equal means, only the least such power is used.
 
     Parameters
     ----------
@@ -153,7 +152,7 @@ def optimal_levels(problem: ClassProblem, power: float) -> ClassNoise:
     Returns
     -------
     ClassNoise
-        Its power is P but for rounding.
+        Noise of the power P, up to rounding; or of the least power that makes the classes equal.
 
     Raises
     ------
@@ -247,28 +246,28 @@ def least_levels(problem: ClassProblem, largest: float) -> tuple[float, ClassNoi
 class _Path:
     r"""The optimal noises of all powers, by the multiplier of the power.
 
-    Within a group the optimum for a multiplier :math:`\nu / 2` is :math:`a_c^2 = (S + w_c) / (R + \nu p_c)`, cut off at
-    the bounds, with :math:`S = \sum a_c`, :math:`R = \sum 1 / a_c` and :math:`w_c` the pull of the other means a
+    Within a group the optimum for a multiplier :math:`\nu / 2` is :math:`a_c^2 = (S + w_c) / (R + \nu p_c)`, clipped to
+    the bounds, with :math:`S = \sum a_c`, :math:`R = \sum 1 / a_c` and :math:`w_c` the pull of the other means per
     direction. So there are two unknowns a group, log S and -log R. The map that they are a fixed point of is monotone
-    and never increases the largest distance of two points; where Newton's method does not gain on it, it is applied.
+    and never increases the largest distance of two points; it replaces steps of Newton's method that are slower.
 
     Parameters
     ----------
     problem : ClassProblem
         The classes.
     levels : ndarray, (M, C)
-        Noise of about the required power; it is the result of a search that finds nothing better.
+        Noise of about the required power; it is the result if the search finds no better one.
     """
 
     def __init__(self, problem: ClassProblem, levels: Array) -> None:
-        self._given = levels
+        self._initial = levels
         apart = problem.pull.max(axis=1) > 0.0
         spread = problem.variances.max(axis=1) - problem.variances.min(axis=1)
-        self._busy: NDArray[np.bool_] = apart | (spread > 0.0)  # classes that coincide need no noise
-        self._shares, self._low = problem.shares, problem.variances[self._busy]
-        pull = problem.pull[self._busy] / problem.sizes[self._busy, None]
+        self._distinct: NDArray[np.bool_] = apart | (spread > 0.0)  # classes that coincide need no noise
+        self._shares, self._low = problem.shares, problem.variances[self._distinct]
+        pull = problem.pull[self._distinct] / problem.sizes[self._distinct, None]
         largest = self._low.max(axis=1, keepdims=True)
-        self._high = np.where(apart[self._busy][:, None], math.inf, largest)
+        self._high = np.where(apart[self._distinct][:, None], math.inf, largest)
         total = problem.power(problem.variances + levels)
         root = float(np.sqrt(problem.cost * problem.pull).sum()) / total or 1.0 / math.sqrt(total)
         start = np.minimum(np.sqrt(pull / self._shares) / root + self._low, self._high)
@@ -282,12 +281,12 @@ class _Path:
         Parameters
         ----------
         excess : Callable
-            Takes the levels and the slopes of log a, both (M, C), and returns value and slope; the value may be -inf.
+            Function of the levels and the slopes of log a, both (M, C); it returns value (-inf allowed) and slope.
         """
         low, high = -math.inf, math.inf
-        best = self._given, 0.0
+        best = self._initial, 0.0
         for _ in range(_ROUNDS):
-            levels, slopes, y = self._settle()
+            levels, slopes, y = self._solve()
             value, slope = excess(levels, slopes)
             if value >= 0.0 or abs(value) <= _PRECISION:
                 best = levels, math.exp(self._log) / 2.0
@@ -297,15 +296,15 @@ class _Path:
                 high = self._log
             if abs(value) <= _PRECISION or high - low <= 1e-15 * max(abs(self._log), 1.0):
                 break
-            step = -value / slope if slope < 0.0 and math.isfinite(value) else math.copysign(_LONGEST, value)
-            step = min(max(step, -_LONGEST), _LONGEST)
+            step = -value / slope if slope < 0.0 and math.isfinite(value) else math.copysign(_LONGEST_STEP, value)
+            step = min(max(step, -_LONGEST_STEP), _LONGEST_STEP)
             if not low < self._log + step < high:
                 step = 0.5 * (low + high) - self._log
             self._log += step
             self._s, self._t = self._s + y[0] * step, self._t + y[1] * step
         return best
 
-    def _settle(self) -> tuple[Array, Array, tuple[Array, Array]]:
+    def _solve(self) -> tuple[Array, Array, tuple[Array, Array]]:
         """Return the levels at this multiplier, the slopes of log a, and those of the unknowns."""
         last = np.full(len(self._s), math.inf)
         push = math.exp(self._log) * self._shares
@@ -328,17 +327,17 @@ class _Path:
             slow = wrong > 0.9 * last
             last = np.where(slow, math.inf, wrong)
             to_s, to_t = -((1.0 - tt) * f + st * g) / det, -(ts * f + (1.0 - ss) * g) / det
-            self._s = self._s + np.where(slow, -f, np.clip(to_s, -_LONGEST, _LONGEST))
-            self._t = self._t + np.where(slow, -g, np.clip(to_t, -_LONGEST, _LONGEST))
+            self._s = self._s + np.where(slow, -f, np.clip(to_s, -_LONGEST_STEP, _LONGEST_STEP))
+            self._t = self._t + np.where(slow, -g, np.clip(to_t, -_LONGEST_STEP, _LONGEST_STEP))
         f, g = (of_s * by_log).sum(axis=1), (of_t * by_log).sum(axis=1)
         to_s, to_t = -((1.0 - tt) * f + st * g) / det, -(ts * f + (1.0 - ss) * g) / det
         slopes = by_s * to_s[:, None] + by_t * to_t[:, None] - by_log
-        return self._everywhere(a - self._low), self._everywhere(slopes), (to_s, to_t)
+        return self._all_groups(a - self._low), self._all_groups(slopes), (to_s, to_t)
 
-    def _everywhere(self, values: Array) -> Array:
+    def _all_groups(self, values: Array) -> Array:
         """Return values of all groups, zeros where classes coincide."""
-        found = np.zeros((len(self._busy), values.shape[1]))
-        found[self._busy] = values
+        found = np.zeros((len(self._distinct), values.shape[1]))
+        found[self._distinct] = values
         return found
 
 
@@ -346,7 +345,7 @@ def _gap(problem: ClassProblem, levels: Array, multiplier: float) -> float:
     r"""Return a bound on how far the sum of divergences is above the least one for the power that is spent.
 
     For convex f and power h of x = log a, any feasible y has :math:`f(y) \ge f(x) + \langle \nabla f + \mu \nabla h,
-    y - x \rangle`, so what is left of the gradient counts with the largest step that y could take that way.
+    y - x \rangle`, so the remaining gradient counts with the largest step that y can take in its direction.
     """
     a = problem.variances + levels
     value = float(problem.divergences(levels).sum()) / 2.0

@@ -44,8 +44,8 @@ class Point(NamedTuple):
     settled: bool
 
 
-_NOTHING = Point(0.0, 0.0, 0.0, 0.0, True)
-_HOPELESS = Point(math.inf, 0.0, 0.0, 0.0, False)
+_NO_NOISE = Point(0.0, 0.0, 0.0, 0.0, True)
+_INFEASIBLE = Point(math.inf, 0.0, 0.0, 0.0, False)
 
 
 def two_sum(a: _Real, b: _Real) -> tuple[_Real, _Real]:
@@ -66,7 +66,7 @@ def two_product(a: _Real, b: _Real) -> tuple[_Real, _Real]:
 
 
 def spare_power(u: _Real, v: _Real, d: _Real, q: _Real, q_low: _Real, power: _Real) -> _Real:
-    """Return power - (q + q_low) d (v - u) with one rounding: what is left once both variances are equal."""
+    """Return power - (q + q_low) d (v - u) with one rounding: the power left once both variances are equal."""
     gap, gap_low = two_sum(v, -u)
     need, need_low = two_product(d, gap)
     need, need_low = two_sum(need, need_low + d * gap_low)
@@ -103,7 +103,7 @@ def _power_of_two(value: float) -> float:
 
 
 def _solve_ordered(u: float, v: float, d: float, g: float, p: float, q: float, q_low: float, power: float) -> Point:
-    """Solve a problem with u <= v: the first candidate that proves itself, or else the best of three."""
+    """Solve a problem with u <= v: the first candidate with a proof, or else the best of three."""
     n, gap = d - 1.0, v - u
     spare = spare_power(u, v, d, q, q_low, power)
     if g == 0.0 and spare >= 0.0:  # Equal variances hide all; more noise would hide no more.
@@ -127,14 +127,14 @@ def _solve_ordered(u: float, v: float, d: float, g: float, p: float, q: float, q
 
 
 def _one_sided(u: float, v: float, n: float, g: float, p: float, q: float, power: float, spare: float) -> Point:
-    """Return the optimum with beta = 0, where a / s is known and with it everything; x = 0 is left to the caller."""
+    """Return the optimum with beta = 0, which the known ratio a / s determines; x = 0 is left to the caller."""
     if q == 0.0:
-        return _HOPELESS
+        return _INFEASIBLE
     growth = g / v / (1.0 + math.sqrt(1.0 + g / v))  # a / s - 1
     x = (power / q - u * growth) / (growth + n + 1.0)
     w = (growth * v - spare / q) / (growth + n + 1.0)
     if x <= 0.0:
-        return _HOPELESS
+        return _INFEASIBLE
     if w <= 0.0:
         return _best_along(v - u, 0.0, v, max(spare, 0.0), v, n, g, p, q)
     s = _variance(u, v, x, w)
@@ -196,7 +196,7 @@ def _unbounded(
 
 
 def _best_along(x: float, w: float, s: float, rest: float, v: float, n: float, g: float, p: float, q: float) -> Point:
-    """Spend the `rest` of the power along the difference of means in the best way, for given x.
+    """Return the best point for given x, with the `rest` of the power along the difference of means.
 
     Parameters
     ----------
@@ -209,7 +209,7 @@ def _best_along(x: float, w: float, s: float, rest: float, v: float, n: float, g
     """
     c = rest + p * v + q * s
     if (n > 0.0 and w > 0.0 and s <= 0.0) or c <= 0.0:
-        return _NOTHING if c <= 0.0 and g == 0.0 and w == 0.0 else _HOPELESS
+        return _NO_NOISE if c <= 0.0 and g == 0.0 and w == 0.0 else _INFEASIBLE
     across = n * (w / s) * (w / v) if n > 0.0 and w > 0.0 else 0.0
     big = g / c
     p_big, q_big = 1.0 + p * big, 1.0 + q * big
@@ -223,6 +223,6 @@ def _best_along(x: float, w: float, s: float, rest: float, v: float, n: float, g
     alpha, beta = (0.0, rest / p if p > 0.0 else 0.0) if alpha < 0.0 else (rest / q, 0.0)
     a, b = s + alpha, v + beta
     if a <= 0.0 or b <= 0.0:
-        return _HOPELESS
+        return _INFEASIBLE
     difference = alpha - beta - w
     return Point(0.5 * (across + (difference / a) * (difference / b) + g / a + g / b), x, alpha, beta, False)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flower_vfl.strategies.gradients.marvell.optimum import NEWTON_STEPS, spare_power, two_sum
 
-_CHUNK = 8192  # Problems at a time on a CPU, so that what is intermediate stays in its cache.
+_CHUNK = 8192  # Problems at a time on a CPU, so that intermediate results stay in its cache.
 
 
 class _Problem(NamedTuple):
@@ -182,7 +182,7 @@ def _best_along(problem: _Problem, x: Tensor, w: Tensor, s: Tensor, rest: Tensor
     difference = alpha - beta - w
     bounded = (difference / a) * (difference / b) + g / a + g / b
     along = torch.where(first | second, bounded, along)
-    # At c = 0, or with a variance of zero left, there is no answer unless the classes are the same point.
+    # At c = 0, or with a variance of zero left, there is no solution unless the classes are the same point.
     point = (v <= 0.0) & (g == 0.0)
     value = torch.where(point, 0.0, torch.where((a > 0.0) & (b > 0.0), 0.5 * (across + along), torch.inf))
     return _Point(torch.where(value.isnan(), torch.inf, value), x, alpha, beta)

@@ -25,7 +25,7 @@ _VALID = (0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class NoiseSpectrum(Generic[Number]):
-    """Variances of the noise that a row gets, by its class, and what they leave of the classes' divergence.
+    """Variances of the noise that a row gets, by its class, and the divergence that they leave.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def optimal_noise(
     every scale, needs at most ten steps of Newton's method on one equation, and takes about 15 microseconds.
 
     Where all noise is equally good, the least is returned: g = 0 and power to spare, u = v = 0, d = 1. With P = 0
-    there is no answer if u or v is 0, and sum_kl is inf.
+    there is no solution if u or v is 0, and sum_kl is inf.
 
     Parameters
     ----------
@@ -150,8 +150,8 @@ def least_power(u: float, v: float, d: float, g: float, p: float, sum_kl: float)
     r"""Return the least power at which the optimal noise brings the divergence down to `sum_kl`, and that noise.
 
     The optimal divergence falls as the power rises. The power that makes both classes spherical with the variance
-    max(u, v, g / sum_kl) suffices; between it and zero the least one is found by a bracketed search. What is returned
-    is the upper end of the bracket: its divergence was computed, and is at most `sum_kl`.
+    max(u, v, g / sum_kl) suffices; between it and zero the least one is found by a bracketed search. The upper
+    end of the bracket is returned: its divergence was computed, and is at most `sum_kl`.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The strength of the forms of Marvell: one number, given in one of several ways."""
+"""The strength of the variants of Marvell: one number, under one of several parameter names."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.strategies.gradients.checks import is_number, strength
 
 DEFAULT_S = 4.0
-"""The power relative to the squared distance of the class means, where nothing is given."""
+"""Default strength: the power relative to the squared distance of the class means."""
 
 _LARGEST = 1e300
 
 
 def chosen(defense: str, **given: float | None) -> tuple[str, float]:
-    """Check the strengths that a defense can be given and return the one that is, by name.
+    """Check the given strengths and return the name and value of the only one; by default s = 4.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def chosen(defense: str, **given: float | None) -> tuple[str, float]:
 
 
 def power(name: str, value: float, apart: float, unit: float) -> float:
-    """Return the power that a strength `s` or `P` asks for, in units squared.
+    """Return the power of a strength `s` or `P`, in units squared.
 
     Parameters
     ----------
@@ -67,16 +67,16 @@ def power(name: str, value: float, apart: float, unit: float) -> float:
 
 
 def check_power(defense: str, value: float, power: float, sum_kl: float) -> None:
-    """Refuse noise that does nothing where something was asked for and is needed.
+    """Refuse noise without power if it is needed and the strength is above 0.
 
     Parameters
     ----------
     defense : str
         The defense's name, for messages.
     value : float
-        The strength that was asked for.
+        The given strength.
     power : float
-        The noise power that it amounts to.
+        Its noise power.
     sum_kl : float
         The divergence of the classes that this power leaves.
 
@@ -93,5 +93,5 @@ def check_power(defense: str, value: float, power: float, sum_kl: float) -> None
 
 
 def target(name: str, value: float) -> float:
-    """Return the divergence to which a strength `sum_kl` or `detection_error` brings the classes."""
+    """Return the largest divergence that a strength `sum_kl` or `detection_error` allows."""
     return value if name == "sum_kl" else (2.0 - 4.0 * value) ** 2
