@@ -35,7 +35,7 @@ class Planned(StrEnum):
 
 def budget(
     ledger: Annotated[
-        Path | None, typer.Argument(metavar="[LEDGER]", help="The file of an account over several trainings.")
+        Path | None, typer.Argument(metavar="[LEDGER]", help="File of the account over several trainings.")
     ] = None,
     epsilon: Annotated[float | None, typer.Option(help="Plan one training of this epsilon for each label.")] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs of that training.")] = 1,
@@ -48,10 +48,10 @@ def budget(
         float | None, typer.Option(help="Begin LEDGER with this epsilon for all trainings, or change its limit.")
     ] = None,
 ) -> None:
-    """Plan what a training may tell of labels, and keep account of it.
+    """Plan the privacy budget of a training, and account for it.
 
-    With --epsilon: how strong each mechanism must be, before anything is trained. With LEDGER: what trainings have
-    spent, what is left, and, with both, whether the plan keeps within it.
+    With --epsilon: the noise that each mechanism needs, before anything is trained. With LEDGER: the budget that
+    trainings have spent, and the rest. With both: also whether the plan fits into the rest.
 
     \b
     flower-vfl budget --epsilon 2 --epochs 6 --delta 1e-6

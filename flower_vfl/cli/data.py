@@ -10,16 +10,14 @@ import typer
 
 from flower_vfl.cli.parameters import Command, SetOption
 
-data_app = typer.Typer(
-    help="Data sets: which there are, and preparing your own.", no_args_is_help=True, rich_markup_mode=None
-)
+data_app = typer.Typer(help="List the data sets, and prepare your own.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @data_app.command("list", cls=Command)
 def data_list(
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="Say all of this data set.")] = "",
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="Describe this data set.")] = "",
 ) -> None:
-    """List the data sets and whether they are usable here."""
+    """List the data sets, and say which are usable here."""
     from flower_vfl.simulations.listing import print_data_set, print_data_sets
 
     print_data_set(name) if name else print_data_sets()
@@ -37,9 +35,9 @@ def data_prepare(
     ] = False,
     set_: SetOption = None,
 ) -> None:
-    """Read raw files and write what runs read.
+    """Prepare a data set from raw files.
 
-    That is one folder a party, memory-mapped columns, and a manifest.
+    The result is one folder a party, memory-mapped columns, and a manifest.
     Criteo and Avazu are read in pieces of bounded memory. After a kill the same command goes on where it was.
     """
     from flower_vfl.config.parsing import parse_assignments
@@ -59,7 +57,7 @@ def data_show(
 ) -> None:
     """Show the columns of a data set.
 
-    Whose each is, taken for what and why, and how to change it.
+    For each: its party, its kind with the reason, and the option that changes the kind.
     The data of a configuration is prepared first, as a run does.
     """
     from flower_vfl.simulations.tables import data_of, print_columns
@@ -70,7 +68,7 @@ def data_show(
 @data_app.command("part", cls=Command)
 def data_part(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A prepared data set.")],
-    party: Annotated[str, typer.Option(help="Whose part; the label party's has the labels in it.")],
+    party: Annotated[str, typer.Option(help="Party of the part; the label party's contains the labels.")],
     out: Annotated[Path, typer.Option(help="Folder of the part; must not exist.")],
 ) -> None:
     """Write one party's part of a prepared data set.
@@ -89,7 +87,7 @@ def init(
     files: Annotated[list[str] | None, typer.Argument(metavar="PARTY=FILE ...", help="Each party's table.")] = None,
     id_: Annotated[str, typer.Option("--id", help="Column of the ID, the same in all files.")] = "",
     label: Annotated[str, typer.Option(help="Column of the label.")] = "",
-    label_party: Annotated[str, typer.Option(help="Whose label counts, where several files have it.")] = "",
+    label_party: Annotated[str, typer.Option(help="Party whose label is used, where several files have it.")] = "",
     out: Annotated[Path, typer.Option(help="The configuration to write.")] = Path("run.toml"),
 ) -> None:
     """Write a commented configuration for tables of your own.

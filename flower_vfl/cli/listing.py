@@ -77,15 +77,15 @@ def doctor(
     party: Annotated[str, typer.Option(help="The party that this host is.")] = "",
     data: Annotated[Path | None, typer.Option(help="Its prepared data.")] = None,
     superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="The SuperLink that this host dials.")] = "",
-    root_certificates: Annotated[Path | None, typer.Option(help="Of the authority of the SuperLink.")] = None,
+    root_certificates: Annotated[Path | None, typer.Option(help="Certificate of the SuperLink's authority.")] = None,
     key: Annotated[Path | None, typer.Option(help="A private key of this host.")] = None,
     certificate: Annotated[Path | None, typer.Option(help="The certificate of that key.")] = None,
     dial: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address that must be reachable from here.")] = "",
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address that must be free here.")] = "",
 ) -> None:
-    """Say what of this machine is usable and what is missing.
+    """Check this machine: what is usable and what is missing.
 
-    With options, it says whether the machine is ready for a deployment.
+    With options, check whether it is ready for a deployment.
     """
     from flower_vfl.simulations import doctor, host
 

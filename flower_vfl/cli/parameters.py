@@ -22,7 +22,7 @@ ResourcesOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="[NAME:] cpus=N, gpus=N, node=ADDRESS",
-        help="With --engine flower, what Ray gives to the process of each feature party, or of one; repeatable.",
+        help="With --engine flower, Ray resources for the process of each feature party, or of one; repeatable.",
     ),
 ]
 AddressOption = Annotated[

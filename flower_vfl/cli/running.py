@@ -110,12 +110,13 @@ def align(
     resources: ResourcesOption = None,
     address: AddressOption = "",
 ) -> None:
-    """Find the people that all parties have: private ID alignment.
+    """Find the IDs that all parties have: private ID alignment.
 
-    This command plays all roles on one machine, to try it out. Between companies it is a Flower run with two roles:
+    This command takes all roles on one machine, to try it out. Between companies it is a Flower run with two roles:
 
     \b
-    LABEL PARTY  asks, and learns which of its IDs all others have, and how many IDs each has.
+    LABEL PARTY  starts it; it learns which of its IDs all others have, and
+      the number of IDs of each.
       In the environment of its SuperLink (or of its SuperExec):
         FLOWER_VFL_IDS=/srv/labels.csv
         FLOWER_VFL_IDS_COLUMN=id
@@ -123,7 +124,8 @@ def align(
       flwr run . FEDERATION --run-config "job='align' parties-features='a,b'"
 
     \b
-    FEATURE PARTY  answers, and learns the same common IDs, and how many the label party has.
+    FEATURE PARTY  answers; it learns the same common IDs, and the number of
+      the label party's IDs.
       flower-supernode ... --node-config "party='a' ids='/srv/people.csv'
         ids-column='id' alignment='/srv/alignment.parquet'"
 
@@ -238,16 +240,19 @@ def sweep(
     ] = False,
     workers: Annotated[int, typer.Option(min=0, help="Most trials at once; 0: as many as there is room for.")] = 0,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Only say how many trials, how long and how much memory, measured briefly.")
+        bool,
+        typer.Option(
+            "--plan", help="Only print the number of trials, the time and the memory, from a short measurement."
+        ),
     ] = False,
     no_stacking: Annotated[
         bool, typer.Option("--no-stacking", help="Train each trial by itself, also where several are faster together.")
     ] = False,
     set_: SetOption = None,
 ) -> None:
-    """Run many configurations on Ray, one report at the end.
+    """Run many configurations on Ray, with one report at the end.
 
-    The configurations are a grid, or draws, over any keys.
+    The configurations are a grid, or random draws, over any keys.
     """
     from flower_vfl.config.parsing import parse_assignments
     from flower_vfl.errors import FlowerVflError, InputError
@@ -283,9 +288,9 @@ def sweep(
 
 
 def tune(
-    source: Annotated[str, typer.Argument(metavar="FILE.toml|FOLDER|PRESET", help="What to tune; the start.")],
+    source: Annotated[str, typer.Argument(metavar="FILE.toml|FOLDER|PRESET", help="Configuration to start from.")],
     out: Annotated[Path | None, typer.Option(help="Folder of the search [default: runs/tune-<name>-<time>].")] = None,
-    minutes: Annotated[float, typer.Option(min=0.1, help="After which no trial goes on.")] = 10.0,
+    minutes: Annotated[float, typer.Option(min=0.1, help="Minutes after which all trials end.")] = 10.0,
     trials: Annotated[int, typer.Option(min=2, max=1000, help="Settings that are tried at most.")] = 48,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the search in --out, with as many minutes again.")
@@ -295,7 +300,7 @@ def tune(
 ) -> None:
     """Search for better settings of network and training.
 
-    Validation chooses; run.toml in the folder has what it chose.
+    Validation chooses; run.toml in the folder has the chosen settings.
     """
     from flower_vfl.config import load_config
     from flower_vfl.config.parsing import parse_assignments
