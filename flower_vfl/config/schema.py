@@ -92,10 +92,10 @@ class PartiesConfig(Section):
         default_factory=list, description="feature parties, 1 to 32; empty: all but the label party"
     )
     label_features: bool = Field(default=True, description="the label party's own columns are used, if it has any")
-    attackers: list[str] = Field(default_factory=list, description="feature parties that also look; empty: all of them")
+    attackers: list[str] = Field(default_factory=list, description="feature parties that run attacks; empty: all")
     colluding: list[str] = Field(
         default_factory=lambda: [ALL],
-        description='groups that put together what they see, e.g. "a+b", attacked by the monitor; "all": all attackers',
+        description='groups of colluding parties, e.g. "a+b", attacked by the monitor; "all": all attackers',
     )
 
     @field_validator("features", "attackers")
@@ -259,8 +259,8 @@ class TrainingConfig(Section):
     refit: int = Field(
         default=0,
         ge=0,
-        description="passes in which the label party's own network learns on after the last step, from the embeddings "
-        "of the finished bottom models, which cross once more; the pass with the best validation is kept; nothing is "
+        description="passes in which the label party's own network is trained on after the last step, on embeddings of "
+        "the finished bottom models, which cross once more; the pass with the best validation is kept; nothing is "
         "sent; 0: off",
     )
     validation: float = Field(default=0.1, ge=0.0, lt=1.0, description="part of the training rows kept for validation")
@@ -310,13 +310,13 @@ class AttackConfig(Section):
     )
     layers: list[str] = Field(
         default_factory=list,
-        description="layers of their own models that attackers read; empty: the cut and what the model watches",
+        description="layers of their own models that attackers read; empty: the cut and those that the model watches",
     )
     every: int = Field(
         default=0,
         ge=0,
-        description="score one of so many steps; 0: at least 64 steps of the shortest run that patience allows, or one "
-        "of 16",
+        description="steps from one scored step to the next; 0: 16, or fewer for 64 scored steps in the shortest run that "
+        "patience allows",
     )
     informed: int = Field(
         default=65536,
@@ -328,19 +328,19 @@ class AttackConfig(Section):
         default=0,
         ge=0,
         le=65536,
-        description="rows whose labels are replaced by coins, to measure epsilon by; costs utility; 0: none",
+        description="rows whose labels are replaced by coin flips, to measure epsilon; costs utility; 0: none",
     )
     positives: list[Annotated[int, Field(ge=0)]] = Field(
         default_factory=list,
-        description="classes that gradient attacks look for, in turn; empty: class 1 of two classes, each of more",
+        description="classes that gradient attacks detect, in turn; empty: class 1 of two classes, each of more",
     )
     monitor: bool = Field(default=True, description="the label party attacks its own outgoing messages")
-    audit: bool = Field(default=True, description="in a simulation, true labels go to the attackers' scorers")
+    audit: bool = Field(default=True, description="in a simulation, true labels go to the attackers' evaluators")
     max_leak: float = Field(
         default=1.0,
         gt=0.5,
         le=1.0,
-        description="limit of the monitor's leak AUC of an epoch, q95 over steps or remembered, oracles too; 1: off",
+        description="limit of the monitor's leak AUC of an epoch: q95 over steps, of longitudinal attacks, of oracles; 1: off",
     )
     max_bound: float = Field(
         default=1.0,
@@ -354,7 +354,7 @@ class AttackConfig(Section):
     )
     snapshots: list[int] = Field(
         default_factory=lambda: [100, 200, 300, 400, 500],
-        description="after so many steps the label party keeps, for its own report, what the gradients are made of",
+        description="steps of which the label party keeps the parts of the gradients, for its own report",
     )
 
     embeddings: int = Field(
