@@ -106,7 +106,7 @@ class StackedTraining:
         first, schedule = self._members[0], self._members[0].schedule
         self._watched = {
             party: chosen_layers(first.bottoms[party], self._config.attack.layers, party)
-            if party in self._attacked_parties
+            if party in self._attackers
             else {}
             for party in self._parties
         }
@@ -131,7 +131,7 @@ class StackedTraining:
             self._defended.append((kind, [defense for _, defense in entries], runs))
 
     @property
-    def _attacked_parties(self) -> list[str]:
+    def _attackers(self) -> list[str]:
         """The parties with attacks that are scored during training."""
         return self._members[0].audited if self._base.step_attacks else []
 
@@ -146,7 +146,7 @@ class StackedTraining:
         attacks = [attack for attack in self._base.step_attacks if isinstance(attack, RowAttack)]
         monitors = self._config.attack.monitor
         defended = np.array([bool(member.strategy.chain()) for member in self._members])
-        layers = {party: self._config.attack.layers or ["cut", *self._watched[party]] for party in self._attacked_parties}
+        layers = {party: self._config.attack.layers or ["cut", *self._watched[party]] for party in self._attackers}
         views: list[View] = []
         for party in self._parties:
             names = ("",) * ("cut" in layers.get(party, [])) + ("monitor",) * monitors

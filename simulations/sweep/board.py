@@ -143,25 +143,25 @@ class Board:
         point = point if self.shows_test else point._replace(test=None)
         self.ended[run] = _Ended(point, self.clock() - state.began if state else math.nan)
         if not self.shows_test and (result is None or result.get("status") not in ENDED):
-            self._print_line(f"ended early, for its validation or for the time: {run}")
+            self._print(f"ended early, for its validation or for the time: {run}")
         else:
-            self._print_line(f"finished: {run} ({point.words})" if point.words else f"finished: {run}")
+            self._print(f"finished: {run} ({point.words})" if point.words else f"finished: {run}")
 
     def retried(self, run: str, reason: str) -> None:
         """Note that a trial failed and is tried again."""
         self.underway.pop(run, None)
-        self._print_line(f"failed, is tried again: {run}: {shortened(reason, MOST_TOLD)}", shown=True)
+        self._print(f"failed, is tried again: {run}: {shortened(reason, MOST_TOLD)}", shown=True)
 
     def failed(self, run: str, reason: str) -> None:
         """Note that a trial failed for good, or a stack, whose trials are then run one by one."""
         self.underway.pop(run, None)
         if run in self.stacks:
-            self._print_line(f"trained one by one what a stack could not: {run}: {shortened(reason, MOST_TOLD)}", shown=True)
+            self._print(f"trained one by one what a stack could not: {run}: {shortened(reason, MOST_TOLD)}", shown=True)
             return
         self.failures[run] = reason
-        self._print_line(f"failed: {run}: {shortened(reason, MOST_TOLD)}", shown=True)
+        self._print(f"failed: {run}: {shortened(reason, MOST_TOLD)}", shown=True)
 
-    def _print_line(self, words: str, *, shown: bool = False) -> None:
+    def _print(self, words: str, *, shown: bool = False) -> None:
         """Print a line if there is no live table; with `shown`, also above a live table."""
         if self._live is None or shown:
             line = Text(f"{self.done}/{self.total} {words}{self._left_words()}")
