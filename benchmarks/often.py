@@ -28,7 +28,7 @@ TARGETS = {"leak_auc": 60e-6, "row": 6e-6, "help": 1.0}
 
 
 def seconds(work: Callable[[], object], times: int) -> float:
-    """Return the seconds of one call, the mean of so many calls."""
+    """Return the mean seconds of a call, over `times` calls."""
     started = time.perf_counter()
     for _ in range(times):
         work()

@@ -136,7 +136,7 @@ class Study:
     quick : Sequence[str]
         The settings of a quick run.
     run_one : Callable
-        Function that does a run and returns its seconds; the job's options say if it is a quick one.
+        Function that does a run and returns its seconds; the job's option `quick` is true for a quick one.
     make_page : Callable
         Function of the folder of the runs and the folder of the page.
     """

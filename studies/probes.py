@@ -12,7 +12,7 @@ from flower_vfl.strategies import Defense, HookedStrategy
 
 
 class Occasional(Defense):
-    """Wrapper that acts on the gradients after the inner defenses, every so many steps from the first one on.
+    """Wrapper that acts on the gradients after the inner defenses, in every `every`-th step from the first one on.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class Occasional(Defense):
         return {"every": self._every}
 
     def protect(self, grads: Tensor, labels: Tensor, step: StepView | None = None) -> tuple[Tensor, Log]:
-        """Let the inner strategy protect first, then act if it is time."""
+        """Return the inner strategy's gradients, after `act` in the steps in which it is due."""
         sent, log = self.strategy.protect(grads, labels, step)
         if self._step % self._every == 0:
             sent, more = self.act(sent, labels)

@@ -117,7 +117,7 @@ def parse_definition(text: str, folder: Path) -> Definition:
     Raises
     ------
     ConfigError
-        As `load_definition`.
+        When a part of the text is unknown, malformed, or in conflict with another.
     """
     return _build(text, tomllib.loads(text), folder)
 

@@ -64,7 +64,7 @@ TAKES: Mapping[str, Callable[[Config], bool]] = {
 }
 """Keys of which a stack can follow some values only, each with the test of a configuration's value.
 
-A key that is in none of the three collections keeps every run out of stacks, until somebody adds it to one.
+A key that is in none of the three collections keeps every run out of stacks until it is added to one.
 """
 
 

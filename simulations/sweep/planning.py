@@ -39,7 +39,7 @@ CONTEXT = 600 * 2**20
 """Estimated bytes of a process on a GPU beside its tensors."""
 
 MOST_TEST_ROWS = 65_536
-"""Most test rows of a probe; of more, so many evenly spaced ones are evaluated, and the time is scaled to all."""
+"""Most test rows of a probe; of more, only evenly spaced ones are evaluated, and the time is scaled to all."""
 
 
 @dataclass(frozen=True)
