@@ -1,10 +1,10 @@
-"""(ad) What the account of a proof and the audit of epsilon take of a run: computing time, and how often they run.
+"""(ad) The account of a proof and the audit of epsilon in a run: their computing time, and their number of calls.
 
-The account is opened before sessions are, and charged before the first step: it is no part of a step, which the number
-of calls shows. The audit comes after the last step: its guesses, and the models that estimate the odds of labels. The
+The account is opened before the sessions, and charged before the first step: it is no part of a step, as the number
+of calls shows. The audit follows the last step: its guesses, and the models that estimate the odds of labels. The
 readers that make the guesses belong to the informed audit, which runs without it too; their time is reported beside.
 Local heads at epsilon 1 with a ledger, six epochs, `inproc`, one torch thread. Target: the audit at most 5 % of the
-run's computing time. `--quick` has generated data, as many as the audit reads and no more: there its share is largest.
+run's computing time. `--quick` has generated data, only as many rows as the audit reads: there its share is largest.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ SYNTHETIC = {"rows": 20_000, "test_rows": 5_000, "parties": 2}
 
 
 class Timed:
-    """Counts the calls of functions and the computing time that they take."""
+    """A counter of the calls of functions and of their computing time."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.calls: dict[str, int] = {}
 
     def wrap(self, place: Any, name: str) -> None:
-        """Put a function that counts in the place of one."""
+        """Replace a function by one that is counted."""
         setattr(place, name, partial(self._call, name, getattr(place, name)))
 
     def wrap_method(self, place: type, name: str) -> None:
-        """Do the same with a method."""
-        genuine: Callable[..., Any] = getattr(place, name)
-        setattr(place, name, lambda *given, **named: self._call(name, genuine, *given, **named))
+        """Replace a method by one that is counted."""
+        original: Callable[..., Any] = getattr(place, name)
+        setattr(place, name, lambda *given, **named: self._call(name, original, *given, **named))
 
-    def _call(self, name: str, genuine: Callable[..., Any], /, *given: Any, **named: Any) -> Any:
+    def _call(self, name: str, original: Callable[..., Any], /, *given: Any, **named: Any) -> Any:
         started = time.process_time()
         try:
-            return genuine(*given, **named)
+            return original(*given, **named)
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.process_time() - started
             self.calls[name] = self.calls.get(name, 0) + 1

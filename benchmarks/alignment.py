@@ -49,7 +49,7 @@ def write_ids(path: Path, first: int, count: int) -> str:
 
 
 def measure(method: str, count: int, folder: Path) -> dict[str, Any]:
-    """Align once."""
+    """Align once, and return the time and the memory."""
     label, feature = (
         write_ids(folder / "label.parquet", 0, count),
         write_ids(folder / "a.parquet", count // 2, count),

@@ -1,9 +1,9 @@
-"""(x) A step on a card with Marvell and all attacks on gradients, against the whole network's step without either.
+"""(x) A step on a GPU with Marvell and all attacks on gradients, against the whole network's step without either.
 
 The ISIC network with batches of 128 photographs' size, and Wide & Deep with batches of 1,024 and a million values, as
 the papers have them, on generated data. The other side is a plain PyTorch loop over the joined network, in the same
-precision, with batches loaded ahead as well. Target on a card: at most 1.15 times. Where there is none, processors take
-its place, which says nothing of a card.
+precision, with batches loaded ahead as well. Target on a GPU: at most 1.15 times. Without one, processors take its
+place, which shows nothing about a GPU.
 
 Each start takes turns for at most `SECONDS`, so that a GPU for some minutes suffices. `attack_milliseconds` is the time
 of each attack alone, for one step's gradients with the shapes of these networks: it shows which attack is slow.
@@ -33,12 +33,12 @@ SECONDS = 10.0
 TOGETHER = 16
 """Steps whose gradients are scored at once."""
 WIDTHS = {"isic cut": (128, 64 * 5 * 5), "isic first": (128, 64 * 84 * 84), "criteo cut": (1_024, 128)}
-"""Rows and numbers of a step's gradients."""
+"""Rows and width of a step's gradients."""
 ATTACKS = ["norm", "cosine", "inner_product", "direction_count", "residual", "hint(k=5)"]
 
 
 def photographs(config: Config) -> MemoryData:
-    """Return as many images as four batches of the paper have, of one party, for the label party without columns."""
+    """Return images for four batches of the paper; one party has them all, the label party has no columns."""
     rows = 4 * config.training.batch_size
     x = np.random.default_rng(0).random((rows + 64, 3, 84, 84), dtype=np.float32)
     y = (np.arange(rows + 64) % 10 == 0).astype(np.int64)
@@ -47,7 +47,7 @@ def photographs(config: Config) -> MemoryData:
 
 
 def settings(preset: str, quick: bool, device: str, precision: str) -> Config:
-    """Return the papers' network for many epochs, bare."""
+    """Return the configuration of the papers' network for many epochs, without attacks."""
     config = load_config(preset, {"device": device, "precision": precision}).model_dump()
     config["training"] |= {"epochs": 10_000, "weight_decay": 0.0, "embedding_decay": 0.0, "validation": 0.0}
     config["attack"] |= {"names": [], "informed": 0, "snapshots": [], "embeddings": 0}
@@ -61,7 +61,7 @@ def settings(preset: str, quick: bool, device: str, precision: str) -> Config:
 
 
 def ratio(preset: str, quick: bool, device: str, precision: str) -> dict[str, Any]:
-    """Measure a network."""
+    """Return the time ratios of a network."""
     bare = settings(preset, quick, device, precision)
     attack = bare.attack.model_copy(update={"names": ATTACKS, "every": 1})
     watched = bare.model_copy(update={"attack": attack, "defenses": [{"name": "marvell", "s": 4.0}]})
@@ -105,17 +105,17 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--precision", default="float32", choices=["float32", "tf32", "bfloat16"])
     given = options.parse_args()
-    card = torch.cuda.is_available()
+    gpu = torch.cuda.is_available()
     with tempfile.TemporaryDirectory(prefix="flower-vfl-benchmark-") as cache:
         os.environ["FLOWER_VFL_CACHE"] = cache
-        device = "cuda" if card else "cpu"
+        device = "cuda" if gpu else "cpu"
         found = {preset: ratio(preset, given.quick, device, given.precision) for preset in ("isic", "criteo")}
     report(
         "card",
         target=f"on a card <= {TARGET} times the whole network's step",
-        met={preset: card and one["ratio"]["median"] <= TARGET for preset, one in found.items()},
+        met={preset: gpu and one["ratio"]["median"] <= TARGET for preset, one in found.items()},
         quick=given.quick,
-        card=torch.cuda.get_device_name() if card else "none: not measured, these are processors",
+        card=torch.cuda.get_device_name() if gpu else "none: not measured, these are processors",
         precision=given.precision,
         attack_milliseconds=attack_milliseconds(given.quick, device),
         **found,

@@ -2,7 +2,7 @@
 
 Census preset, `inproc`, all parties' files on one disk, one torch thread, journals on disk in both, evaluation
 excluded. A block of 100 steps holds one checkpoint. The losses are compared, bit for bit. Beside the ratio of blocks,
-which differ by more than a checkpoint takes: what the label party waits for one, by the clock. Target: at most 2 %.
+which differ by more than a checkpoint takes: the time that the label party waits for one. Target: at most 2 %.
 """
 
 from __future__ import annotations

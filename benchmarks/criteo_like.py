@@ -24,14 +24,14 @@ SIZES = (
     *(1_460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5_683, 8_351_593, 3_194, 27, 14_992),
     *(5_461_306, 10, 5_652, 2_173, 4, 7_046_547, 18, 15, 286_181, 105, 142_572),
 )
-"""Different values of C1 to C26 in the published file, missing ones included."""
+"""Numbers of distinct values of C1 to C26 in the published file, missing ones included."""
 
 _MISSING = {3: 0.03, 4: 0.03, 6: 0.12, 12: 0.03, 16: 0.03, 19: 0.44, 20: 0.44, 21: 0.03, 22: 0.76, 24: 0.03, 25: 0.44}
 _PIECE = 100_000
 
 
 def sizes(scale: float) -> list[int]:
-    """Return how many values C1 to C26 have."""
+    """Return the numbers of values of C1 to C26."""
     return [max(2, round(size * scale)) for size in SIZES]
 
 
@@ -63,7 +63,7 @@ def _piece(rows: NDArray[np.int64], values: list[int], rng: np.random.Generator)
 
 
 def main() -> None:
-    """Write what is asked for."""
+    """Write the text by the options of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--rows", type=int, default=ROWS)

@@ -1,4 +1,4 @@
-"""(y) `flower-vfl demo` from start to end: when the first comparison is shown, when it ends, and its memory.
+"""(y) `flower-vfl demo` from start to end: time of the first comparison, time of the end, and memory.
 
 Targets on two cores: the first comparison within 60 s, the end within 180 s. The memory is that of each process alone,
 so pages that several share count in each. With `--readme` the table of README.md becomes that of this demo, with the
@@ -29,23 +29,23 @@ README = Path(__file__).parent.parent / "README.md"
 TABLE = re.compile(r"(?<=<!-- demo-table -->\n).*?(?=<!-- /demo-table -->)", re.DOTALL)
 FIRST_SECONDS, ALL_SECONDS = 60.0, 180.0
 QUICK = ["--set", "data.name=breast-cancer", "--set", "training.epochs=1"]
-_LOOK_SECONDS = 0.5
+_SAMPLE_SECONDS = 0.5
 
 
 class Memory:
-    """The most that a process and its children, each for itself and all together, had resident."""
+    """The peak of resident memory of a process and of its children, each for itself and all together."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
         self.parent = self.worker = self.together = 0
-        threading.Thread(target=self._look, daemon=True).start()
+        threading.Thread(target=self._sample, daemon=True).start()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         while self._process.poll() is None:
             parent, workers = _resident(self._process.pid), [_resident(pid) for pid in _children(self._process.pid)]
             self.parent, self.worker = max(self.parent, parent), max(self.worker, *workers, 0)
             self.together = max(self.together, parent + sum(workers))
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_SAMPLE_SECONDS)
 
 
 def _resident(pid: int) -> int:
@@ -63,7 +63,7 @@ def _children(pid: int) -> list[int]:
 
 
 def demo(out: Path, options: list[str]) -> dict[str, Any]:
-    """Run the demo and return when it showed what, and its memory."""
+    """Run the demo and return its times and its memory."""
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     command = [sys.executable, "-m", "flower_vfl", "demo", "--out", str(out), *options]
     environment |= {"PYTHONUNBUFFERED": "1", "COLUMNS": "80"}

@@ -1,8 +1,8 @@
 """(o) Steps a second of a deployed run, TLS and authentication on, against the same run in one process.
 
 All on one machine, over loopback: a SuperLink with the label party's ServerApp and a SuperNode with the feature party's
-ClientApp. Census preset, one step in flight, no attacks, one torch thread a process, one epoch; runs take turns, and
-what is compared is what `result.json` says: steps over the seconds from the first to the last one. Target: 0.8.
+ClientApp. Census preset, one step in flight, no attacks, one torch thread a process, one epoch; runs take turns. The
+compared numbers are from `result.json`: steps over the seconds from the first to the last one. Target: 0.8.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TARGET = 0.8
 
 
 def settings(quick: bool, kind: str) -> Config:
-    """Return one epoch of the census preset, or of something small."""
+    """Return the configuration of one epoch of the census preset, or of a small data set."""
     values = load_config("census").model_dump()
     values["training"] |= {"epochs": 1}
     values["attack"] |= {"names": [], "informed": 0, "snapshots": []}
@@ -35,7 +35,7 @@ def settings(quick: bool, kind: str) -> Config:
 
 
 def steps_a_second(result: Path) -> float:
-    """Read how fast a run was."""
+    """Return the steps per second of a run."""
     cost = json.loads(result.read_text())["cost"]
     return float(cost["steps"] / cost["seconds"])
 
@@ -57,7 +57,7 @@ def main() -> None:
                 run(config, out=root / f"here-{pair}")
                 deployed.append(steps_a_second(out / "result.json"))
                 here.append(steps_a_second(root / f"here-{pair}" / "result.json"))
-    ratios = [there / own for there, own in zip(deployed, here, strict=True)][1:]  # the first one finds nothing warm
+    ratios = [there / own for there, own in zip(deployed, here, strict=True)][1:]  # the first one is a warm-up
     report(
         "deployed",
         target=f">= {TARGET}",

@@ -1,4 +1,4 @@
-"""Print how many guesses an audit of epsilon needs, and how often it accuses a mechanism that is right.
+"""Print the number of guesses that an audit of epsilon needs, and its false alarms for a correct mechanism.
 
 python benchmarks/epsilon_audit.py
 """
@@ -26,7 +26,7 @@ def needed(epsilon: float, beta: float) -> dict[str, int | None]:
 
 
 def exceeded(epsilon: float, runs: int, rows: int, generator: np.random.Generator) -> dict[str, int]:
-    """Return in how many simulated audits of randomised response the bound exceeds the true epsilon."""
+    """Return the number of simulated audits of randomised response in which the bound exceeds the true epsilon."""
     priors = generator.choice([0.05, 0.2, 0.5, 0.7, 0.9], size=(runs, rows))
     labels = generator.random(priors.shape) < priors
     sent = labels ^ (generator.random(labels.shape) < expit(-epsilon))

@@ -1,6 +1,6 @@
 """A round trip of a session against a round trip of plain Flower messages, same payload, in one and the same run.
 
-What a user would do without sessions: one Flower message a mini-batch, `grid.send_and_receive`. Both are timed by the
+Without sessions, a user would send one Flower message a mini-batch, by `grid.send_and_receive`. Both are timed by the
 same ServerApp with the same two nodes, 512 KiB each way, first in Flower's simulation runtime, then in a deployment
 (SuperLink and two SuperNodes on loopback). Target: sessions more than 100 times faster in the simulation, more than
 1,000 times in the deployment.

@@ -1,9 +1,9 @@
-"""What all benchmarks share: lanes that take turns, paired ratios, and the one JSON line at the end.
+"""Shared code of the benchmarks: lanes that take turns, paired ratios, and the one JSON line at the end.
 
 A lane is a process of its own that does one kind of step over and over. Lanes take turns: one does a block of steps
 while the others wait, then the next one does, in the order A B, B A, A B ... Each block is timed inside its lane, its
-first step is not counted (caches have gone cold while others worked), and what is reported is the median over the
-pairs of the ratio within a pair. Whatever else the machine does then hits both sides of a pair alike.
+first step is not counted (caches have gone cold while others worked), and the reported number is the median over the
+pairs of the ratio within a pair. Other load of the machine then affects both sides of a pair equally.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from types import TracebackType
 from typing import Any, Self
 
 PROCESSES: Any = multiprocessing.get_context("forkserver" if "--quick" in sys.argv else "spawn")
-"""The way in which processes begin. A measurement spawns each one, because the position of its memory affects its
+"""The start method of processes. A measurement spawns each one, because the position of its memory affects its
 times. A smoke run forks them from one process that has imported everything: `methods.py` takes 36 s then, not 98."""
 if "--quick" in sys.argv:
     PROCESSES.set_forkserver_preload(["flower_vfl.apps.local", "flower_vfl.simulations.running", "torch", "sklearn"])
@@ -39,25 +39,25 @@ _TURN_SECONDS = 600.0
 _END_SECONDS = 120.0
 
 Clock = tuple[float, float]
-"""Seconds by the wall, and seconds that a process computed."""
+"""Wall-clock seconds, and CPU seconds of a process."""
 
 
 class Enough(Exception):  # noqa: N818 - no error: the benchmark has seen enough
-    """Ends what a lane is doing."""
+    """Raised in a lane to end its work."""
 
 
 class Gate:
-    """A lane's side of taking turns: `tick` after every step waits where it is not this lane's turn.
+    """The turns of one lane: `tick`, called after every step, waits while it is not this lane's turn.
 
     Parameters
     ----------
     connection : Connection
-        To the benchmark.
+        Connection to the benchmark.
 
     Attributes
     ----------
     settle : int
-        Steps at the beginning of a block that do not count: of those that were under way while others had their turn.
+        Number of steps at the beginning of a block that are not timed: they were under way during the turns of others.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -95,11 +95,11 @@ class Gate:
         except (EOFError, ConnectionError):  # the benchmark itself has died
             self._steps = 0
         if not self._steps:
-            self.memory = resident()  # while everything is still there
+            self.memory = resident()  # before anything is released
             raise Enough
 
     def interrupt(self) -> None:
-        """Begin the block again: something that is no step, such as an evaluation, came between."""
+        """Begin the block again after an interruption that is no step, such as an evaluation."""
         self._started = None
 
 
@@ -118,11 +118,11 @@ class Lane:
     Parameters
     ----------
     name : str
-        For error messages.
+        Name for error messages.
     work : callable
-        Called in the process with a `Gate` and `arguments`; calls `gate.tick()` after each step.
+        Function that the process calls with a `Gate` and `arguments`; it calls `gate.tick()` after each step.
     *arguments : Any
-        For `work`; they are pickled.
+        Arguments of `work`; they are pickled.
     """
 
     def __init__(self, name: str, work: Callable[..., Any], *arguments: Any) -> None:
@@ -134,7 +134,7 @@ class Lane:
         self.result: dict[str, Any] = {}
 
     def block(self, steps: int) -> Clock:
-        """Let the lane do a block and return the mean of its steps."""
+        """Run a block of steps and return their mean time."""
         self._connection.send(steps)
         answer = self._receive(_TURN_SECONDS)
         if not isinstance(answer, tuple):
@@ -142,7 +142,7 @@ class Lane:
         return answer
 
     def finish(self, timeout: float = _END_SECONDS) -> dict[str, Any]:
-        """End the lane and return what it has to say."""
+        """End the lane and return its result."""
         if not self.result:
             self._connection.send(0)
             self.result = self._receive(timeout)
@@ -176,7 +176,7 @@ class Sample:
     Parameters
     ----------
     values : list of float
-        What was measured.
+        The measured values.
     """
 
     values: list[float]
@@ -202,12 +202,12 @@ class Sample:
 
 
 class Times:
-    """What the blocks of one lane took, in their order.
+    """Times of the blocks of one lane, in their order.
 
     Parameters
     ----------
     blocks : Sequence[Clock]
-        Means of steps.
+        Mean time of the steps of each block.
     """
 
     def __init__(self, blocks: Sequence[Clock]) -> None:
@@ -216,39 +216,39 @@ class Times:
 
     @property
     def milliseconds(self) -> float:
-        """The median step by the wall."""
+        """Median wall-clock time of a step, in milliseconds."""
         return round(1000.0 * statistics.median(self.wall), 4)
 
     def over(self, other: Times) -> Sample:
-        """Return the ratio within each pair, by the wall."""
+        """Return the ratio within each pair, by wall-clock time."""
         return Sample([mine / theirs for mine, theirs in zip(self.wall, other.wall, strict=True)])
 
     def cpu_over(self, other: Times) -> Sample:
-        """Return the ratio within each pair, by computing time: blind to waiting, and to what else the machine does."""
+        """Return the ratio within each pair, by CPU time, which excludes waiting and other load of the machine."""
         return Sample([mine / theirs for mine, theirs in zip(self.cpu, other.cpu, strict=True)])
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What lanes did, started afresh several times.
+    """Measurements of lanes over several fresh starts.
 
     Parameters
     ----------
     times : list of Times
-        One a lane, all starts one after the other.
+        Times of each lane, all starts one after the other.
     results : list of list of dict
-        What each lane had to say at its end, one list a start.
+        Result of each lane, one list a start.
     """
 
     times: list[Times]
     results: list[list[dict[str, Any]]]
 
     def equal_values(self, first: int, second: int) -> int:
-        """Return over how many steps two lanes had the same values in every start, -1 where they differed."""
+        """Return the number of steps over which two lanes had the same values in every start, or -1."""
         return min(same_prefix(start[first]["values"], start[second]["values"]) for start in self.results)
 
     def memory(self, lane: int, kind: str) -> int:
-        """Return the most memory that a lane had in any start, in bytes, `rss` or `rss_anon`."""
+        """Return the largest memory of a lane over all starts, in bytes, `rss` or `rss_anon`."""
         found = [start[lane].get(kind) for start in self.results]
         if None in found:
             raise SystemExit(f"this system does not say how much memory is resident ({kind}); Linux does")
@@ -258,10 +258,10 @@ class Measured:
 def compare(
     lanes: Sequence[tuple[Any, ...]], *, starts: int, blocks: int, steps: int, seconds: float = math.inf
 ) -> Measured:
-    """Let lanes, each a name, its work and arguments, take turns; start them afresh several times.
+    """Measure lanes, each a name, its work and arguments, that take turns, over several fresh starts.
 
-    Two processes that do the same differ by a few per cent for as long as they live, by where their memory happens to
-    lie. Fresh starts average over that; more blocks do not. After so many `seconds` of a start, no further blocks.
+    Two processes that do the same differ by a few per cent for as long as they live, by the position of their memory.
+    Fresh starts average over that; more blocks do not. After `seconds` of a start, no further blocks begin.
     """
     clocks: list[list[Clock]] = [[] for _ in lanes]
     results = []
@@ -277,7 +277,7 @@ def compare(
 def take_turns(
     lanes: Sequence[Lane], *, blocks: int, steps: int, warm_up: int = 2, seconds: float = math.inf
 ) -> list[list[Clock]]:
-    """Let lanes do blocks in turn, at least two each; pairs are at equal positions."""
+    """Return the times of blocks that lanes do in turn, at least two each; pairs are at equal positions."""
     for _ in range(warm_up):
         for lane in lanes:
             lane.block(steps)
@@ -293,7 +293,7 @@ def take_turns(
 
 
 def same_prefix(first: Sequence[float], second: Sequence[float]) -> int:
-    """Return how many values two lanes have in common, or -1 where they differ before one of them ended."""
+    """Return the number of values that two lanes have in common, or -1 where they differ before one of them ended."""
     count = min(len(first), len(second))
     return count if list(first[:count]) == list(second[:count]) else -1
 
@@ -301,29 +301,29 @@ def same_prefix(first: Sequence[float], second: Sequence[float]) -> int:
 def resident() -> dict[str, int]:
     """Return the resident memory of this process in bytes: `rss_anon` without and `rss` with pages of mapped files.
 
-    What the system does not say is left out; Linux says both.
+    Kinds that the system does not report are left out; Linux reports both.
     """
     status = Path("/proc/self/status")
     lines = status.read_text(encoding="utf8", errors="replace").splitlines() if status.exists() else []
-    said = dict(line.split(":", 1) for line in lines)
+    fields = dict(line.split(":", 1) for line in lines)
     kinds = {"rss_anon": "RssAnon", "rss": "VmRSS"}
-    return {name: int(said[key].split()[0]) * 1024 for name, key in kinds.items() if key in said}
+    return {name: int(fields[key].split()[0]) * 1024 for name, key in kinds.items() if key in fields}
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """Return what reads the command line: `--quick`, to which a benchmark may add."""
+    """Return a parser with the option `--quick`, to which a benchmark may add others."""
     options = argparse.ArgumentParser(description=(description or "").split("\n", 1)[0])
     options.add_argument("--quick", action="store_true", help="a smoke run: small, and its numbers say nothing")
     return options
 
 
 def arguments(description: str | None) -> argparse.Namespace:
-    """Read the command line of a benchmark that adds nothing."""
+    """Return the command line's options of a benchmark that adds none."""
     return parser(description).parse_args()
 
 
 def report(name: str, *, target: str, met: bool | dict[str, bool], quick: bool, **measured: Any) -> None:
-    """Print the JSON line."""
+    """Print the results as one line of JSON."""
     import torch
 
     line = {

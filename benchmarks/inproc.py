@@ -8,8 +8,8 @@ Target of the census preset: at least 0.95 of the first loop's steps per second,
 `--case small` is a network of 784-128-32 | 32-10 at batch 128: at most 1.10 of the second loop's time, and over TLS
 (`--tls`, the party in a process of its own) at most 1.9 of the first's. `--case eight` has eight parties of 98 columns,
 98-128-32 each, at batch 1,024: at most 1.08 of the second's; a third loop works in split learning's order there, each
-party's update and next forward pass in turn, which shows what of the time is that order's. `--fused` takes PyTorch's
-fused optimizers on our side.
+party's update and next forward pass in turn, which shows the part of the time that is due to this order. `--fused`
+takes PyTorch's fused optimizers on our side.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flower_vfl.apps.factories import open_data
 from flower_vfl.config import Config, build_config
 
 TARGETS = {"census": 1.03, "small": 1.10, "eight": 1.08}
-"""Most time of a step beside that of the loop with an optimizer a party."""
+"""Largest ratio of the time of a step to that of the loop with an optimizer a party."""
 
 TLS, SPEED = 1.9, 0.95
 

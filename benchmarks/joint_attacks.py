@@ -1,4 +1,4 @@
-"""Measure what joint attacks read on Census-Income behind each defense of gradients, and what a party knows anyway.
+"""Measure joint attacks on Census-Income behind each defense of gradients, with the gradients and without them.
 
 python benchmarks/joint_attacks.py --seeds 3 --epochs 1
 """

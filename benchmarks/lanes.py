@@ -56,7 +56,7 @@ def preset(quick: bool, **sections: Any) -> Config:
         values["training"] |= {"batch_size": 256}
     # A constant rate needs no scheduler in the plain loop; benchmarks end long before the epochs do.
     values["training"] |= {"epochs": 10_000, "schedule": "constant"}
-    # Snapshots are five moments of a run, no part of a step. What attacks and readers cost, benchmarks g and d measure.
+    # Snapshots are five moments of a run, no part of a step. Benchmarks g and d measure attacks and readers.
     values["attack"] |= {"snapshots": [], "informed": 0, "every": 1}
     for section, content in sections.items():
         values[section] = {**values[section], **content} if isinstance(content, dict) else content
@@ -64,13 +64,13 @@ def preset(quick: bool, **sections: Any) -> Config:
 
 
 class Ticks(Observer):
-    """Takes turns with the other lanes after every step."""
+    """An observer that takes turns with the other lanes after every step."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
 
     def on_step(self, step: int, epoch: int, loss: float, leak: float) -> None:
-        """Count it."""
+        """Count the step."""
         self._gate.tick(loss)
 
     def on_epoch(self, step: int, epoch: int, metrics: Any) -> None:
@@ -79,7 +79,7 @@ class Ticks(Observer):
 
 
 def split(gate: Gate, config: Config, journal: bool = False, data: DataFactory = open_data) -> None:
-    """Train by `flower_vfl.run`, with a results folder and its journals where wanted."""
+    """Train by `flower_vfl.run`; with `journal`, in a results folder with its journals."""
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="flower-vfl-benchmark-") as folder:
         run(config, out=f"{folder}/run" if journal else None, data=data, observers=(Ticks(gate),))
@@ -102,7 +102,7 @@ class _ProcessGrid(LocalGrid):
 
 
 def _attend(config: Config, party: str, offer: dict[str, Any], data: DataFactory) -> None:
-    """Be a feature party in a process of its own."""
+    """Run a feature party in a process of its own."""
     torch.set_num_threads(1)
     secret = Secret.for_simulation(config.seed, party)
     machine = build_feature_party(party, config, data(config), secret, simulation=True)
@@ -119,7 +119,7 @@ def split_processes(gate: Gate, config: Config, data: DataFactory = open_data) -
 
 
 def over_a_link(gate: Gate, config: Config, round_trip: float, megabits: float) -> dict[str, Any]:
-    """Do the same over a link of that round trip, in seconds, and that rate; return what it cost."""
+    """Train as `split_processes` over a link with a round trip, in seconds, and a rate; return the cost of the run."""
     logging.disable(logging.WARNING)
     transport = config.transport.model_copy(update={"port": free_port(), "advertise": ADDRESS})
     gate.settle = 2 * (transport.in_flight or LIMIT)  # they go on while other lanes have their turn
@@ -142,22 +142,22 @@ def _train(config: Config, gate: Gate, cost: dict[str, Any], data: DataFactory =
 def joined(gate: Gate, config: Config, opened: DataFactory = open_data) -> None:
     """Train the same network on the same batches in one plain PyTorch loop, as a user with all the data would.
 
-    On a card its batches are loaded ahead as those of a split run are: what is compared is the step.
+    On a GPU its batches are loaded ahead as those of a split run are, so that only the step is compared.
     """
     with computing(config):
         _plain_loop(gate, config, opened, parted=False)
 
 
 def parted(gate: Gate, config: Config, opened: DataFactory = open_data) -> None:
-    """Do the same with one optimizer and one backward pass a party, as split learning has it."""
+    """Train as `joined`, with one optimizer and one backward pass a party, as split learning has it."""
     with computing(config):
         _plain_loop(gate, config, opened, parted=True)
 
 
 def alternating(gate: Gate, config: Config, opened: DataFactory = open_data) -> None:
-    """Do the same in split learning's order: each party learns from its gradient and at once embeds its next batch.
+    """Train as `parted` in split learning's order: each party makes its step and at once embeds its next batch.
 
-    The network is one of `parted` whose parties all send embeddings, of more than two classes.
+    All parties of the network must send embeddings, and the labels must have more than two classes.
     """
     with computing(config):
         data, placement = opened(config), Placement.of(config)

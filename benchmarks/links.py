@@ -26,9 +26,9 @@ class Line:
     Attributes
     ----------
     round_trip : float
-        Milliseconds.
+        Milliseconds of a round trip.
     megabits : float
-        Each way; 0 for no limit.
+        Mbit/s each way; 0 for no limit.
     wire_dtype : str
         Number format on the wire.
     cut : int
@@ -45,7 +45,7 @@ class Line:
 
     @property
     def name(self) -> str:
-        """Say which it is."""
+        """Name of the link and of the number format."""
         link = f"{self.megabits:g} Mbit/s" if self.megabits else f"{self.round_trip:g} ms"
         return f"{link} {'float32' if self.wire_dtype == 'exact' else self.wire_dtype}"
 
@@ -61,7 +61,7 @@ class Line:
 
 
 LINES = (
-    Line(1, 0, "exact", 32, 0.7),  # no target of ours: what staying exact may cost (`pace.WORTH`)
+    Line(1, 0, "exact", 32, 0.7),  # no target of ours: the accepted cost of staying exact (`pipeline_depth.WORTH`)
     Line(20, 0, "exact", 32, 0.8),
     Line(20, 0, "float16", 32, 0.8),
     Line(100, 0, "exact", 32, 0.5),
@@ -97,7 +97,7 @@ def measure(line: Line, *, quick: bool, starts: int, blocks: int, steps: int) ->
 
 
 def _in_flight(measured: Measured) -> list[int]:
-    """Return what was chosen at each start."""
+    """Return the steps in flight that were chosen at each start."""
     return [results[2]["more"]["in_flight"] for results in measured.results]
 
 

@@ -1,8 +1,8 @@
-"""(v) Whether a card waits for its batches: a step with batches loaded ahead, and with a plain gather, against none.
+"""(v) Waits of a GPU for its batches: a step with batches loaded ahead, and with a plain gather, against none.
 
-A table of numbers and categories in files, as Criteo's, in random order. Where there is no card, a pause of the length
-of a step stands in for it: like a card, it leaves the processor free. With one, a step is multiplications that take
-about as long there, and what is loaded is used. Target: loaded ahead, at most 1.05 times the step without any loading.
+A table of numbers and categories in files, as Criteo's, in random order. Without a GPU, a pause of the length of a
+step stands in for it: like a GPU, it leaves the processor free. With one, a step is multiplications that take about
+as long there, and loaded batches are used. Target: loaded ahead, at most 1.05 times the step without any loading.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ def write(folder: Path, rows: int) -> None:
 
 
 def work(gate: Gate, folder: str, device: str, loading: str) -> None:
-    """Do step after step."""
+    """Do steps until the benchmark is over."""
     arrays = (np.load(Path(folder) / f"{name}.npy", mmap_mode="r") for name in ("numeric", "categorical"))
     source = ArraySource(*arrays)
     schedule = Schedule(1, len(source), 1, 1024, 1024, 1_000, 0.0)
     loader = Loader(source, schedule, Placement(device), ahead=loading == "ahead")
-    compute = _card(device) if device != "cpu" else lambda _: time.sleep(STEP)
+    compute = _gpu_step(device) if device != "cpu" else lambda _: time.sleep(STEP)
     for step in range(schedule.steps):
         compute([] if loading == "none" else loader.batch(step))
         gate.tick()
 
 
-def _card(device: str) -> Callable[[list[Tensor]], None]:
-    """Return a step of about the right length on a card; the processor is at most one step ahead of it."""
+def _gpu_step(device: str) -> Callable[[list[Tensor]], None]:
+    """Return a step of about the right length on a GPU; the processor is at most one step ahead of it."""
     matrix = torch.randn(WIDTH, WIDTH, device=device)
     done = torch.cuda.Event()
 

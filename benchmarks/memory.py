@@ -1,12 +1,12 @@
-"""(t) A run whose attackers remember every row against the same run whose attackers look at each step only.
+"""(t) A run whose attackers keep a row memory against the same run whose attackers read single steps only.
 
 Census preset, `inproc`, one torch thread, journals and checkpoints on disk: the norm attack in both, and in one of them
-the norm and the direction of what is remembered, at the cut and the first layer of the feature party and at the
-monitor. A step's ratio is that of remembering. Then a table of 45.8 million rows: what it takes to remember a batch,
-all batches of two epochs one right after the other, with the files of a run that can be resumed and without; and what
-comes once an epoch, added to each step: finding out where each row came, waiting until the disk has all that was
-written, for which no run waits, and both attacks, which read it all and are scored. The same for a table of as many
-rows as the census trains on, at the width of its first layer: an epoch of few steps, and wide rows.
+the longitudinal attacks on norm and direction, at the cut and the first layer of the feature party and at the monitor.
+The ratio of the steps is the cost of row memory. Then a table of 45.8 million rows: the time to record a batch, all
+batches of two epochs one right after the other, with the files of a run that can be resumed and without. Work that is
+done once an epoch is added to each step: finding the place of each row, waiting until the disk has all that was
+written, for which no run waits, and both attacks, which read the whole memory and are scored. The same for a table of
+as many rows as the census trains on, at the width of its first layer: an epoch of few steps, and wide rows.
 Targets: at most 10 % of a step; at most 4 bytes a row and scalar kept.
 """
 
@@ -34,11 +34,11 @@ ROWS, BATCH, WIDTH = 45_840_617, 1024, 32
 CENSUS_ROWS, FIRST = 134_257, 256
 POSITIVE = 0.06
 CACHE = 8 * 2**20
-"""Bytes that are read between two batches: training leaves no caches as they were."""
+"""Bytes that are read between two batches, as training replaces the content of caches too."""
 
 
 def of_a_batch(rows: int, width: int, folder: Path | None) -> dict[str, Any]:
-    """Return what it takes to remember a batch of so many rows, milliseconds, and what is kept."""
+    """Return the milliseconds to record a batch of a table of `rows` rows, and the bytes that are kept."""
     schedule = Schedule(0, rows, 0, BATCH, BATCH, 2, 0.0)
     memory = RowMemory(schedule, ["mean"], folder=folder)
     gradient, others = torch.randn(BATCH, width), np.ones(CACHE // 8)
@@ -77,7 +77,7 @@ def of_a_batch(rows: int, width: int, folder: Path | None) -> dict[str, Any]:
 
 
 def of_a_step(large: dict[str, Any], milliseconds: float) -> float:
-    """Return the largest part of a step that it takes, of both epochs; what comes once an epoch is part of it."""
+    """Return the larger share of a step of both epochs, with the work that is done once an epoch."""
     parts = ("mean_ms", "places_ms", "write_back_ms", "reading_ms")
     return max(sum(large[f"epoch_{epoch}"][part] for part in parts) for epoch in (1, 2)) / milliseconds
 
@@ -87,19 +87,19 @@ def main() -> None:
     quick = arguments(__doc__).quick
     names = ["norm", "remembered_norm", "remembered_direction"]
     epochs = {"epochs": 60}  # the numbers are of another precision where there are many more
-    longitudinal, looking = (preset(quick, attack={"names": some}, training=epochs) for some in (names, names[:1]))
-    lanes = (("remembering", split, longitudinal, True), ("looking", split, looking, True))
+    longitudinal, single = (preset(quick, attack={"names": some}, training=epochs) for some in (names, names[:1]))
+    lanes = (("remembering", split, longitudinal, True), ("looking", split, single, True))
     size = {"starts": 1, "blocks": 4, "steps": 5} if quick else {"starts": 6, "blocks": 40, "steps": 20}
     measured = compare(lanes, **size)
-    remembered, looked = measured.times
-    ratio = remembered.over(looked)
+    with_memory, single_steps = measured.times
+    ratio = with_memory.over(single_steps)
     rows = 100_000 if quick else ROWS
     with tempfile.TemporaryDirectory(prefix="flower-vfl-benchmark-") as temporary:
         folder = Path(temporary) / "memory"
         large = {"resumable": of_a_batch(rows, WIDTH, folder), "not_resumable": of_a_batch(rows, WIDTH, None)}
         first = of_a_batch(rows if quick else CENSUS_ROWS, FIRST, folder)
     for kind in (*large.values(), first):
-        kind["of_a_step"] = round(of_a_step(kind, looked.milliseconds), 4)
+        kind["of_a_step"] = round(of_a_step(kind, single_steps.milliseconds), 4)
     report(
         "memory",
         target=f"<= {TARGET} x a step without, <= 4 bytes a row and scalar",
@@ -110,9 +110,9 @@ def main() -> None:
         },
         quick=quick,
         ratio=ratio.describe(),
-        ratio_of_cpu=remembered.cpu_over(looked).describe(),
-        remembering_ms=remembered.milliseconds,
-        looking_ms=looked.milliseconds,
+        ratio_of_cpu=with_memory.cpu_over(single_steps).describe(),
+        remembering_ms=with_memory.milliseconds,
+        looking_ms=single_steps.milliseconds,
         rows=rows,
         width=WIDTH,
         large=large,

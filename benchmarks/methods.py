@@ -1,14 +1,14 @@
-"""(g) What attacks and defenses add to a training step, each against the same run without any.
+"""(g) The cost of attacks and defenses in a training step, each against the same run without any.
 
-Census preset, batches of 1,024, `inproc`, one torch thread, evaluation excluded. Attacks look at the cut and at the
-first layer, without the label party's monitor; what the monitor adds is reported beside. Targets: all attacks but
-direction count and residual together at most 15 %, direction count at most 30 %, read as more than the others or as
-more than none, residual at most 10 %; alone they bear what attacks share, the gradients that are kept and the journal.
-These read each step; `residual_by_default` reads at the cadence that the preset's six epochs have unless one is set.
-Each defense at most 10 %. What runs by default, practical attacks and informed readers at their cadence in the preset's
-six epochs, with the monitor: at most 15 %; `epoch_end_ms` is what discriminants take after each epoch beside that, and
-`defaults_with_epoch_end` counts it in. `defended_defaults` is the same behind marvell_full, where the monitor also
-attacks what would have left without it, against a step with marvell_full alone.
+Census preset, batches of 1,024, `inproc`, one torch thread, evaluation excluded. Attacks read the cut and the first
+layer, without the label party's monitor, whose cost is reported beside. Targets: all attacks but direction count and
+residual together at most 15 %, direction count at most 30 % more than the others or than none, residual at most 10 %;
+alone they bear the shared cost of attacks, that is the gradients that are kept and the journal. These read each step;
+`residual_by_default` reads at the default cadence of the preset's six epochs. Each defense at most 10 %. The defaults,
+practical attacks and informed readers at their cadence in the preset's six epochs, with the monitor: at most 15 %;
+`epoch_end_ms` is the time of discriminants after each epoch beside that, and `defaults_with_epoch_end` includes it.
+`defended_defaults` is the same behind marvell_full, where the monitor also attacks the gradients before the defense,
+against a step with marvell_full alone.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ TARGETS = {
 
 
 def epoch_end_ms(rows: int, width: int = 32, epochs: int = 4) -> float:
-    """Return the milliseconds that the informed audit takes after an epoch of so many rows, the first one left out."""
+    """Return the milliseconds that the informed audit takes after an epoch of `rows` rows, without the first epoch."""
     labels = (np.random.default_rng(0).random(rows) < 0.083).astype(np.int64)
     schedule = Schedule(0, rows, 0, BATCH, BATCH, epochs, validation=0.0)
     audit = InformedAudit(

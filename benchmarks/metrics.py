@@ -1,7 +1,7 @@
 """(z) A run whose metrics are served and read each second against the same run without them.
 
-Census preset, `inproc`, one torch thread, evaluation excluded; who reads is a process of its own, fifteen times as
-often as Prometheus does by default. The losses are compared, bit for bit. Target: at most 1 % of a step.
+Census preset, `inproc`, one torch thread, evaluation excluded; a process of its own reads the metrics, fifteen times
+as often as Prometheus does by default. The losses are compared, bit for bit. Target: at most 1 % of a step.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def served(gate: Gate, config: Config) -> None:
 
 
 def read(port: int) -> None:
-    """Read the metrics again and again, as Prometheus does."""
+    """Read the metrics repeatedly, as Prometheus does."""
     while True:
         with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
             answer.read()

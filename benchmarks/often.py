@@ -1,4 +1,4 @@
-"""(w) What is done often or waited for: the leak AUC of a batch, a row of the journal, the answer to `--help`.
+"""(w) Frequent operations, and one that users wait for: the leak AUC of a batch, a row of the journal, `--help`.
 
 The leak AUC of 1,024 scores against scikit-learn's, a row that a run writes down against a row of Python's csv writer,
 and `flower-vfl --help` against a Python that does nothing, by turns. Targets: at most 60 microseconds a batch, 6
@@ -27,11 +27,11 @@ BATCH, ROWS = 1024, 20_000
 TARGETS = {"leak_auc": 60e-6, "row": 6e-6, "help": 1.0}
 
 
-def seconds(what: Callable[[], object], times: int) -> float:
-    """Return what it takes once, the mean of so many times."""
+def seconds(work: Callable[[], object], times: int) -> float:
+    """Return the mean seconds of a call, over `times` calls."""
     started = time.perf_counter()
     for _ in range(times):
-        what()
+        work()
     return (time.perf_counter() - started) / times
 
 

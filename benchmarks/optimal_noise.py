@@ -1,4 +1,4 @@
-"""(h) Marvell's optimal noise against a general-purpose optimizer, and what the defenses that draw noise cost.
+"""(h) Marvell's optimal noise against a general-purpose optimizer, and the time of the defenses that draw noise.
 
 Problems are those of training (variances, distances and powers within a few orders of magnitude, widths 32 to 1600).
 The other side is scipy's SLSQP on the same convex problem in the logarithms of the four variances, with exact
@@ -69,7 +69,7 @@ def general_purpose(problem: Problem) -> float:
 
 
 def _feasible_divergence(problem: Problem, variances: np.ndarray) -> float:
-    """Return the divergence after what little violates the constraints has been taken back."""
+    """Return the divergence after small violations of the constraints have been removed."""
     u, v, d, g, p, power = problem
     lam = np.maximum(variances - np.array([u, v, u, v]), 0)
     lam[:2] = np.maximum(lam[:2], lam[2:])
@@ -117,7 +117,7 @@ def general_purpose_classes(problem: ClassProblem, power: float) -> float:
 
 
 def of_ten_classes(count: int) -> dict[str, float]:
-    """Return milliseconds of ours and of SLSQP in turns, the largest gap of ours, and how SLSQP's answers compare."""
+    """Return milliseconds of ours and of SLSQP in turns, the largest gap of ours, and how often SLSQP's differ."""
     ours, theirs, gaps, excess = [], [], [], []
     for problem, power in ten_classes(count):
         started = time.perf_counter()
@@ -138,7 +138,7 @@ def of_ten_classes(count: int) -> dict[str, float]:
 
 
 def milliseconds(work: Callable[[], object], repeats: int) -> float:
-    """Return the median of repeated calls."""
+    """Return the median milliseconds of repeated calls."""
     work()
     times = []
     for _ in range(repeats):
@@ -172,7 +172,7 @@ def main() -> None:
     torch.set_num_threads(1)
     count = 20 if quick else 500
     ours, theirs, excess = [], [], []
-    for problem in problems(count):  # in turns, so that whatever else the machine does hits both
+    for problem in problems(count):  # in turns, so that other load of the machine affects both
         started = time.perf_counter()
         mine = isotropic.optimal_noise(*problem).sum_kl
         middle = time.perf_counter()

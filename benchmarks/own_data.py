@@ -1,12 +1,12 @@
-"""(aa) What the default configuration reaches on tables that nobody tuned it for, against scikit-learn.
+"""(aa) Utility of the default configuration on tables for which it was not tuned, against scikit-learn.
 
-Six tables as CSVs, prepared as anybody's files are, trained with nothing set but the seed. Beside each stand gradient
-boosting (`HistGradientBoostingClassifier` with its defaults) on the joined table and on each party's columns alone, on
-the same rows. AUC for two classes, accuracy for more; the test rows, a fifth, decide nothing.
+Six tables as CSVs, prepared like a user's own files, trained with nothing set but the seed. They are compared with
+gradient boosting (`HistGradientBoostingClassifier` with its defaults) on the joined table and on each party's columns
+alone, on the same rows. AUC for two classes, accuracy for more; no choice uses the test rows, a fifth.
 
-Where they come from: `tables.py`; FATE's public examples are a folder with `default_credit_hetero_guest.csv`,
-`..._host.csv` and `vehicle_scale_hetero_*.csv`, named by `--fate`. `--quick` and missing sources leave sets out, and
-the line says which. `--more` takes the further tables there instead, and each seed then has test rows of its own.
+`tables.py` has the sources; FATE's public examples are a folder with `default_credit_hetero_guest.csv`,
+`..._host.csv` and `vehicle_scale_hetero_*.csv`, named by `--fate`. `--quick` and missing sources leave tables out,
+which the JSON line lists. `--more` takes the further tables there instead; each seed then has test rows of its own.
 
 With `--tune MINUTES` each table is searched as by `flower-vfl tune` instead, and the chosen trial's test is compared.
 `--set KEY=VALUE` changes a setting, without `--tune`.
@@ -66,7 +66,7 @@ def measure(table: Table, scores: Any, truth: Any) -> float:
 
 
 def boosted(table: Table, columns: list[str], train: Any, test: Any) -> float:
-    """Return what gradient boosting reaches with these columns."""
+    """Return the AUC or accuracy of gradient boosting on these columns."""
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.preprocessing import OrdinalEncoder
 
@@ -85,7 +85,7 @@ def boosted(table: Table, columns: list[str], train: Any, test: Any) -> float:
 
 
 def federated(data: Any, seed: int, settings: dict[str, str]) -> tuple[float, float]:
-    """Train with the defaults but for these settings; return the AUC or accuracy on the test rows, and the seconds."""
+    """Train with the defaults except these settings; return the AUC or accuracy on the test rows, and the seconds."""
     began = time.perf_counter()
     config = build_config({"seed": seed, "attack": {"names": [], "informed": 0}}, settings)
     result = run(config, data=lambda _: data)
@@ -96,7 +96,7 @@ def federated(data: Any, seed: int, settings: dict[str, str]) -> tuple[float, fl
 
 
 def searched(folder: Path, minutes: float, classes: int) -> dict[str, Any]:
-    """Search as `flower-vfl tune` does; return the test of what validation chose, and how many settings ended."""
+    """Search as `flower-vfl tune` does; return the test of the chosen trial, and the number of settings that ended."""
     from flower_vfl.simulations.sweep.tuned import run_tune
 
     (prepared_folder,) = (path.parent for path in (folder / "prepared").glob("*/manifest.json"))
@@ -132,7 +132,7 @@ def compare(table: Table, splits: list[int], seeds: int, settings: dict[str, str
 
 
 def tuned(table: Table, minutes: float) -> dict[str, Any]:
-    """Compare what a search chose with gradient boosting, joined and of each party alone."""
+    """Compare the choice of a search with gradient boosting, joined and of each party alone."""
     with tempfile.TemporaryDirectory() as folder:
         data = prepared(table, Path(folder), 0)
         found = searched(Path(folder), minutes, data.classes)
@@ -147,7 +147,7 @@ def tuned(table: Table, minutes: float) -> dict[str, Any]:
 
 
 def boosting(table: Table, data: Any) -> tuple[float, float]:
-    """Return what gradient boosting reaches on the joined table, and on the columns of the best party."""
+    """Return the AUC or accuracy of gradient boosting on the joined table, and on the columns of the best party."""
     rows = {part: np.array(list(data.ids(part)), dtype=np.int64) for part in ("train", "test")}
     alone = [boosted(table, columns, rows["train"], rows["test"]) for columns in parties_of(table).values()]
     return boosted(table, list(table.frame), rows["train"], rows["test"]), max(alone)
@@ -209,7 +209,7 @@ def main() -> None:
 
 
 def written_line(entry: dict[str, Any]) -> str:
-    """Return an entry as a line that people read."""
+    """Return an entry as a readable line."""
     return ", ".join(f"{key} {written(value)}" for key, value in entry.items())
 
 

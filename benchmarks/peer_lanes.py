@@ -1,4 +1,4 @@
-"""Lanes of other packages: each starts what it measures in processes of its own, which say each step over a socket."""
+"""Lanes of other packages: each starts a training in processes of its own, which report each step over a socket."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _BATCHES = 1_000  # more than a benchmark takes
 
 
 def write_work(config: Config, file: Path) -> int:
-    """Write what a run of this configuration begins with, its batches and its labels; return the bytes of a message.
+    """Write the initial weights, the batches and the labels of a run; return the bytes of a message.
 
     Parameters
     ----------
     config : Config
-        Of numbers alone, so that every bottom model is a perceptron.
+        Configuration of the run, with numeric columns only, so that every bottom model is a perceptron.
     file : Path
-        What `beside/plain.py` reads.
+        File that `beside/plain.py` reads.
     """
     data = open_data(config)
     bottoms, tables, top = networks(config, data)
@@ -66,7 +66,7 @@ def _linear(network: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 @contextlib.contextmanager
 def _followed(gate: Gate, folder: Path) -> Iterator[Any]:
-    """Listen in this folder; yield what counts the steps of a process until the benchmark is over."""
+    """Listen in this folder; yield a function that counts the steps of a process until the benchmark is over."""
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(folder / "ticks"))
         server.listen()
@@ -92,7 +92,7 @@ def _followed(gate: Gate, folder: Path) -> Iterator[Any]:
 
 
 def _environment(folder: Path, work: Path, **more: str) -> dict[str, str]:
-    """Return the environment of a peer: nothing of ours is in it."""
+    """Return the environment of a peer, without this package's Python."""
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     return {**clean, "BESIDE_WORK": str(work), "BESIDE_TICKS": str(folder / "ticks"), "OMP_NUM_THREADS": "1", **more}
 

@@ -1,7 +1,7 @@
 """A step and an intersection beside other packages, each run by the Python of an environment that you make for it.
 
-What is not named is not measured. Lanes take turns, as in all benchmarks here, and both sides of a comparison begin
-with the same weights and see the same batches: the losses of both are compared.
+Only packages that are named are measured. Lanes take turns, as in all benchmarks here, and both sides of a comparison
+begin with the same weights and train on the same batches: the losses of both are compared.
 
   openmined-psi, an intersection:
     python3 -m venv /tmp/psi && /tmp/psi/bin/pip install openmined-psi==2.0.6
@@ -15,10 +15,10 @@ with the same weights and see the same batches: the losses of both are compared.
   Flower's vertical example, a step of its scheme in its simulation, with the Flower that is installed here:
     python benchmarks/peers.py --flower-example
 
-Both roles of an intersection compute on one core, and hold as many IDs of which half are common; what is compared are
-the seconds that processors worked. openmined-psi is called on lists in memory, with its raw (exact) data structure, and
-its client alone learns which IDs are common. Ours is the whole command: it reads two files, sends Flower messages,
-tells both sides, and writes two files.
+Both roles of an intersection compute on one core, and hold as many IDs of which half are common; CPU seconds are
+compared. openmined-psi is called on lists in memory, with its raw (exact) data structure, and only its client learns
+which IDs are common. Ours is the whole command: it reads two files, sends Flower messages with the result for both
+sides, and writes two files.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _check_python(options: argparse.ArgumentParser, python: str, option: str, mo
 
 
 def version(python: str, package: str) -> str:
-    """Return the version of a package in somebody's environment."""
+    """Return the version of a package in the environment of a Python."""
     words = f"import importlib.metadata as m; print(m.version({package!r}))"
     return subprocess.run([python, "-c", words], check=True, capture_output=True, text=True).stdout.strip()
 
@@ -184,7 +184,7 @@ def steps_of_flower(folder: Path, quick: bool) -> dict[str, Any]:
 
 
 def _described(measured: Measured) -> dict[str, Any]:
-    """Return how long a step takes, theirs and ours, beside a plain loop; and how far apart the losses are."""
+    """Return the times of a step, theirs and ours, beside a plain loop, and the largest difference of the losses."""
     theirs, ours, *loops = measured.times
     apart = max(
         abs(mine - other)
@@ -203,7 +203,7 @@ def _described(measured: Measured) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measure what was named, and report."""
+    """Measure the packages that were named, and report."""
     given = read_arguments()
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="flower-vfl-benchmark-") as temporary:

@@ -1,9 +1,9 @@
 """(p) Preparing a Criteo-shaped text: rows a second and the peak of resident memory.
 
 The text is generated with the published vocabulary sizes (`criteo_like.py`) and prepared by the command line with
-its defaults but min_count = 1, so that no value is dropped. Nothing else does this to compare with. Targets: 150,000
-rows a second on two cores, 4 GB resident. `--rows 45840617` is the real size: 12 GB of text, and 16 GB for what
-comes of it.
+its defaults but min_count = 1, so that no value is dropped. There is no other program to compare with. Targets: 150,000
+rows a second on two cores, 4 GB resident. `--rows 45840617` is the real size: 12 GB of text, and 16 GB of prepared
+data.
 """
 
 from __future__ import annotations

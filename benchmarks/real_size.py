@@ -3,7 +3,7 @@
 Make the folder with `criteo_like.py` and `flower-vfl data prepare criteo --set min_count=1 --set label_columns=all`; a
 smoke run makes a small one.
 The preset `criteo`, both parties in one process, attacks off; both sides have all values of the vocabularies. The
-thousand rows come round again and again within an epoch, so that no evaluation falls into a block. What happens once an
+thousand rows are repeated within an epoch, so that no evaluation falls into a block. The work that is done once an
 epoch is reported beside: drawing the order of all rows, and waiting for the first window of them. Targets: time ratio
 at most 1.1; at most 6 GB resident, the pages of mapped files among them.
 """
@@ -37,8 +37,8 @@ TIME, MEMORY = 1.1, 6.0
 FEW, ROUND = 1_000, 1_000_000
 
 
-class _Round(ArraySource):
-    """A thousand rows that look like a million; each batch has all of them, as each batch of a thousand rows would."""
+class _Repeated(ArraySource):
+    """A thousand rows repeated to a million; each batch has all of them, as each batch of a thousand rows would."""
 
     def __len__(self) -> int:
         return ROUND
@@ -55,14 +55,14 @@ def beginning(folder: Path) -> MemoryData:
     for name in dict.fromkeys((*whole.parties, whole.label_party)):
         table = whole.party(name)
         train, test = ([part.numpy() for part in source.gather(rows)] for source in (table.train, table.test))
-        tables[name] = PartyTable(name, table.spec, _Round(*train), ArraySource(*test), table.columns)
+        tables[name] = PartyTable(name, table.spec, _Repeated(*train), ArraySource(*test), table.columns)
     labels = whole.labels()
     target = Labels(np.tile(labels.train[:FEW], ROUND // FEW), labels.test[:FEW], labels.classes)
     return MemoryData(whole.name, tables, whole.label_party, target)
 
 
 def train(gate: Gate, folder: str, few: bool) -> None:
-    """Train the preset until the benchmark has seen enough."""
+    """Train the preset until the benchmark is over."""
     logging.disable(logging.WARNING)
     config = settings(folder)
     run(config, data=lambda _: beginning(Path(folder)) if few else open_dataset(Path(folder)), observers=(Ticks(gate),))

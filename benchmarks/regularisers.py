@@ -1,8 +1,8 @@
 """(i) A step with a regulariser of the embedding against the same step without, and against the term by plain autograd.
 
 Potential energy and distance correlation; census preset with a cut of 128 numbers, batches of 1,024, attacks off, one
-torch thread. Memory is the most that torch's allocator has handed out at a time while the term of such a batch and its
-gradient are computed. Targets: at most 1.8 times a plain step, and at most 3 B^2 floats for a batch of B rows.
+torch thread. Memory is the peak of torch's allocator while the term of such a batch and its gradient are computed.
+Targets: at most 1.8 times a plain step, and at most 3 B^2 floats for a batch of B rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BATCH, WIDTH = 1024, 128
 
 
 def plain_energy(z: Tensor, y: Tensor) -> Tensor:
-    """Compute the mean potential energy as one writes it down; clamped, or equal rows would give NaN."""
+    """Return the mean potential energy by its formula; clamped, or equal rows would give NaN."""
     directions = torch.nn.functional.normalize(z)
     angles = (directions @ directions.T).clamp(-1 + 1e-6, 1 - 1e-6).acos()
     same = (y[:, None] == y) & ~torch.eye(len(y), dtype=torch.bool)
@@ -34,7 +34,7 @@ def plain_energy(z: Tensor, y: Tensor) -> Tensor:
 
 
 def plain_correlation(z: Tensor, y: Tensor) -> Tensor:
-    """Compute the distance correlation as one writes it down."""
+    """Return the distance correlation by its formula."""
     a, b = (_centred(distances) for distances in (torch.cdist(z, z), (y[:, None] != y).to(z.dtype)))
     return ((a * b).mean() / ((a * a).mean() * (b * b).mean()).sqrt()).sqrt()
 
@@ -89,13 +89,13 @@ def times_of(names: Sequence[str], quick: bool) -> dict[str, dict[str, Any]]:
 
 
 def memory_of(term: Callable[[Tensor, Tensor], Tensor]) -> float:
-    """Return the most floats held at a time, over B^2."""
+    """Return the largest number of floats held at a time, over B^2."""
     source = torch.Generator().manual_seed(0)
     z = torch.randn(BATCH, WIDTH, generator=source, requires_grad=True)
     y = (torch.rand(BATCH, generator=source) < 0.1).long()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         term(z, y).backward()
-    events = [event for event in watched.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
     held = most = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
         held += event.nbytes()

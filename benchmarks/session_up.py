@@ -2,7 +2,7 @@
 
 All on one machine, over loopback. Each run is a new one with the ready-made ClientApp, the digits data set and the
 census preset's network; the clock stops when the label party begins to train, after every party has opened its data,
-built its model and been let in. Target: 10 s, the slowest of all runs but the first, which finds nothing warm.
+built its model and been admitted. Target: 10 s, the slowest of all runs but the first, which is a warm-up.
 """
 
 from __future__ import annotations

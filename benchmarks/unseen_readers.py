@@ -1,8 +1,8 @@
-"""Let readers that the package does not have read what a party got, and compare them with the headline of the run.
+"""Compare readers that the package does not have, on the data that a party receives, with the headline of the run.
 
 Each defense trains once on Census-Income. The readers are scikit-learn's, on features of their own. They are fitted to
 rows to which the informed readers are fitted, one of them is chosen on rows on which these are chosen, and it is scored
-on the rest. One seed finds a hole; it gives no verdict on a defense.
+on the rest. One seed can show a weakness; it gives no verdict on a defense.
 
 python benchmarks/unseen_readers.py --data DIR --out runs/unseen
 python benchmarks/unseen_readers.py --data DIR --out runs/unseen --only iso ring
@@ -54,7 +54,7 @@ Matrix = NDArray[np.float32]
 Labels = NDArray[np.int64]
 
 ALLOWED = 0.02
-"""By how much a reader may exceed the upper end of the headline's interval."""
+"""Largest excess of a reader over the upper end of the headline's interval."""
 
 MOST = {FIT: 6144, CHOOSE: 3072, SCORE: 9216}
 """Rows of each part that are read."""
@@ -67,7 +67,7 @@ STEPS = 40
 
 
 def viewed(step: StepView | None) -> StepView:
-    """Return a step that is known."""
+    """Return the view of a step; raise TrainingError if there is none."""
     if step is None:
         raise TrainingError("this defense needs the view of the step")
     return step
@@ -79,7 +79,7 @@ def rows_of(step: StepView | None) -> NDArray[np.int64]:
 
 
 class KeyedSign(GradientDefense):
-    """Turns the gradients of half of the people around, by a secret hash."""
+    """A defense that reverses the gradients of half of the people, by a secret hash."""
 
     name: ClassVar[str] = "keyed_sign"
 
@@ -90,7 +90,7 @@ class KeyedSign(GradientDefense):
 
 
 class Ring(GradientDefense):
-    """Adds noise of one length: four times the longest gradient of the batch."""
+    """A defense that adds noise of one length: four times the longest gradient of the batch."""
 
     name: ClassVar[str] = "ring"
 
@@ -101,18 +101,18 @@ class Ring(GradientDefense):
 
 
 class TopEntries(GradientDefense):
-    """Sends the two largest entries of each row, of one size."""
+    """A defense that sends the two largest entries of each row, with equal magnitudes."""
 
     name: ClassVar[str] = "top_entries"
 
     def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
-        """Zero all others."""
+        """Zero all other entries."""
         places = g.abs().topk(2, dim=1).indices
         return torch.zeros_like(g).scatter_(1, places, g.gather(1, places).sign() * g.norm(dim=1).mean()), {}
 
 
 class OneBit(GradientDefense):
-    """Sends each entry as plus or minus the batch's largest, at random, so that its mean is the entry."""
+    """A defense that sends each entry as plus or minus the batch's largest, at random, with the entry as mean."""
 
     name: ClassVar[str] = "one_bit"
 
@@ -123,7 +123,7 @@ class OneBit(GradientDefense):
 
 
 class NoMeans(GradientDefense):
-    """Removes the direction in which the means of the two classes differ in the batch."""
+    """A defense that removes the direction in which the means of the two classes differ in the batch."""
 
     name: ClassVar[str] = "no_means"
 
@@ -136,7 +136,7 @@ class NoMeans(GradientDefense):
 
 
 class Delayed(GradientDefense):
-    """Sends a person's gradient from the second epoch on; in the first, noise of the batch's covariance."""
+    """A defense that sends a person's gradient from the second epoch on, and noise of the batch's covariance before."""
 
     name: ClassVar[str] = "delayed"
 
@@ -145,7 +145,7 @@ class Delayed(GradientDefense):
         self._seen: set[int] = set()
 
     def perturb(self, g: Tensor, y: Tensor, step: StepView | None = None) -> tuple[Tensor, Log]:
-        """Replace the rows that come for the first time."""
+        """Replace the rows that occur for the first time."""
         rows = rows_of(step).tolist()
         known = torch.tensor([row in self._seen for row in rows])
         self._seen.update(rows)
@@ -154,7 +154,7 @@ class Delayed(GradientDefense):
 
 
 class ByEmbedding(GradientDefense):
-    """Turns a row around where the first entry of its embedding lies below the batch's median."""
+    """A defense that reverses a row where the first entry of its embedding lies below the batch's median."""
 
     name: ClassVar[str] = "by_embedding"
 
@@ -165,12 +165,12 @@ class ByEmbedding(GradientDefense):
 
 
 class Lengths(GradientDefense):
-    """Sends random directions whose lengths have one mean in both classes, and vary more in one of them."""
+    """A defense that sends random directions whose lengths have one mean in both classes, and vary more in one."""
 
     name: ClassVar[str] = "lengths"
 
     def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
-        """Draw each row anew."""
+        """Draw each row at random."""
         spread = torch.where(y > 0, 0.5, 0.2)
         lengths = 1 + spread * (torch.rand(len(g)) * 2 - 1)
         return torch.nn.functional.normalize(torch.randn_like(g), dim=1) * lengths[:, None] * g.norm(dim=1).mean(), {}
@@ -191,7 +191,7 @@ SETTINGS: dict[str, str] = {
 
 
 class Recording(InformedAudit):
-    """The informed audit, which also keeps all that it is given."""
+    """The informed audit, which also keeps all its input."""
 
     made: ClassVar[list[Recording]] = []
 
@@ -226,7 +226,7 @@ SLOWER: dict[str, Callable[[], Any]] = {
     "kNN": lambda: make_pipeline(StandardScaler(), KNeighborsClassifier(40)),
     "forest": lambda: ExtraTreesClassifier(150, min_samples_leaf=4, random_state=0),
 }
-"""Readers of what changes between epochs, and of everything."""
+"""Further readers of the changes between epochs, and of columns."""
 
 CHANGES, ALIKE = "changes between epochs", "beside people alike"
 
@@ -247,7 +247,7 @@ def rich(x: Matrix, fitted: NDArray[np.bool_]) -> Matrix:
 
 
 def changes(by_epoch: Matrix) -> Matrix:
-    """Return from gradients (E, n, D) how they change between epochs, and their signs in each of them."""
+    """Return the changes of gradients (E, n, D) between epochs, and their signs, as features."""
     lengths = np.log(np.linalg.norm(by_epoch, axis=2) + 1e-6).T
     found = [np.sign(by_epoch).sum(axis=0), lengths, *(lengths.min(axis=1), lengths.max(axis=1), lengths.std(axis=1))]
     for before, after in pairwise(by_epoch):
@@ -267,7 +267,7 @@ def products(x: Matrix, z: Matrix) -> Matrix:
 
 
 def beside_alike(x: Matrix, own: Matrix) -> Matrix:
-    """Return the mean of what people received who are alike by what a party holds of them, and what differs from it."""
+    """Return as features gradients, their means over people with the most similar own data, and the differences."""
     units = StandardScaler().fit_transform(own)
     near = NearestNeighbors(n_neighbors=31).fit(units).kneighbors(units, return_distance=False)[:, 1:]
     mean = x[near].mean(axis=1)
@@ -275,18 +275,18 @@ def beside_alike(x: Matrix, own: Matrix) -> Matrix:
 
 
 def samples(audit: Recording) -> Iterator[tuple[str, str, Matrix, Labels, NDArray[np.int8]]]:
-    """Yield what readers may see, over what they look, their columns, the labels, and what each row is for."""
+    """Yield the inputs of readers: kind of data, span, features, labels, and the part of each row."""
     generator = np.random.default_rng(0)
     parts = audit.split.parts(np.arange(len(audit.truth)))
     epochs = sorted({epoch for epoch, *_ in audit.steps})
     width, z_width = audit.steps[0][2].shape[1], audit.steps[0][3].shape[1]
     by_epoch = np.zeros((len(epochs), len(parts), width), dtype=np.float32)
-    came = np.zeros((len(epochs), len(parts)), dtype=np.bool_)
+    seen = np.zeros((len(epochs), len(parts)), dtype=np.bool_)
     z = np.zeros((len(parts), z_width), dtype=np.float32)
     for epoch, rows, x, own in audit.steps:
-        by_epoch[epochs.index(epoch), rows], came[epochs.index(epoch), rows], z[rows] = x, True, own
-    whole = came.all(axis=0)
-    kept = np.sort(np.concatenate([_some(generator, (parts == part) & whole, most) for part, most in MOST.items()]))
+        by_epoch[epochs.index(epoch), rows], seen[epochs.index(epoch), rows], z[rows] = x, True, own
+    whole = seen.all(axis=0)
+    kept = np.sort(np.concatenate([_drawn(generator, (parts == part) & whole, most) for part, most in MOST.items()]))
     y, of, fitted = (audit.truth[kept] > 0).astype(np.int64), parts[kept], parts[kept] == FIT
     views: list[tuple[str, Matrix]] = [
         (f"{which} epoch", rich(by_epoch[at, kept], fitted)) for which, at in (("first", 0), ("last", -1))
@@ -312,13 +312,13 @@ def samples(audit: Recording) -> Iterator[tuple[str, str, Matrix, Labels, NDArra
     yield "columns", ALIKE, np.concatenate([beside_alike(sent, held), held], axis=1), y, of
 
 
-def _some(generator: np.random.Generator, mask: NDArray[np.bool_], most: int) -> NDArray[np.int64]:
+def _drawn(generator: np.random.Generator, mask: NDArray[np.bool_], most: int) -> NDArray[np.int64]:
     rows = np.flatnonzero(mask)
     return generator.choice(rows, min(most, len(rows)), replace=False)
 
 
 def within_batches(audit: Recording) -> Iterator[tuple[str, str, float, float]]:
-    """Yield readers that are fitted to a batch afresh: their names, and the AUCs of choice and of score."""
+    """Yield readers that are fitted to each batch: their names, spans, and the AUCs of choice and of score."""
     last = max(epoch for epoch, *_ in audit.steps)
     for name, model in WITHIN.items():
         ranks: dict[int, list[NDArray[np.float64]]] = {CHOOSE: [], SCORE: []}
@@ -343,7 +343,7 @@ def _auc(y: Labels, scores: NDArray[np.float64]) -> float:
 
 
 def unseen(audit: Recording) -> dict[str, dict[str, Any]]:
-    """Return for what a reader may see the one that was chosen, its span, and its AUC."""
+    """Return for each kind of data the reader that was chosen, its span, and its AUC."""
     found = [("gradients", *one) for one in within_batches(audit)]
     for sees, span, x, y, of in samples(audit):
         fitted, choose, score = (of == part for part in (FIT, CHOOSE, SCORE))
@@ -358,7 +358,7 @@ def unseen(audit: Recording) -> dict[str, dict[str, Any]]:
 
 
 def headline(result: dict[str, Any]) -> dict[str, Any]:
-    """Return the run's headline: the leak, its upper end, and what readers with more than gradients reach."""
+    """Return the run's headline: the leak, its upper end, and the AUCs of readers with more than gradients."""
     lines = headline_of(result)
     worst = lines.worst
     if worst is None:
@@ -385,7 +385,7 @@ def part_of(data: Path, out: Path) -> Path:
 
 
 def measure(name: str, data: Path, epochs: int, seed: int) -> dict[str, Any]:
-    """Train behind one defense, and let all readers read."""
+    """Train behind one defense; return the headline and the results of all readers."""
     settings: dict[str, Any] = {
         "data.path": str(data),
         "training.epochs": epochs,
@@ -416,7 +416,7 @@ def row_of(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measure what is missing in the folder of these epochs and this seed, and print the table."""
+    """Measure the defenses that the folder lacks for these epochs and this seed, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)

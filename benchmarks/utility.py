@@ -1,6 +1,6 @@
-"""(m) What several steps in flight and half precision on the wire cost in test AUC.
+"""(m) The cost in test AUC of several steps in flight and of half precision on the wire.
 
-Census preset, attacks off; `inproc`, and `stream` where there is a wire to round for. Each seed trains once exactly,
+Census preset, attacks off; `inproc`, and `stream` for numbers rounded on the wire. Each seed trains once exactly,
 with one step in flight and float32, and once with each of 1, 3 and 4 in flight and float32 or float16; 4 is the most
 that the automatic choice takes (`flower_vfl/training/pipeline_depth.py`). Target: within 0.003 of the exact run with
 the same seed.

@@ -17,7 +17,7 @@ TARGET = 1.3
 
 
 def measure(frequencies: str, quick: bool) -> dict[str, Any]:
-    """Measure one law of frequencies."""
+    """Measure with one law of frequencies."""
     sizes = (1_000, 10_000) if quick else (10_000, 10_000_000)
     lanes = []
     for vocabulary in sizes:

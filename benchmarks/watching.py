@@ -1,4 +1,4 @@
-"""(d) A run that is attacked and watched against the same run that is not.
+"""(d) A run with attacks and the monitor against the same run without them.
 
 The norm attack at the cut and at the first layer of every feature party, the label party's monitor, scoring over the
 audit channel, and the journals on disk; census preset, `inproc`, one torch thread, evaluation excluded. The weights

@@ -15,7 +15,7 @@ from flower_vfl.simulations.flower_engine import align_flower
 
 
 def align_here(config: Config, out: Path) -> None:
-    """Align in this process."""
+    """Align the IDs of all parties in this process, with a progress bar."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("aligning", total=1.0)
@@ -24,7 +24,7 @@ def align_here(config: Config, out: Path) -> None:
 
 
 def align_in_flower(config: Config, out: Path, *, resources: Sequence[str] = (), address: str = "") -> None:
-    """Align in Flower's simulation runtime; its log shows how it goes."""
+    """Align the IDs of all parties in Flower's simulation runtime, whose log shows the progress."""
     _show(align_flower(config, out, resources=resources, address=address))
 
 

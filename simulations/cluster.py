@@ -1,4 +1,4 @@
-"""The Ray cluster that a sweep or `--engine flower` runs on: one of its own that ends with it, or one that is there."""
+"""The Ray cluster of a sweep or of `--engine flower`: a local one that ends with it, or one that is already running."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ENVIRONMENT = {
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
     "GRPC_ENABLE_FORK_SUPPORT": "0",
 }
-"""Nothing is sent home, nothing is logged twice, and Ctrl-C is this package's; for the last see docs/decisions/0007."""
+"""Environment of Ray: no usage statistics, duplicate logs or SIGINT handler. Fork support: docs/decisions/0007."""
 
 _LEVELS = {
     "ray": logging.ERROR,
@@ -43,14 +43,14 @@ _LEVELS = {
     "ray.tune.tune": logging.CRITICAL,
     "ray.tune.execution.experiment_state": logging.CRITICAL,
 }
-"""The last two tell by Ray's names which trials failed, and that a state of Tune's was not kept, which nobody reads."""
+"""Log levels. The last two loggers report failed trials by Ray's names, and states of Tune that were not saved."""
 
 _STORE_BYTES = 128 * 2**20
-_DIAL_SECONDS, _JOIN_SECONDS, _LOOK_SECONDS = 5.0, 20.0, 60.0
+_DIAL_SECONDS, _JOIN_SECONDS, _NODE_SECONDS = 5.0, 20.0, 60.0
 _LONGEST_TEMPORARY = 25
-"""Ray's sockets lie up to 82 characters below it, and the path of one may have 107."""
+"""Most characters of the path of temporary files: Ray's sockets add up to 82, and a socket's path may have 107."""
 
-_SIGN = ".seen-"
+_MARKER = ".seen-"
 
 _PROBE = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
 
@@ -66,7 +66,7 @@ class Cluster:
     addresses
         For each node, its address in the cluster.
     here
-        That of this machine.
+        Address of this machine in the cluster.
     """
 
     nodes: tuple[tuple[float, float], ...]
@@ -95,20 +95,20 @@ class Cluster:
 
 
 def settings(address: str) -> dict[str, str]:
-    """Return the environment of Ray in a cluster of its own (an empty address), or in one that is there."""
+    """Return the environment variables for a local Ray cluster (an empty address), or for a running one."""
     return _ENVIRONMENT if address else {**_ENVIRONMENT, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _token()}
 
 
 @contextlib.contextmanager
 def ray_cluster(address: str, folder: Path) -> Iterator[Cluster]:
-    """Start Ray on this machine, or join the cluster at an address, and let go of it at the end.
+    """Start Ray on this machine, or join the cluster at an address, and leave it at the end.
 
     Parameters
     ----------
     address : str
-        HOST:PORT of a cluster of which this machine is a node, "auto" for the one that runs here, or empty.
+        HOST:PORT of a cluster of which this machine is a node, "auto" for the one that runs here; empty to start Ray.
     folder : Path
-        Of the results; every node of a cluster must see what is in it.
+        Folder of the results; every node of a cluster must have access to it.
 
     Raises
     ------
@@ -119,7 +119,7 @@ def ray_cluster(address: str, folder: Path) -> Iterator[Cluster]:
         ending.enter_context(_environment(settings(address)))
         ray = importlib.import_module("ray")
         if not ray.is_initialized():
-            options = {"address": address} if address else _here(ending.enter_context(own_files()))
+            options = {"address": address} if address else _local_options(ending.enter_context(own_files()))
             ending.callback(ray.shutdown)
             with _own_signals(), _start_errors(address):
                 ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
@@ -152,7 +152,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def _read_authentication() -> None:
-    """Let Ray read RAY_AUTH_MODE and the token again: it keeps what it found when somebody first imported it."""
+    """Reset Ray's copy of RAY_AUTH_MODE and of the token, which it reads when it is first imported."""
     raylet = importlib.import_module("ray._raylet")
     raylet.AuthenticationTokenLoader.instance().reset_cache()
     raylet.Config.initialize("")
@@ -160,15 +160,15 @@ def _read_authentication() -> None:
 
 @cache
 def _token() -> str:
-    """Return what Ray's processes prove themselves by: they listen on every address, and would serve anybody.
+    """Return the token that authenticates Ray's processes, which listen on every address and would serve anybody.
 
-    One for the life of this process, as Ray keeps the first that it is given.
+    It is the same for the life of this process, since Ray keeps the first one.
     """
     return secrets.token_hex(32)
 
 
-def _here(temporary: str) -> dict[str, Any]:
-    """Return how Ray is started here: without a dashboard, with its files in a folder of its own."""
+def _local_options(temporary: str) -> dict[str, Any]:
+    """Return the options of a local Ray: no dashboard, and its files in the given folder."""
     return {
         "address": "local",
         "include_dashboard": False,
@@ -179,9 +179,9 @@ def _here(temporary: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def own_files() -> Iterator[str]:
-    """Make a folder for the files of a Ray of one's own, which by itself would leave its logs and sockets.
+    """Make a temporary folder for the files of a local Ray, which would otherwise leave its logs and sockets.
 
-    Its path is short enough for those of Ray's sockets, and it goes with this process, whatever ends it, a kill too.
+    Its path is short enough for Ray's sockets. It is removed when this process ends, even by a kill.
     """
     with passing_folder(_short_parent()) as folder:
         yield str(folder)
@@ -194,14 +194,14 @@ def _short_parent() -> Path:
 
 @contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
-    """Put back what happens at SIGTERM once Ray has set its own way, which ends without a word."""
+    """Restore the SIGTERM handler that Ray replaces by one that ends the process without a message."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
-    except SystemExit:  # the signal came meanwhile: nothing else in Ray's start raises it
+    except SystemExit:  # SIGTERM arrived during Ray's start, in which nothing else raises it
         signal.signal(signal.SIGTERM, before)
         signal.raise_signal(signal.SIGTERM)
         raise
@@ -228,12 +228,12 @@ def _resources(node: dict[str, Any]) -> tuple[float, float]:
 
 
 def check_reachable(address: str) -> None:
-    """Find out in seconds whether a cluster answers; Ray itself would wait for minutes, or end the process.
+    """Check within seconds that a cluster answers; Ray itself would wait for minutes, or end the process.
 
     Raises
     ------
     SetupError
-        When it does not, or this machine is none of its nodes.
+        When it does not, or this machine is not one of its nodes.
     """
     if address.startswith("ray://"):
         raise SetupError(
@@ -267,14 +267,14 @@ def check_reachable(address: str) -> None:
 
 
 def _check_nodes(folder: Path) -> None:
-    """Ask every node whether it has this package and sees the folder of the results."""
+    """Check that every node has this package and access to the folder of the results."""
     ray = importlib.import_module("ray")
     affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
-    look = ray.remote(num_cpus=0)(_look)
+    probe = ray.remote(num_cpus=0)(_probe_node)
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    with tempfile.NamedTemporaryFile(prefix=_SIGN, suffix=".tmp", dir=folder) as sign:
+    with tempfile.NamedTemporaryFile(prefix=_MARKER, suffix=".tmp", dir=folder) as mark:
         asked = [
-            look.options(scheduling_strategy=affinity(node["NodeID"], soft=False)).remote(sign.name) for node in nodes
+            probe.options(scheduling_strategy=affinity(node["NodeID"], soft=False)).remote(mark.name) for node in nodes
         ]
         _check_answers(folder, nodes, asked)
 
@@ -284,18 +284,18 @@ def _check_answers(folder: Path, nodes: list[dict[str, Any]], asked: list[Any]) 
     for node, answer in zip(nodes, asked, strict=True):
         name = node["NodeManagerAddress"]
         try:
-            found, sees = ray.get(answer, timeout=_LOOK_SECONDS)
+            found, has_access = ray.get(answer, timeout=_NODE_SECONDS)
         except ray.exceptions.RayError as error:
             line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
             raise SetupError(f"node {name} cannot be used: {line}; install flower-vfl there") from None
         words = refusal(found, f"node {name}", asking="this one")
         if words:
             raise SetupError(words)
-        if not sees:
+        if not has_access:
             raise SetupError(
                 f"node {name} does not see {folder}: name with --out a folder on a file system that all nodes share"
             )
 
 
-def _look(sign: str) -> tuple[dict[str, str], bool]:
-    return software(), Path(sign).is_file()
+def _probe_node(mark: str) -> tuple[dict[str, str], bool]:
+    return software(), Path(mark).is_file()

@@ -1,4 +1,4 @@
-"""`flower-vfl doctor`: what of this machine is usable, what is missing, and what to do about it."""
+"""`flower-vfl doctor`: the usable and the missing parts of this machine, with advice."""
 
 from __future__ import annotations
 

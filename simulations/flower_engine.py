@@ -39,13 +39,13 @@ from flower_vfl.simulations.variables import ERROR_FILE_VARIABLE, STARTER_VARIAB
 from flower_vfl.version import VERSION
 
 BUNDLES_VARIABLE = "FLOWER_VFL_BUNDLES"
-"""The resources of each feature party's process, in Ray's words, as JSON."""
+"""Variable with the resources of each feature party's process: Ray's bundles, as JSON."""
 
 OWN_RAY = "local"
-"""Ray's word for an address where it is not to join anything."""
+"""Ray's address for a new local cluster."""
 
 COMMAND = "flwr-simulation"
-"""Flower's name of its simulation's process; its SuperExec finds it on the PATH."""
+"""Command of Flower's simulation process, which its SuperExec finds on the PATH."""
 
 _NAME = "flower-vfl-run"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -63,22 +63,22 @@ def run_flower(
     config : Config
         The configuration; the label party is a thread of a process on this machine.
     out : Path
-        Folder of the results; every node of a cluster that is joined must see it.
+        Folder of the results; every node of a cluster that is joined must have access to it.
     resume : bool
         True if a run that was interrupted in this folder goes on; one that has ended is left as it is.
     resources : Sequence[str]
         The resources of the feature parties' processes: see `read_resources`.
     address : str
-        Of a Ray cluster that is there and of which this machine is a node; empty for one of this run's own.
+        Address of a running Ray cluster of which this machine is a node; empty for a local one of this run.
 
     Raises
     ------
     ConfigError
-        When the resources are not understood, or do not go with the configuration.
+        When the resources cannot be parsed, or do not fit the configuration.
     SetupError
         When the cluster cannot be joined, or has no room for all parties at once.
     SessionError
-        When Flower could not be started, or the run failed; the message ends with the run's own words.
+        When Flower could not be started, or the run failed; the message ends with the error of the run.
     """
     out = out.expanduser().absolute()
     config = in_processes(config)
@@ -89,7 +89,7 @@ def run_flower(
     check_devices(config, given)
     config = reachable(config, cluster_for(given, address, out))
     code = flwr_run({**to_run_config(config), "out": str(out), "resume": resume}, given, address)
-    if not has_ended(out):  # it had not before, so that a result of an earlier attempt is not taken for this one's
+    if not has_ended(out):  # it had not ended before, so a result is not that of an earlier attempt
         raise SessionError(
             f"the Flower run broke off and did not say why (flwr run ended with {code}); its log is above"
         )
@@ -102,16 +102,16 @@ def align_flower(config: Config, out: Path, *, resources: Sequence[str] = (), ad
     Parameters
     ----------
     config : Config
-        Names the files of all parties.
+        Configuration that names the files of all parties.
     out : Path
         Folder of the results.
     resources, address
-        As `run_flower` takes them.
+        As in `run_flower`.
 
     Raises
     ------
     ConfigError
-        When the resources are not understood, or ask for GPUs.
+        When the resources cannot be parsed, or contain GPUs.
     FlowerVflError
         The error that ended the run.
     """
@@ -135,37 +135,37 @@ def align_flower(config: Config, out: Path, *, resources: Sequence[str] = (), ad
 
 
 def cluster_for(given: Sequence[Resources], address: str, out: Path) -> Cluster:
-    """Return the Ray cluster to run on, which has what the parties are given.
+    """Return the Ray cluster to run on, which has the resources of the parties.
 
     Parameters
     ----------
     given : Sequence[Resources]
         Resources of each feature party's process.
     address : str
-        Address of a running cluster; empty for one of this machine that is yet to start.
+        Address of a running cluster; empty for a local one that is yet to start.
     out : Path
-        Folder of the results, absolute; every node of a cluster that is joined must see it.
+        Folder of the results, absolute; every node of a cluster that is joined must have access to it.
 
     Raises
     ------
     SetupError
         When the cluster cannot be joined, or has no room for all parties at once.
     """
-    cluster = _joined(address, out) if address else _own(given)
+    cluster = _joined(address, out) if address else _local_cluster(given)
     check_room(cluster, given)
     return cluster
 
 
 def _joined(address: str, out: Path) -> Cluster:
-    """Return the cluster at an address, every node of which can run a party and sees where the results go."""
+    """Return the cluster at an address, every node of which can run a party and has access to the folder of results."""
     check_reachable(address)
-    seen = next(folder for folder in out.parents if folder.is_dir())
-    with ray_cluster(address, seen) as cluster:
+    existing = next(folder for folder in out.parents if folder.is_dir())
+    with ray_cluster(address, existing) as cluster:
         return cluster
 
 
-def _own(given: Sequence[Resources]) -> Cluster:
-    """Return the resources of a local Ray: it gets as many processors as are asked for, and finds the GPUs."""
+def _local_cluster(given: Sequence[Resources]) -> Cluster:
+    """Return a local cluster with the processors that the parties ask for, and with all GPUs of this machine."""
     gpus = 0
     if any(party.gpus for party in given):
         import torch
@@ -179,7 +179,7 @@ def _processors(given: Sequence[Resources]) -> int:
 
 
 def reachable(config: Config, cluster: Cluster) -> Config:
-    """Let the label party listen at an address for the other nodes, unless the configuration names one."""
+    """Return the configuration with an address at which the other nodes reach the label party, unless it names one."""
     transport = config.transport
     if transport.kind != "stream" or transport.advertise or transport.host not in _LOOPBACK:
         return config
@@ -194,7 +194,7 @@ def check_devices(config: Config, given: Sequence[Resources]) -> None:
     Raises
     ------
     ConfigError
-        When parties get GPUs and do not compute on them, or choose a GPU that Ray has not chosen.
+        When parties get GPUs and device is the CPU, a party gets none and device is a GPU, or device names one GPU.
     """
     if config.device == "cpu" and any(party.gpus for party in given):
         raise ConfigError("--resources gives parties GPUs, and device is 'cpu'; set it to 'cuda'")
@@ -207,12 +207,12 @@ def check_devices(config: Config, given: Sequence[Resources]) -> None:
 
 
 def check_room(cluster: Cluster, given: Sequence[Resources]) -> None:
-    """Refuse resources that a cluster does not have, even when nothing else runs there; Ray would wait for them.
+    """Refuse resources that exceed those of a whole cluster; Ray would wait for them for ever.
 
     Raises
     ------
     SetupError
-        Naming the requested and the available resources.
+        When they do, or name an unknown node; the message has the requested and the available resources.
     """
     unknown = sorted({party.node for party in given} - {"", *cluster.addresses})
     if unknown:
@@ -234,11 +234,11 @@ def flwr_run(run_config: Mapping[str, Value], given: Sequence[Resources], addres
     Parameters
     ----------
     run_config : Mapping
-        Flower's.
+        Flower's run config.
     given : Sequence[Resources]
-        Of each feature party's process, in the order of the parties.
+        Resources of each feature party's process, in the order of the parties.
     address : str
-        Of a Ray cluster to join.
+        Address of a Ray cluster to join; empty for a local one.
 
     Raises
     ------
@@ -284,7 +284,7 @@ def _wait_for(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _write_command(folder: Path) -> Path:
-    """Write what Flower starts as its simulation, and return the folder that must come first on the PATH."""
+    """Write the command that Flower starts as its simulation, and return its folder, to be first on the PATH."""
     folder.mkdir()
     command = folder / COMMAND
     python, module = shlex.quote(sys.executable), "flower_vfl.simulations.flwr_simulation"
@@ -306,9 +306,9 @@ def write_deployment(folder: Path, config: Config, results: Path | None) -> None
     Parameters
     ----------
     folder : Path
-        Must not exist, or be empty.
+        Folder of the app; it must not exist, or be empty.
     config : Config
-        The configuration; it reaches every party.
+        The configuration, which is sent to every party.
     results : Path, optional
         Folder of the results on the label party's host; `--run-config "out='/FOLDER'"` names another for each run, and
         `--run-config resume=true` goes on with an interrupted one.
@@ -319,7 +319,7 @@ def write_deployment(folder: Path, config: Config, results: Path | None) -> None
         When the configuration names a path of data, which is each host's own, or an attack or a defense that cannot
         be made.
     OutputExistsError
-        When `folder` holds something.
+        When `folder` is not empty.
     """
     if config.data.path:
         raise ConfigError(
@@ -333,7 +333,7 @@ def write_deployment(folder: Path, config: Config, results: Path | None) -> None
 
 
 def _raise_again(file: Path) -> None:
-    """Raise the error that ended the ServerApp, as what it was."""
+    """Raise the error that ended the ServerApp, with its original class."""
     if not file.is_file():
         return
     name, _, words = file.read_text(encoding="utf8").partition(": ")
@@ -374,7 +374,7 @@ def write_app(folder: Path, run_config: Mapping[str, Value]) -> None:
 def super_link(home: Path, environment: dict[str, str]) -> Iterator[str]:
     """Start a SuperLink for simulations on free ports, write its address into `home`, and end it afterwards.
 
-    It ends with this process, too, whatever ends that: by itself it would wait for the next run for ever.
+    It also ends when this process does, even by a kill: by itself it would wait for the next run for ever.
     """
     home.mkdir(parents=True, exist_ok=True)
     port, control = free_port(), free_port()

@@ -1,7 +1,7 @@
 """Flower's simulation process, as `--engine flower` starts it: each feature party has a process of its own.
 
-By itself Flower gives every ClientApp the same resources, starts as many processes as the cluster could hold, hands a
-message to any of them, and to a few at once only. Sessions need all at once: docs/decisions/0017-party-processes.md.
+By itself Flower gives every ClientApp the same resources, starts as many processes as the cluster could hold, sends a
+message to any of them, and only to a few at once. Sessions need all at once: docs/decisions/0017-party-processes.md.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from flower_vfl.simulations.flower_engine import BUNDLES_VARIABLE, COMMAND, OWN_
 
 _RESERVE_SECONDS = 30.0
 _START_SECONDS, _START_SECONDS_EACH = 120.0, 15.0
-"""Until all processes are up: each imports torch, and they share the processors."""
+"""Time limit until all processes run, in all and for each: they import torch, and share the processors."""
 
 
 class PartyBackend(raybackend.RayBackend):
-    """One process a feature party, placed together or not at all; a party's messages all go to its own.
+    """Backend with one process for each feature party, all placed together; messages of a party go to its process.
 
     Raises
     ------
@@ -67,13 +67,13 @@ class PartyBackend(raybackend.RayBackend):
         self.app_fn = app_fn
         try:
             self._actors = start(json.loads(os.environ[BUNDLES_VARIABLE]))
-        except BaseException as error:  # the label party waits for a word, whatever it is
+        except BaseException as error:  # the label party waits for a result or an error
             STARTED.set_exception(error)
             raise
         STARTED.set_result(None)
 
     def process_message(self, message: Message, context: Context) -> tuple[Message, Context]:
-        """Let the process of the message's party answer it."""
+        """Return the reply of the party's process to a message, and the updated context."""
         partition = int(str(context.node_config["partition-id"]))
         answer = self._actors[partition].run.remote(self.app_fn, message, str(partition), context)
         _, reply, updated = ray.get(answer)
@@ -97,7 +97,7 @@ def start(bundles: list[dict[str, float]]) -> list[Any]:
             f"ask for {_listed(bundles)}; {room}. Free what else runs there, add nodes, or lower --resources"
         )
     kind: Any = ClientAppActor
-    begin = partial(importlib.import_module, "flower_vfl.apps.client_app")  # torch, before time counts
+    begin = partial(importlib.import_module, "flower_vfl.apps.client_app")  # imports torch before time limits begin
     actors = [
         kind.options(
             num_cpus=bundle["CPU"],
@@ -151,7 +151,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def _own_files() -> Iterator[None]:
-    """Let Ray write into a folder of its own, which goes with this process: Flower's simulation may leave at once."""
+    """Make Ray write into a temporary folder, removed with this process: Flower's simulation may end abruptly."""
     with own_files() as folder:
         os.environ["RAY_TMPDIR"] = folder
         try:

@@ -1,4 +1,4 @@
-"""`flower-vfl doctor` before a run with other hosts: data, keys, certificates, clock and addresses of this one."""
+"""`flower-vfl doctor` before a run with other hosts: data, keys, certificates, clock and addresses of this host."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from flower_vfl.transport.signing import LABEL_KEY_VARIABLE, signer_of_this_host
 from flower_vfl.version import build_digest, installed_version, package_version
 
 _SECONDS = 5.0
-_AHEAD, _BEHIND = 5.0, 300.0  # what Flower's SuperLink forgives a SuperNode's clock (flwr.supercore.constant)
+_AHEAD, _BEHIND = 5.0, 300.0  # tolerance of Flower's SuperLink for a SuperNode's clock (flwr.supercore.constant)
 _SOON = datetime.timedelta(days=7)
 _NOT_YET, _EXPIRED, _OTHER_NAME, _OTHER_ADDRESS = 9, 10, 62, 64  # X509_V_ERR_* of OpenSSL
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})")
@@ -50,7 +50,7 @@ _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>\d{1,
 
 @dataclass(frozen=True)
 class Host:
-    """The items of a host that are checked; empty ones are not.
+    """The items of a host that are checked, except empty ones.
 
     Attributes
     ----------
@@ -85,7 +85,7 @@ def findings(host: Host) -> Iterator[Finding]:
     Raises
     ------
     ConfigError
-        When an address has another form.
+        When an address is not HOST:PORT.
     """
     for address in filter(None, (host.superlink, host.dial, host.listen)):
         split_address(address)
@@ -116,12 +116,12 @@ def findings(host: Host) -> Iterator[Finding]:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Read HOST:PORT.
+    """Return the host and the port of HOST:PORT.
 
     Raises
     ------
     ConfigError
-        When it is something else.
+        When the text has another form.
     """
     match = _ADDRESS.fullmatch(address)
     if match is None or not 0 < int(match["port"]) < 65536:
@@ -166,7 +166,7 @@ def _environment() -> Iterator[Finding]:
 
 
 def _data(folder: Path | None, party: str) -> Finding:
-    """Check the parties of the data, and return the digest by which two hosts compare the order of their rows."""
+    """Return the finding on the data: its parties, and the digest by which hosts compare the order of their rows."""
     if folder is None and os.environ.get(DATA_VARIABLE):
         folder = Path(os.environ[DATA_VARIABLE])
     if folder is None:
@@ -222,7 +222,7 @@ def _now() -> datetime.datetime:
 
 
 def _dates(certificate: x509.Certificate) -> tuple[str, str]:
-    """Return whether a certificate is valid at this host's time."""
+    """Return the state of a certificate at this host's time, and its explanation."""
     begin, end, now = certificate.not_valid_before_utc, certificate.not_valid_after_utc, _now()
     clock = f"this host's clock says {now:%Y-%m-%d %H:%M} UTC; if that is wrong, set it (timedatectl set-ntp true)"
     if now > end:
@@ -287,17 +287,17 @@ def _pair(path: Path, public: object, certificate: Path) -> Finding:
         signed = x509.load_pem_x509_certificate(certificate.expanduser().read_bytes()).public_key()
     except (OSError, ValueError):  # the finding on the certificate reports it
         return "key", "wrong", f"{path} cannot be compared with {certificate}, which is no certificate that can be read"
-    if _spelt(signed) != _spelt(public):
+    if _public_bytes(signed) != _public_bytes(public):
         return "key", "wrong", f"{path} is not the key of {certificate}: name the pair that was made together"
     return "key", "ok", "readable by its owner alone"
 
 
-def _spelt(key: object) -> bytes:
+def _public_bytes(key: object) -> bytes:
     return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)  # type: ignore[attr-defined, no-any-return]
 
 
 def _superlink(address: str, authority: Path | None) -> Iterator[Finding]:
-    """Check that the SuperLink answers, its certificate, and that its clock and this one agree."""
+    """Check the SuperLink's answer, its certificate, and that its clock and this host's agree."""
     title = "SuperLink " + address
     state, words = _reach(address)
     if state != "ok":
@@ -333,7 +333,7 @@ def _control(address: str, context: ssl.SSLContext) -> Iterator[Finding]:
     url, status = f"https://{address}/v1/control/start-run", 0
     with contextlib.suppress(httpx.HTTPError):
         status = httpx.get(url, verify=context, timeout=_SECONDS, trust_env=False).status_code
-    if status == httpx.codes.METHOD_NOT_ALLOWED:  # it takes POST, so it is there
+    if status == httpx.codes.METHOD_NOT_ALLOWED:  # the path accepts POST, so it exists
         yield (
             "Control API",
             "wrong",
@@ -388,11 +388,11 @@ def _clock(date: str) -> Iterator[Finding]:
 
 
 def _reach(address: str) -> tuple[str, str]:
-    """Try a connection and return the obstacle, if any."""
+    """Try a connection, and return its state with an explanation."""
     host, port = split_address(address)
     try:
         socket.create_connection((host, port), _SECONDS).close()
-    except (socket.gaierror, UnicodeError):  # or one that can be no name
+    except (socket.gaierror, UnicodeError):  # the latter: an invalid name
         return "wrong", f"this host does not know the name {host!r}: correct it, or enter it in DNS or /etc/hosts"
     except ConnectionRefusedError:
         return "optional", (
@@ -418,7 +418,7 @@ def _listen(address: str) -> Finding:
         with socket.socket(family, kind, proto) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(place)
-    except (socket.gaierror, UnicodeError):  # or one that can be no name
+    except (socket.gaierror, UnicodeError):  # the latter: an invalid name
         return title, "wrong", f"this host does not know the name {host!r}: name one of its addresses (`ip addr`)"
     except OSError as error:
         cures = {

@@ -28,21 +28,21 @@ _BACKDATED = datetime.timedelta(days=1)  # clocks differ
 
 
 def write_keys(out: Path, hosts: Sequence[str], parties: Sequence[str], *, days: int) -> None:
-    """Write what a trial deployment needs, into one folder a host.
+    """Write the certificates and keys of a trial deployment, into one folder for each host.
 
     `superlink/` gets a server certificate for `hosts` and this machine, its key, the certificate of the authority that
     signed it, each party's public key, and a secret for `flower-superexec`. `<party>/` gets the authority's
-    certificate, the private key by which its SuperNode proves itself, and a secret for its own `flower-superexec`. The
-    authority's key is thrown away: nobody can sign more, and a new set is made by writing a new folder.
+    certificate, the private key that authenticates its SuperNode, and a secret for its own `flower-superexec`. The
+    authority's key is discarded: no more certificates can be signed, and a new set needs a new folder.
 
     Parameters
     ----------
     out : Path
-        Must not exist, or be empty.
+        Folder to write; it must not exist, or be empty.
     hosts : Sequence[str]
         Names and addresses by which SuperNodes and `flwr` dial the SuperLink.
     parties : Sequence[str]
-        Feature parties.
+        Names of the feature parties.
     days : int
         Days that the certificates are valid, from now.
 
@@ -51,7 +51,7 @@ def write_keys(out: Path, hosts: Sequence[str], parties: Sequence[str], *, days:
     ConfigError
         When a host is neither a name nor an address, there is no party, or a party's name is taken.
     OutputExistsError
-        When `out` holds something.
+        When `out` is not empty.
     """
     names = [_general_name(host) for host in dict.fromkeys([*hosts, "localhost", "127.0.0.1"])]
     if not parties:

@@ -24,11 +24,11 @@ def print_data_sets() -> None:
 
     rows = [(entry.name, "usable" if entry.usable else "absent", entry.description) for entry in available()]
     print_names("Data sets", rows)
-    _say("`flower-vfl data list NAME`: its rows, its licence, and what it still needs")
+    _print_line("`flower-vfl data list NAME`: its rows, its licence, and what it still needs")
 
 
 def print_data_set(name: str) -> None:
-    """Print all that is known of a data set.
+    """Print the description and the properties of a data set.
 
     Raises
     ------
@@ -51,13 +51,13 @@ def print_methods() -> None:
     from flower_vfl.strategies import DEFENSE_METHODS
 
     print_names("Attacks", [(entry.name, sentence(entry)) for entry in ATTACK_METHODS.listed()])
-    _say("")
+    _print_line("")
     print_names("Defenses", [(entry.name, sentence(entry)) for entry in DEFENSE_METHODS.listed()])
-    _say("`flower-vfl methods NAME`: what it sees or hides, and its parameters")
+    _print_line("`flower-vfl methods NAME`: what it sees or hides, and its parameters")
 
 
 def print_method(name: str) -> None:
-    """Print all that is known of an attack or a defense.
+    """Print the description and the properties of an attack or a defense.
 
     Raises
     ------
@@ -76,13 +76,13 @@ def print_method(name: str) -> None:
 def print_presets() -> None:
     """Print the presets with the first sentence of each."""
     print_names("Presets: flower-vfl run NAME", [(name, _sentence(name)) for name in preset_names()])
-    _say("")
+    _print_line("")
     print_names("Sweeps: flower-vfl sweep NAME", [(name, _sentence(name)) for name in sweep_names()])
-    _say("`flower-vfl presets NAME`: the whole of one, as a file to begin with")
+    _print_line("`flower-vfl presets NAME`: the whole of one, as a file to begin with")
 
 
 def print_preset(name: str) -> None:
-    """Print a preset as it is, a TOML file.
+    """Print the text of a preset, a TOML file.
 
     Raises
     ------
@@ -101,11 +101,11 @@ def print_keys() -> None:
         print_names(
             f"[{section}]" if section else "Top level", [_row(key) for key in all_keys() if key.section == section]
         )
-    _say("`flower-vfl config KEY`: type, default, what is allowed, and what it does")
+    _print_line("`flower-vfl config KEY`: type, default, what is allowed, and what it does")
 
 
 def print_key(name: str) -> None:
-    """Print what a key is: its type, its default, what is allowed and what it does; of a section, all its keys.
+    """Print the type, default, allowed values and effect of a key; for a section, print all its keys.
 
     Raises
     ------
@@ -145,7 +145,7 @@ def _explain(title: str, text: str, facts: Mapping[str, str]) -> None:
     out.print(table)
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     Console().print(text, markup=False, highlight=False)
 
 

@@ -1,4 +1,4 @@
-"""Attacks and defenses in words: what each sees, knows, hides and can be given, from its class."""
+"""Descriptions of attacks and defenses, from their classes: input, side information, parameters and classes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NEEDS = {**KINDS, "leaked": "the labels of some training rows"}
 
 
 def facts_of_attack(attack: type[AttackMethod]) -> dict[str, str]:
-    """Return what an attack sees, what it knows besides, its parameters, and for how many classes it is."""
+    """Return the input of an attack, its side information, its parameters, and its number of classes."""
     return {
         "Sees": _sees(attack),
         "Knows besides": "; ".join(f"`{need}`: {_NEEDS[need]}" for need in sorted(attack.needs)) or "nothing more",
@@ -24,7 +24,7 @@ def facts_of_attack(attack: type[AttackMethod]) -> dict[str, str]:
 
 
 def facts_of_defense(defense: type[Defense]) -> dict[str, str]:
-    """Return which attacks are known to read a defense, its parameters, and for how many classes it is."""
+    """Return the attacks that are known to succeed behind a defense, its parameters, and its number of classes."""
     return {
         "Known to be read by": _quoted(defense.read_by) or "nothing that is named",
         "Parameters": _quoted(parameters(defense)) or "none",
@@ -33,7 +33,7 @@ def facts_of_defense(defense: type[Defense]) -> dict[str, str]:
 
 
 def parameters(method: type[AttackMethod] | type[Defense]) -> list[str]:
-    """Return what a configuration can set, with defaults; the strategy that a defense wraps is none of that."""
+    """Return the parameters that a configuration can set, with defaults: not the strategy that a defense wraps."""
     known = [
         entry
         for entry in inspect.signature(method).parameters.values()
@@ -50,7 +50,7 @@ def text_of(method: type) -> str:
 
 
 def sentence(listed: Listed[AttackMethod] | Listed[Defense]) -> str:
-    """Return the first line of a method's docstring, or why the method cannot be used."""
+    """Return the first line of a method's docstring, or the reason why the method cannot be used."""
     if listed.problem:
         return f"Cannot be used: {listed.problem}"
     lines = (listed.method.__doc__ or "").strip().splitlines() if listed.method else []
@@ -59,12 +59,12 @@ def sentence(listed: Listed[AttackMethod] | Listed[Defense]) -> str:
 
 
 def details(name: str) -> tuple[str, str, Mapping[str, str]]:
-    """Return what is known of an attack or a defense by this name.
+    """Return the kind, the description and the properties of the attack or defense of a name.
 
     Parameters
     ----------
     name : str
-        One that an installed package has (`config.methods` checks what was typed).
+        Name of a method of an installed package (`config.methods` checks the user's input).
 
     Returns
     -------

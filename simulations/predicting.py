@@ -66,12 +66,12 @@ def predict_flower(request: Request, *, resources: Sequence[str] = (), address: 
     request : Request
         The request.
     resources, address
-        As `run_flower` takes them.
+        As in `run_flower`.
 
     Raises
     ------
     ConfigError
-        When the resources are not understood, or do not go with the run's configuration.
+        When the resources cannot be parsed, or do not fit the run's configuration.
     SetupError
         When the cluster cannot be joined, or has no room for all parties at once.
     SessionError
@@ -81,25 +81,25 @@ def predict_flower(request: Request, *, resources: Sequence[str] = (), address: 
     run = read_run(request.run)
     card = run.model.card
     for party in card.features:
-        load_card(model_path(run.folder, party))  # what is missing is found before anything is started
+        load_card(model_path(run.folder, party))  # raises if a model is missing, before anything is started
     config = in_processes(card.config)
     given = read_resources(resources, card.features)
     check_devices(config, given)
     config = reachable(config, cluster_for(given, address, request.out.expanduser().absolute()))
     here: dict[str, Value] = {"transport-kind": config.transport.kind, "transport-host": config.transport.host}
-    before = _written(request.out)
+    before = _inode(request.out)
     code = flwr_run({**request.run_config(), **here}, given, address)
-    if _written(request.out) == before:
+    if _inode(request.out) == before:
         raise SessionError(f"the Flower run left no scores (flwr run ended with {code}); its log is above")
 
 
-def _written(path: Path) -> int:
-    """Return a number that changes when the file is replaced."""
+def _inode(path: Path) -> int:
+    """Return the inode of a file, which changes when the file is replaced; 0 without a file."""
     return path.stat().st_ino if path.exists() else 0
 
 
 def load_apps(folder: Path) -> tuple[ServerApp, ClientApp]:
-    """Import the apps that a Flower App's pyproject.toml names; its code runs.
+    """Import and return the apps that a Flower App's pyproject.toml names, which executes their code.
 
     Raises
     ------

@@ -16,7 +16,7 @@ from flower_vfl.registry import suggestion
 
 _EXAMPLE = '"cpus=2, gpus=0.25" for all feature parties, or "NAME: cpus=4, gpus=1, node=10.0.0.7" for one'
 _PIN = 0.001
-"""Every node has one resource `node:ADDRESS` of 1: whatever asks for a little of it runs there."""
+"""Amount of the resource `node:ADDRESS`, of which each node has 1, that places a process on that node."""
 
 
 class Resources(Section):
@@ -34,7 +34,7 @@ class Resources(Section):
 
     @property
     def bundle(self) -> dict[str, float]:
-        """The same in Ray's words.
+        """The resources as a Ray bundle.
 
         Examples
         --------
@@ -46,20 +46,20 @@ class Resources(Section):
 
 
 def read_resources(texts: Sequence[str], parties: Sequence[str]) -> tuple[Resources, ...]:
-    """Return what each of the feature parties is given, in their order.
+    """Return the resources of each feature party, in the order of the parties.
 
     Parameters
     ----------
     texts : Sequence[str]
-        Each `KEY=VALUE, ...` for all parties, or `NAME: KEY=VALUE, ...` for one: that counts more. Keys are those of
-        `Resources`.
+        Each `KEY=VALUE, ...` for all parties, or `NAME: KEY=VALUE, ...` for one, which takes precedence. Keys are those
+        of `Resources`.
     parties : Sequence[str]
         Names of the feature parties.
 
     Raises
     ------
     ConfigError
-        When a text is something else, or names a party that takes no part.
+        When a text has another form, or names an unknown party.
 
     Examples
     --------

@@ -24,7 +24,7 @@ from flower_vfl.reports import renew
 from flower_vfl.strategies import Observer
 from flower_vfl.terminal import console
 
-_LOOK_AGAIN_SECONDS = 0.5
+_RETRY_SECONDS = 0.5
 
 
 def run_here(
@@ -37,9 +37,9 @@ def run_here(
 ) -> dict[str, Any]:
     """Run a configuration in this process, write its report and return its `result.json`.
 
-    The values of `alone`, by party, see `alone_aucs`, go into the result.
-    With `resume`, a run that was interrupted in this folder goes on, and one that has ended is left as it is, but for
-    what each party reaches alone, and the report, where these are wanted and not there yet.
+    The values that `alone` returns, by party (see `alone_aucs`), go into the result.
+    With `resume`, a run that was interrupted in this folder goes on. One that has ended is not run again; only missing
+    values of `alone` are added, and its report is written.
     """
     out = out.expanduser().absolute()
     unfinished = check_folder(out, config, resume=resume)
@@ -64,8 +64,8 @@ def run_observed(
 ) -> None:
     """Run a configuration in this process without a display of its own, and write its report.
 
-    A folder in which another process still works is waited for, `patience` seconds at most: it may be about to end.
-    `alone` is what each party's columns reach by themselves, and goes into the result unless that has it already.
+    If another process uses the folder, wait at most `patience` seconds for its end.
+    `alone` is the test AUC of each party's columns alone; it goes into the result unless that has it already.
     """
     unfinished = check_folder(out, config, resume=resume)
     deadline = time.monotonic() + patience
@@ -76,7 +76,7 @@ def run_observed(
             except FolderInUseError:
                 if time.monotonic() > deadline:
                     raise
-                time.sleep(_LOOK_AGAIN_SECONDS)
+                time.sleep(_RETRY_SECONDS)
             else:
                 break
         if alone is not None and ALONE not in read_result(out):
@@ -85,7 +85,7 @@ def run_observed(
 
 @contextmanager
 def _reported(out: Path) -> Iterator[None]:
-    """Write a run's report, whatever ends the run: it shows what was measured, by an earlier attempt perhaps."""
+    """Write a run's report at the end of the block, even after an error: it shows all that was measured until then."""
     try:
         yield
     finally:
@@ -95,13 +95,13 @@ def _reported(out: Path) -> Iterator[None]:
 def alone_aucs(config: Config) -> dict[str, float]:
     """Return the test AUC of each party's columns alone, with the same architecture.
 
-    For more than two classes it is the mean over them. The parties are those with columns here: on the label party's
-    host of a deployment that is the label party, from the data that the environment of the host names.
+    For more than two classes it is the mean over them. The parties are those with columns on this host: on the label
+    party's host of a deployment that is the label party, with the data that the host's environment names.
 
     Raises
     ------
     ConfigError
-        When there are no columns here.
+        When this host has no columns.
     """
     config, dataset = opened_here(config)
     parties = alone_parties(config, dataset)
@@ -130,7 +130,7 @@ def alone_auc(config: Config, party: str, *, observers: tuple[Observer, ...] = (
 
 
 def opened_here(config: Config) -> tuple[Config, VerticalData]:
-    """Open the data of a run; for a deployed one, without a path in its configuration, that of this host."""
+    """Return the configuration and the data of a run; for a deployed one, without a path in it, this host's data."""
     try:
         return config, open_data(config)
     except InputError:

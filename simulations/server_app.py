@@ -9,21 +9,21 @@ from flower_vfl.simulations.variables import ERROR_FILE_VARIABLE, STARTER_VARIAB
 from flower_vfl.strategies import Observer
 
 
-def _tell(error: str) -> None:
+def _write_error(error: str) -> None:
     if os.environ.get(ERROR_FILE_VARIABLE):
         Path(os.environ[ERROR_FILE_VARIABLE]).write_text(error, encoding="utf8")
 
 
-class _WithItsStarter(Observer):
-    """Interrupts a run of `--engine flower` when the process that started it has gone, by a signal perhaps."""
+class _StarterObserver(Observer):
+    """Observer that ends a run of `--engine flower` when the process that started it has ended, such as by a signal."""
 
     def on_step(self, step: int, epoch: int, loss: float, leak: float) -> None:
         starter = os.environ.get(STARTER_VARIABLE)
-        if starter and not _lives(int(starter)):
+        if starter and not _is_alive(int(starter)):
             raise SystemExit(f"process {starter}, which had started this run, has gone")
 
 
-def _lives(process: int) -> bool:
+def _is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -33,4 +33,4 @@ def _lives(process: int) -> bool:
     return True
 
 
-app = make_server_app(observers=(_WithItsStarter(),), on_result=log_report, on_error=_tell)
+app = make_server_app(observers=(_StarterObserver(),), on_result=log_report, on_error=_write_error)

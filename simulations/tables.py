@@ -34,7 +34,7 @@ _CLASSES = 10
 
 
 def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
-    """Return one row a run: utility beside the worst leak of attacks that somebody could run, and of oracles.
+    """Return a table with a row for each run: its utility, and the worst leak of practical attacks and of oracles.
 
     Leaks of single steps are the papers' measure; beside them are those of longitudinal attacks.
     """
@@ -47,21 +47,21 @@ def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
     if any(worst(summary, "cut", oracle=True) for summary in summaries):
         leaks["cut", True] = "oracle,\ncut"
     remembered = [strongest(summary) for summary in summaries]
-    kept = ["remem-\nbered"] if any(remembered) else []
+    memory_column = ["remem-\nbered"] if any(remembered) else []
     # Without lines between columns all nine fit a terminal of 80 with the names of methods whole.
     title = "Leak AUC (q95): 0.5 the attacker learns nothing, 1 it reads every label"
     table = Table(title=title, box=SIMPLE_HEAD, show_edge=False, padding=0, pad_edge=False)
     table.add_column("defense", overflow="fold")
     rebuilt = [next(iter(answers(summary)), None) for summary in summaries]
-    asked = ["labels\nto re-\nbuild"] if any(rebuilt) else []
+    rebuild = ["labels\nto re-\nbuild"] if any(rebuilt) else []
     several = bool(summaries) and all(kept_utility(summary).get("test_auc") is None for summary in summaries)
     for column in (
         "test\naccuracy" if several else "test\nAUC",
         "test\nloss",
         *leaks.values(),
-        *kept,
+        *memory_column,
         "chance",
-        *asked,
+        *rebuild,
     ):
         table.add_column(column, justify="right", no_wrap=True)
     for summary, answer, memory in zip(summaries, rebuilt, remembered, strict=True):
@@ -73,15 +73,15 @@ def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
             f"{'' if several else 'acc. '}{number(last.get('test_accuracy'), 4)}" if auc is None else number(auc, 4),
             number(last.get("test_loss"), 4),
             *(number(reached(entry) if entry else None) for entry in found),
-            *(number(max(memory.leaks) if memory else None) for _ in kept),
+            *(number(max(memory.leaks) if memory else None) for _ in memory_column),
             number(next((entry["q95_null"] for entry in found if entry), None)),
-            *("–" if answer is None or answer.federation is None else answer.labels(answer.k, ">") for _ in asked),
+            *("–" if answer is None or answer.federation is None else answer.labels(answer.k, ">") for _ in rebuild),
         )
     return table
 
 
 def print_results(summaries: Sequence[Mapping[str, Any]]) -> None:
-    """Print the table of runs, what rebuilds the model and what each party reaches alone."""
+    """Print the table of runs, the labels that rebuild the model, and the utility of each party alone."""
     from flower_vfl.reports.rebuilt import answers
     from flower_vfl.reports.words import METRICS, alone_better, defenses, kept_model, nothing_chosen, number
     from flower_vfl.reports.worth import worth_in
@@ -130,7 +130,7 @@ def _class_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _verdict_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the verdict of each run in a line, and in another what did not run where that matters."""
+    """Return a line with the verdict of each run, and one with its missing attacks where it is not tested."""
     from flower_vfl.reports.headline import headline_of
     from flower_vfl.reports.words import defenses
 
@@ -202,7 +202,7 @@ def prepare_data(
 
 
 def data_of(source: str) -> Dataset:
-    """Open the prepared data of a folder, or what a configuration or a run's folder names, prepared on first use.
+    """Return the data of a prepared folder, a configuration or a run's folder; prepare it on first use.
 
     Raises
     ------
@@ -218,9 +218,9 @@ def data_of(source: str) -> Dataset:
 
 
 def print_columns(dataset: Dataset) -> None:
-    """Print the columns of the parties that this host holds, and how many rows each class has where it holds labels.
+    """Print the columns of the parties on this host, and the number of rows of each class if it has the labels.
 
-    They are a table where it fits the terminal, else a few lines a column: names and options stay whole.
+    They are a table where it fits the terminal, else a few lines a column, so that no name or option is broken.
     """
     out, columns = Console(), columns_of(dataset)
     table = _columns_table(dataset.name, columns)
@@ -243,7 +243,7 @@ def print_columns(dataset: Dataset) -> None:
 
 
 def _columns_table(name: str, columns: Sequence[Column]) -> Table:
-    """Return a row a column."""
+    """Return a table with a row for each column."""
     from flower_vfl.reports.words import share
 
     table = Table(title=f"Columns of {escape(name)}")
@@ -266,7 +266,7 @@ def _columns_table(name: str, columns: Sequence[Column]) -> Table:
 
 
 def _column_lines(column: Column, width: int) -> Text:
-    """Return a column's name, what is known of it on lines of this width, and how to change that."""
+    """Return a column's name, its properties on lines of this width, and the option that changes them."""
     from flower_vfl.reports.words import share
 
     facts = [column.kind, f"missing {share(column.missing)}"]

@@ -1,6 +1,6 @@
 """Baselines of a federation: scikit-learn on each party's columns and on the joined table, same test rows.
 
-It joins the parties' columns in one place, which a deployment never does: simulations alone have it.
+They join the parties' columns in one place, which a deployment never does: only simulations have them.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     import torch
 
 _MOST_LEVELS = 250
-"""Gradient boosting takes columns with more values as numbers, logistic regression the rarest of them as one."""
+"""Most values of a category: gradient boosting takes more as numbers, logistic regression joins the rarest."""
 _MOST_ROWS = 200_000
 
 
 def wants_baselines(config: Config, dataset: VerticalData) -> bool:
-    """Say whether a run is compared with scikit-learn: where it is asked for, and by default on tables of one's own."""
+    """Return True if a run is compared with scikit-learn: if configured, and by default on the user's own tables."""
     tables = not any(dataset.party(party).spec.shape for party in alone_parties(config, dataset))
     return tables and (config.baselines == "on" or (config.baselines == "auto" and dataset.name == OWN_DATA))
 
 
 def compare_run(config: Config, folder: Path) -> dict[str, Any]:
-    """Return the result of a finished run, with what scikit-learn reaches on its test rows where that is wanted.
+    """Return the result of a finished run, with the comparison with scikit-learn on its test rows if configured.
 
-    It is added to the run's `result.json`, and its report is written again. A deployed run has none: on the label
-    party's host the columns of the others are missing.
+    The comparison is added to the run's `result.json`, and its report is written again. A deployed run has none: on
+    the label party's host the columns of the others are missing.
     """
     result = read_result(folder)
     if WORTH not in result and has_ended(folder) and config.baselines != "off":
@@ -58,10 +58,10 @@ def compare_run(config: Config, folder: Path) -> dict[str, Any]:
 
 
 def worth_of(config: Config, dataset: VerticalData, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what gradient boosting and logistic regression reach on each party's columns and on all of them.
+    """Return the utility of gradient boosting and logistic regression on each party's columns and on all of them.
 
-    They have their defaults, all training rows (200,000 at most, evenly spread) and the same encoded columns as the
-    federation; validation has no part in it.
+    They use their defaults, all training rows (200,000 at most, evenly spaced) and the encoded columns of the
+    federation, but no validation.
 
     Parameters
     ----------
@@ -70,13 +70,13 @@ def worth_of(config: Config, dataset: VerticalData, result: Mapping[str, Any]) -
     dataset : VerticalData
         Its data.
     result : Mapping
-        Its result, for what the federation reached.
+        Its result, with the federation's utility.
 
     Returns
     -------
     dict
         ``measure`` (test AUC of two classes, accuracy of more), ``together``, ``margin`` (half of the 95 % interval
-        that so many test rows give), ``test_rows``, and ``baselines``: objects with ``model``, ``columns``, ``value``.
+        by the number of test rows), ``test_rows``, and ``baselines``: objects with ``model``, ``columns``, ``value``.
     """
     labels = dataset.labels()
     measure = "test_auc" if labels.classes == 2 else "test_accuracy"
@@ -87,7 +87,7 @@ def worth_of(config: Config, dataset: VerticalData, result: Mapping[str, Any]) -
     found = []
     for columns, table in tables.items():
         for model, scores in table.scores(labels.train[chosen], config.threads).items():
-            found.append({"model": model, "columns": columns, "value": _reached(scores, labels.test, labels.classes)})
+            found.append({"model": model, "columns": columns, "value": _utility(scores, labels.test, labels.classes)})
     together = kept_utility(result).get(measure)
     counts = np.bincount(labels.test, minlength=labels.classes)
     margin = _margin(float(together), counts) if isinstance(together, int | float) else None
@@ -116,7 +116,7 @@ class _Table:
 
     @classmethod
     def joined(cls, tables: list[_Table]) -> _Table:
-        """Return the columns of all."""
+        """Return the columns of all tables, side by side."""
         sides = (0, 1)
         return cls(
             [np.concatenate([table.numbers[side] for table in tables], axis=1) for side in sides],
@@ -124,7 +124,7 @@ class _Table:
         )
 
     def scores(self, labels: NDArray[np.integer], threads: int) -> dict[str, NDArray[np.float64]]:
-        """Return the probabilities (N, C) of the test rows by each model, computed with so many threads; 0: all."""
+        """Return the probabilities (N, C) of the test rows by each model, computed with `threads` threads; 0: all."""
         from sklearn.compose import make_column_transformer
         from sklearn.ensemble import HistGradientBoostingClassifier
         from sklearn.linear_model import LogisticRegression
@@ -156,16 +156,16 @@ def _beside(part: tuple[torch.Tensor, ...], *, floats: bool) -> NDArray[np.float
     return np.concatenate([np.empty((len(part[0]), 0)), *found], axis=1)
 
 
-def _reached(scores: NDArray[np.float64], labels: NDArray[np.integer], classes: int) -> float:
+def _utility(scores: NDArray[np.float64], labels: NDArray[np.integer], classes: int) -> float:
     if classes == 2:
         return float(leak_auc(scores[:, 1], labels))
     return float((scores.argmax(axis=1) == labels).mean())
 
 
 def _margin(value: float, counts: NDArray[np.int64]) -> float:
-    """Return half of the 95 % interval of an accuracy, or of an AUC (Hanley and McNeil, 1982), of so many rows."""
+    """Return half of the 95 % interval of an accuracy, or of an AUC (Hanley and McNeil, 1982), by class counts."""
     if len(counts) > 2:
-        least = 2 / (counts.sum() + 4)  # where every row is right, as many rows say so (Agresti and Coull, 1998)
+        least = 2 / (counts.sum() + 4)  # an interval also where every row is right (Agresti and Coull, 1998)
         value = min(max(value, least), 1 - least)
         return float(1.96 * np.sqrt(value * (1 - value) / counts.sum()))
     first, second = value / (2 - value), 2 * value**2 / (1 + value)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Hand the command line to a study, or list the studies."""
+    """Run a study's command line, or list the studies."""
     names = sorted(path.parent.name for path in Path(__file__).parent.glob("*/study.py"))
     if len(sys.argv) < 2 or sys.argv[1] not in names:
         print("python -m studies NAME run|page [options]; NAME is one of", *names, sep="\n  ")

@@ -1,4 +1,4 @@
-"""What the studies of this folder share: runs that are made once, numbers over seeds, verdicts, tables of a page."""
+"""Shared code of the studies: runs that are made once, numbers over seeds, verdicts, and tables of a page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from flower_vfl.config import Config
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "results"
-"""Where the pages of results lie, with their numbers and figures."""
+"""Folder of the pages of results, with their numbers and figures."""
 
 Summary = dict[str, Any]
 Values = NDArray[np.float64]
@@ -35,13 +35,13 @@ class Job:
     Attributes
     ----------
     study, setting : str
-        Whose it is.
+        Names of its study and setting.
     seed : int
         Seed of the run.
     folder : Path
-        Where it goes.
+        Folder of its results.
     options : Mapping[str, Any]
-        What else the study wants to know, such as whether this is a quick one.
+        Further options of the study, such as `quick`.
     """
 
     study: str
@@ -52,12 +52,12 @@ class Job:
 
     @property
     def done(self) -> bool:
-        """Whether the run is there, complete."""
+        """True if the run is complete."""
         return (self.folder / "result.json").is_file()
 
 
 def job_of(runs: Path, study: str, setting: str, seed: int, **options: Any) -> Job:
-    """Return a run and its place, `<runs>/<study>/<setting>/seed-<n>`."""
+    """Return a run with its folder, `<runs>/<study>/<setting>/seed-<n>`."""
     return Job(study, setting, seed, runs / study / setting / f"seed-{seed}", options)
 
 
@@ -67,21 +67,21 @@ def do(job: Job, config: Config, **more: Any) -> float:
     Parameters
     ----------
     job : Job
-        Which one.
+        The run.
     config : Config
-        What to run.
+        Configuration of the run.
     **more
-        Given to `flower_vfl.run`, such as `data` of the study's own.
+        Further arguments of `flower_vfl.run`, such as `data`.
 
     Returns
     -------
     float
-        Seconds.
+        Seconds of the run.
 
     Raises
     ------
     FolderInUseError
-        When another process is at it.
+        When another process is doing the run.
     """
     from flower_vfl import run
     from flower_vfl.files import FolderLock
@@ -99,12 +99,12 @@ def do(job: Job, config: Config, **more: Any) -> float:
 
 
 def do_all(jobs: Sequence[Job], work: Callable[[Job], float], processes: int) -> None:
-    """Do the runs that are not there yet, each in a process with one torch thread; one that fails stops no other.
+    """Do the missing runs, each in a process with one torch thread; one that fails stops no other.
 
     Raises
     ------
     SystemExit
-        At the end, naming the runs that failed.
+        At the end, if runs failed; the message names them.
     """
     waiting = [job for job in jobs if not job.done]
     print(f"{len(jobs) - len(waiting)} runs are there, {len(waiting)} to do", flush=True)
@@ -123,22 +123,22 @@ def do_all(jobs: Sequence[Job], work: Callable[[Job], float], processes: int) ->
 
 @dataclass(frozen=True)
 class Study:
-    """A page of results: what is run for it, and how the page is made from the runs.
+    """A page of results: its runs, and the function that makes the page from them.
 
     Attributes
     ----------
     description : str
         The subject of the page, and how its script is used.
     name : str
-        Of the page; runs lie in `runs/<name>` by default.
+        Name of the page; runs lie in `runs/<name>` by default.
     studies, settings, seeds
-        What there is to run, each combination.
+        Studies, settings and seeds, of which each combination is a run.
     quick : Sequence[str]
         The settings of a quick run.
     run_one : Callable
-        Does a run and returns its seconds; it finds whether it is a quick one in the options.
+        Function that does a run and returns its seconds; the job's option `quick` is true for a quick one.
     make_page : Callable
-        Takes the folder of the runs and the one in which the page lies.
+        Function of the folder of the runs and the folder of the page.
     """
 
     description: str | None
@@ -152,7 +152,7 @@ class Study:
     make_page: Callable[[Path, Path], None]
 
     def main(self) -> None:
-        """Read the command line of the page and do what it says."""
+        """Run the command line of the page."""
         parser, run = commands(self.description, self.name)
         for option, values in (("--study", list(self.studies)), ("--settings", list(self.settings))):
             run.add_argument(option, nargs="+", choices=values, default=values)
@@ -170,7 +170,7 @@ class Study:
 
 
 def commands(description: str | None, name: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Return a command line with the subcommands `run` and `page`, and the former, for a study to add its options."""
+    """Return a parser with the subcommands `run` and `page`, and that of `run`, to which a study adds its options."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     subcommands = parser.add_subparsers(dest="command", required=True)
     run = subcommands.add_parser("run", help="do the runs that are not there yet")
@@ -189,9 +189,9 @@ def obey(
     run_one: Callable[[Job], float],
     make_page: Callable[[Path, Path], None],
 ) -> None:
-    """Do what the command line says; `jobs` makes runs of it.
+    """Run the command line; `jobs` returns the runs for its options.
 
-    They are given seed by seed: a study that is stopped early has fewer seeds, not fewer settings.
+    They are ordered by seed: a study that is stopped early has fewer seeds, not fewer settings.
     """
     given = parser.parse_args()
     if given.command == "page":
@@ -210,7 +210,7 @@ def finished(folder: Path) -> list[tuple[Path, Summary]]:
 def by_setting(
     folder: Path, settings: Iterable[str], numbers: Callable[[Summary], Iterable[tuple[str, float]]]
 ) -> Summary:
-    """Return, for each setting of a study that was run, the seeds, and by name what `numbers` says of each result."""
+    """Return, for each setting of a study that was run, the seeds and the values of `numbers` for each, by name."""
     found: dict[str, dict[str, list[float]]] = {}
     for setting in settings:
         for _, result in finished(folder / setting):
@@ -222,7 +222,7 @@ def by_setting(
 
 
 def undefended(studies: Iterable[str], collect: Callable[[str], Summary]) -> dict[str, Summary]:
-    """Return what was collected of each study that has runs without a defense; the others say nothing yet."""
+    """Return the collected numbers of each study that has runs without a defense."""
     found = {study: collect(study) for study in studies}
     return {study: summary for study, summary in found.items() if "none" in summary["settings"]}
 
@@ -248,7 +248,7 @@ def write_page(page: Path, studies: Mapping[str, Summary], blocks: Mapping[str, 
 
 
 def fill(page: str, blocks: Mapping[str, str]) -> str:
-    """Put generated blocks between their marks, `<!-- begin NAME -->` and `<!-- end NAME -->`."""
+    """Return a page with blocks between their marks, `<!-- begin NAME -->` and `<!-- end NAME -->`."""
     for name, block in blocks.items():
         marks = re.compile(rf"(<!-- begin {re.escape(name)} -->\n).*?(<!-- end {re.escape(name)} -->)", re.DOTALL)
         page = marks.sub(lambda match, block=block: f"{match[1]}{block}\n{match[2]}", page)  # type: ignore[misc]
@@ -282,7 +282,7 @@ def family(summary: Summary, name: str) -> list[str]:
 
 
 def places(summary: Summary, settings: Sequence[str]) -> dict[str, list[int]]:
-    """Return, for each setting, where the seeds that all of them have are found."""
+    """Return, for each setting, the positions of the seeds that all settings have."""
     seeds = {setting: summary["settings"][setting]["seeds"] for setting in settings}
     shared = sorted(set.intersection(*(set(of) for of in seeds.values())))
     return {setting: [of.index(seed) for seed in shared] for setting, of in seeds.items()}
@@ -296,7 +296,7 @@ def share_below(ours: Values, theirs: Values, points: int = 500) -> float:
     ours, theirs : (N, 2) and (M, 2)
         Points (utility, leak) of one method each; between neighbours in utility, leak is interpolated.
     points : int
-        Utilities that are looked at, evenly spaced.
+        Number of utilities that are compared, evenly spaced.
     """
     ours, theirs = ours[ours[:, 0].argsort()], theirs[theirs[:, 0].argsort()]
     low, high = max(ours[0, 0], theirs[0, 0]), min(ours[-1, 0], theirs[-1, 0])
@@ -313,13 +313,13 @@ def share_with_interval(ours: Values, theirs: Values, draws: int = 2000) -> dict
     Parameters
     ----------
     ours, theirs : (N, 2, S) and (M, 2, S)
-        Points (utility, leak) of one method each, a seed in the last place.
+        Points (utility, leak) of one method each, with seeds in the last dimension.
     draws : int
-        How often seeds are drawn again.
+        Number of draws of seeds.
     """
     seeds = ours.shape[2]
     share = share_below(ours.mean(axis=2), theirs.mean(axis=2))
-    if seeds < 2:  # one seed says nothing about others
+    if seeds < 2:  # one seed has no interval
         return {"share": share, "low": 0.0, "high": 1.0}
     drawn = [
         share_below(ours[:, :, rows].mean(axis=2), theirs[:, :, rows].mean(axis=2))
@@ -330,7 +330,7 @@ def share_with_interval(ours: Values, theirs: Values, draws: int = 2000) -> dict
 
 
 class Verdict(TypedDict):
-    """A claim, whether it holds (None: undecided, its interval lies on both sides of the threshold), its numbers."""
+    """A claim, True if it holds (None: undecided, its interval contains the threshold), and its numbers."""
 
     claim: str
     holds: bool | None
@@ -343,7 +343,7 @@ def verdict(claim: str, holds: bool | np.bool_ | None, numbers: str) -> Verdict:
 
 
 def all_of(judged: Sequence[bool | None]) -> bool | None:
-    """Return whether all parts of a claim hold: not where one does not, undecided where one is or there is none."""
+    """Return True if all parts of a claim hold, False if one does not, else None: undecided, or no part at all."""
     return False if False in judged else None if None in judged or not judged else True
 
 

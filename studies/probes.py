@@ -1,4 +1,4 @@
-"""What studies put around a defense: it acts in each so many steps and lets the others pass."""
+"""The base class of wrappers around a defense that act only in some steps."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from flower_vfl.strategies import Defense, HookedStrategy
 
 
 class Occasional(Defense):
-    """Acts in each so many steps, the first among them, on what the defenses inside it made of the gradients.
+    """Wrapper that acts on the gradients after the inner defenses, in every `every`-th step from the first one on.
 
     Parameters
     ----------
     strategy : HookedStrategy
-        What it wraps.
+        The wrapped strategy.
     every : int
-        Act in each so many steps.
+        Number of steps from one action to the next.
     """
 
     def __init__(self, strategy: HookedStrategy, *, every: int = 10) -> None:
@@ -28,11 +28,11 @@ class Occasional(Defense):
 
     @property
     def params(self) -> dict[str, Any]:
-        """How often it acts."""
+        """Number of steps from one action to the next."""
         return {"every": self._every}
 
     def protect(self, grads: Tensor, labels: Tensor, step: StepView | None = None) -> tuple[Tensor, Log]:
-        """Let the inner strategy protect first, then act if it is time."""
+        """Return the inner strategy's gradients, after `act` in the steps in which it is due."""
         sent, log = self.strategy.protect(grads, labels, step)
         if self._step % self._every == 0:
             sent, more = self.act(sent, labels)
@@ -42,9 +42,9 @@ class Occasional(Defense):
 
     @abstractmethod
     def act(self, grads: Tensor, labels: Tensor) -> tuple[Tensor, Log]:
-        """Return what is sent instead of gradients (B, D) of examples with labels (B,), and what is logged."""
+        """Return the gradients (B, D) to send instead of these, of examples with labels (B,), and the log."""
 
 
 def two_of_each(labels: Tensor) -> bool:
-    """Whether a batch has two rows of either class at least."""
+    """Return True if a batch has at least two rows of each class."""
     return 2 <= int(labels.sum()) <= len(labels) - 2

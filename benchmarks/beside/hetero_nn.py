@@ -1,7 +1,7 @@
 """A party of FATE's vertical training of networks: its trainers, with its federation and storage on one machine.
 
-Started without a side it is the guest, which has the labels, and starts the host, which has the features. Only where
-its trainers would draw batches or clip gradients do they do what the benchmark's file says instead.
+Started without a side it is the guest, which has the labels, and starts the host, which has the features. FATE's
+trainers are changed in two points only: the benchmark's file gives the batches, and no gradients are clipped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SIDES = {"guest": ("guest", "10000"), "host": ("host", "9999")}
 
 
 class Guest(HeteroNNTrainerGuest):  # type: ignore[misc]
-    """Reports the loss of each step to the benchmark."""
+    """A guest that reports the loss of each step to the benchmark."""
 
     ticks: Ticks
 
@@ -39,7 +39,7 @@ class Guest(HeteroNNTrainerGuest):  # type: ignore[misc]
 
 
 class Host(HeteroNNTrainerHost):  # type: ignore[misc]
-    """Takes rows in the order of the file."""
+    """A host that takes rows in the order of the file."""
 
     def _get_train_sampler(self) -> Any:
         return SequentialSampler(self.train_dataset)

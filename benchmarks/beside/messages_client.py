@@ -31,7 +31,7 @@ def embed(message: Message, context: Context) -> Message:
 
 @app.train("apply_gradients")
 def apply(message: Message, context: Context) -> Message:
-    """Compute the embeddings again and make a step with the gradients that came."""
+    """Compute the embeddings again and make a step with the received gradients."""
     _, features = party_of(context)
     features.forward(batch(FOUND, int(message.content["rows"]["step"])))
     features.backward(torch.from_numpy(message.content["gradients"]["gradient"].numpy()))

@@ -31,7 +31,7 @@ def batch(found: dict[str, Any], step: int) -> Tensor:
 
 
 def perceptron(layers: list[tuple[Tensor, Tensor]], *, last: bool) -> nn.Sequential:
-    """Return linear layers of these weights and biases with a ReLU between them, and `last` one behind them."""
+    """Return linear layers of these weights and biases with a ReLU between them, and with `last` one after them."""
     modules: list[nn.Module] = []
     for weight, bias in layers:
         linear = nn.Linear(weight.shape[1], weight.shape[0])
@@ -109,18 +109,18 @@ class Labels:
 
 
 class Ticks:
-    """Says the loss of each step to the benchmark, and waits until it may go on."""
+    """A connection that reports the loss of each step to the benchmark, and waits for its answer."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(os.environ["BESIDE_TICKS"])
 
     def tick(self, loss: float) -> None:
-        """Say one step; raise ConnectionError when the benchmark is over."""
+        """Report one step; raise ConnectionError when the benchmark is over."""
         self._socket.sendall(LOSS.pack(loss))
         if not self._socket.recv(1):
             raise ConnectionError("the benchmark is over")
 
     def interrupt(self) -> None:
-        """Say that something that is no step came between."""
+        """Report an interruption by something that is no step."""
         self.tick(math.nan)

@@ -1,4 +1,4 @@
-"""The label party of a run of flower-vfl that says each step to the benchmark."""
+"""The label party of a run of flower-vfl that reports each step to the benchmark."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from flower_vfl import make_server_app
 from flower_vfl.strategies import Observer
 
 
-class Said(Observer):
-    """Says each step, and leaves the evaluation out."""
+class StepReporter(Observer):
+    """An observer that reports each step, without the evaluation."""
 
     def on_start(self, steps: int, epochs: int, parties: Any) -> None:
         """Connect to the benchmark."""
         self._ticks = Ticks()
 
     def on_step(self, step: int, epoch: int, loss: float, leak: float) -> None:
-        """Say it."""
+        """Report the step."""
         self._ticks.tick(loss)
 
     def on_epoch(self, step: int, epoch: int, metrics: Any) -> None:
@@ -26,4 +26,4 @@ class Said(Observer):
         self._ticks.interrupt()
 
 
-app = make_server_app(observers=(Said(),))
+app = make_server_app(observers=(StepReporter(),))

@@ -25,7 +25,7 @@ LOSS = "loss"
 
 
 class NoPersistor(LearnablePersistor):
-    """Hands out a model that nobody reads: both sites have their weights from the benchmark's file."""
+    """A persistor of an unused model: both sites have their weights from the benchmark's file."""
 
     def load(self, fl_ctx: Any) -> Any:
         """Return one number."""
@@ -36,7 +36,7 @@ class NoPersistor(LearnablePersistor):
 
 
 class SplitLearner(Learner):
-    """Trains one side of the cut."""
+    """A learner of one side of the cut."""
 
     def initialize(self, parts: dict[str, Any], fl_ctx: Any) -> None:
         """Load this site's side; at site-2, answer what site-1 sends."""
@@ -49,7 +49,7 @@ class SplitLearner(Learner):
             )
 
     def init_model(self, shareable: Shareable, fl_ctx: Any, abort_signal: Any) -> Shareable:
-        """Take nothing: the weights are here."""
+        """Do nothing: the weights are already here."""
         return make_reply(ReturnCode.OK)
 
     def train(self, shareable: Shareable, fl_ctx: Any, abort_signal: Any) -> Shareable:
@@ -79,7 +79,7 @@ class SplitLearner(Learner):
         return make_reply(ReturnCode.TASK_ABORTED)
 
     def _answer(self, topic: str, request: Shareable, fl_ctx: Any) -> Shareable:
-        """Return the gradient of the embedding that came."""
+        """Return the gradient of the received embedding."""
         message = from_shareable(request)
         rows = batch(self._work, message.get_meta_prop(SplitNNConstants.BATCH_INDICES))
         loss, gradient = self._labels.step(rows, fobs.loads(message.data[SplitNNConstants.DATA]))

@@ -38,7 +38,7 @@ _WORKER_BYTES = 2**30
 
 _MOST_SHOWN = 500
 _ALONE = "alone: "
-"""Begins the name of a task that trains on one party's columns; the name of no run has a colon."""
+"""Prefix of the name of a task that trains on one party's columns; no run's name has a colon."""
 
 
 def run_demo(
@@ -74,7 +74,7 @@ def run_demo(
         demo = _Demo(out, configs, full=full)
         try:
             demo.run()
-        finally:  # whatever ended it: what has finished is compared
+        finally:  # even after an error, finished runs are compared
             summaries = demo.finish()
     if demo.failures:
         name, reason = next(iter(demo.failures.items()))
@@ -118,18 +118,18 @@ def _check_demo(out: Path, configs: Mapping[str, Config]) -> None:
 
 @dataclass
 class _Demo:
-    """The runs of one demo and what has come of them.
+    """The runs of one demo and their state.
 
     Attributes
     ----------
     out
         Folder of the results.
     configs
-        Of each run.
+        Configuration of each run, by its name.
     full
         True if each party's columns are also trained on alone.
     failures
-        Of each run that failed, why.
+        Reason of each failure, by the name of the run.
     """
 
     out: Path
@@ -142,7 +142,7 @@ class _Demo:
     _parties: list[str] = field(default_factory=list)
 
     def run(self) -> None:
-        """Do what is not done yet."""
+        """Do the runs and trainings that are not done yet."""
         self._finished = {name for name in self.configs if has_ended(self.out / name)}
         if self.full:
             self._parties = alone_parties(self.configs[FIRST[0]], open_data(self.configs[FIRST[0]]))
@@ -179,7 +179,7 @@ class _Demo:
         return summaries
 
     def _submit(self, pool: WorkerPool, waiting: list[str]) -> None:
-        """Append the first comparison, then the parties alone, then the other runs."""
+        """Submit the runs of the first comparison, then the parties alone, then the other runs."""
         first = [name for name in waiting if name in FIRST]
         for name in first:
             self._submit_run(pool, name)
@@ -195,7 +195,7 @@ class _Demo:
         pool.submit(name, partial(self._task, name))
 
     def _task(self, name: str) -> RunTask:
-        alone = self._alone if self._parties and self._knows_alone() else None
+        alone = self._alone if self._parties and self._has_alone() else None
         return RunTask(self.configs[name].model_dump(), self.out / name, alone)
 
     def _ended(self, event: Ended, pool: WorkerPool, display: Display) -> None:
@@ -208,7 +208,7 @@ class _Demo:
                 with display.paused():
                     self._compare_first()
         self._write_summary()
-        if self._knows_alone():  # runs that ended before get it too
+        if self._has_alone():  # it is added to runs that ended before
             under_way = pool.names()
             for name in self.configs:
                 if name in self._finished and name not in under_way and not self._is_done(name):
@@ -238,17 +238,17 @@ class _Demo:
     def _is_done(self, name: str) -> bool:
         return name in self._finished and not (self._parties and ALONE not in read_result(self.out / name))
 
-    def _knows_alone(self) -> bool:
+    def _has_alone(self) -> bool:
         return set(self._parties) == self._alone.keys()
 
     def _measured_alone(self) -> dict[str, float]:
-        """Return what parties reach alone, where a run of before has it in its result."""
+        """Return the AUC of each party alone from the result of a finished run; empty if none has it."""
         results = (read_result(self.out / name) for name in self._finished)
         return next((dict(result[ALONE]) for result in results if ALONE in result), {})
 
 
 def _places(config: Config, tasks: int) -> int:
-    """Return how many tasks run at once: as many as processors and free memory allow."""
+    """Return the number of tasks that run at once, as processors and free memory allow."""
     processors = cores() // (config.threads or cores())
     free = free_memory()
     return max(1, min(tasks, processors, free // _WORKER_BYTES if free else tasks))

@@ -1,4 +1,4 @@
-"""The time that is left of several tasks."""
+"""An estimate of the remaining time of several tasks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from flower_vfl.simulations.demo.pool import Ended, Event, Failed, Progressed, Started
 
 _STEPS_SHARE = 0.8
-"""The steps' share of a run's time; the rest are readers at the end, and the report."""
+"""Share of the steps in a run's time; the rest are readers at the end, and the report."""
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Countdown:
     places : int
         Number of tasks that run at once.
     clock : Callable
-        Returns seconds.
+        Function that returns seconds.
     """
 
     places: int
@@ -38,7 +38,7 @@ class Countdown:
     _durations: list[float] = field(default_factory=list)
 
     def take(self, event: Event) -> None:
-        """Note what has happened."""
+        """Update the estimate by an event."""
         match event:
             case Started(name):
                 self._running[name] = _Running(self.clock())
@@ -50,7 +50,7 @@ class Countdown:
                     self._durations.append(self.clock() - state.began)
 
     def seconds_left(self, waiting: int) -> float | None:
-        """Return about how long it still takes with so many tasks that wait; None while nothing is known."""
+        """Return the estimated remaining seconds with `waiting` tasks not begun; None while nothing is known."""
         now = self.clock()
         expected = {name: self._expected(state, now) for name, state in self._running.items()}
         known = self._durations or [total for total in expected.values() if total is not None]

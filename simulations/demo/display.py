@@ -25,7 +25,7 @@ class Display:
     countdown : Countdown
         Estimates the time that is left.
     console : Console
-        Terminal that shows it.
+        Console of the display.
     """
 
     def __init__(self, total: int, countdown: Countdown, console: Console) -> None:
@@ -47,7 +47,7 @@ class Display:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave the terminal to something else for the length of a block."""
+        """Stop the display for the length of a block."""
         self._live.stop()
         try:
             yield

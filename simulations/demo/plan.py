@@ -16,10 +16,10 @@ EPOCHS = 3
 """Epochs of the short demo; with --full it is the preset's number."""
 
 BASELINE = "no-gradients"
-"""The run in which nothing that depends on labels leaves: a defense that predicts worse should not be used."""
+"""The run that sends nothing that depends on labels: a defense that predicts worse should not be used."""
 
 PROOF = "local-head-e1"
-"""The run with a proof: its number of epochs, too, must not follow from labels."""
+"""The run with a proof: its number of epochs must not depend on labels either."""
 
 RUNS = {
     "none": "",
@@ -67,7 +67,7 @@ def demo_configs(overrides: Mapping[str, str], *, full: bool = False) -> dict[st
     Parameters
     ----------
     overrides : Mapping
-        Of the command line's `--set`.
+        Values of the command line's `--set`.
     full : bool
         True if there are more runs, as long as the preset's and with all attacks.
 
@@ -85,7 +85,7 @@ def demo_configs(overrides: Mapping[str, str], *, full: bool = False) -> dict[st
 
 
 def _settings(plain: Mapping[str, Any], name: str, defense: str) -> dict[str, Any]:
-    """Return the settings of one run; labels end neither the one with a proof nor the one without gradients.
+    """Return the settings of one run; that with a proof and that without gradients never end early by labels.
 
     Without gradients, bottom models are pre-trained for as long as heads are trained.
     """
@@ -94,11 +94,11 @@ def _settings(plain: Mapping[str, Any], name: str, defense: str) -> dict[str, An
         training["patience"] = 0
         attack |= {"max_leak": 1.0, "max_bound": 1.0}
     if name == BASELINE:
-        return {**plain, "attack": attack, "training": training | _silent(training)}
+        return {**plain, "attack": attack, "training": training | _without_gradients(training)}
     return {**plain, "attack": attack, "training": training, "defenses": parse_defenses(defense)}
 
 
-def _silent(training: Mapping[str, Any]) -> dict[str, Any]:
+def _without_gradients(training: Mapping[str, Any]) -> dict[str, Any]:
     return {"gradients": False, "pretrain": training["pretrain"] or EPOCHS}
 
 

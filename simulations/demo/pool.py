@@ -25,10 +25,10 @@ _REPORT_SECONDS = 0.2
 _MOST_TRACED = 10_000
 
 Report = Callable[[float], None]
-"""Takes the share of a task that is done."""
+"""Function that receives the share of a task that is done."""
 
 Work = Callable[[Any, Report], Any]
-"""Does the task that an argument describes; a worker process imports it by its name."""
+"""Function that does the task that an argument describes; a worker process imports it by its name."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class WorkerPool:
     Parameters
     ----------
     work : Callable
-        Does a task, a function that workers can import.
+        Function that does a task; workers must be able to import it.
     places : int
         Largest number of tasks that run at once.
     environment : Mapping, optional
@@ -146,7 +146,7 @@ class WorkerPool:
         name : str
             Name of the task in events.
         make : Callable
-            Returns what describes the task, when it begins.
+            Function that returns the description of the task, called when the task begins.
         """
         self._waiting.append((name, make))
 
@@ -161,7 +161,7 @@ class WorkerPool:
         return at_work | {name for name, _ in self._waiting}
 
     def events(self) -> Iterator[Event]:
-        """Do the tasks, and yield what happens until none is left."""
+        """Do the tasks, and yield their events until none is left."""
         while self._waiting or any(worker.task is not None for worker in self._workers):
             yield from self._assign()
             ready = connection.wait([worker.connection for worker in self._workers], _TICK_SECONDS)
@@ -197,7 +197,7 @@ class WorkerPool:
         return worker
 
     def _read(self, worker: _Worker) -> Event | None:
-        """Return what a worker sent, or that it died."""
+        """Return the event that a worker sent, or the failure of a worker that died."""
         try:
             message = worker.connection.recv()
         except (EOFError, OSError):
@@ -216,7 +216,7 @@ class WorkerPool:
 
 
 def _ending(code: int | None) -> str:
-    """Return in words how a process has ended that should not have.
+    """Return a text on the unexpected end of a process.
 
     Examples
     --------
@@ -245,7 +245,7 @@ def _without_interrupts() -> Iterator[None]:
 
 
 def _serve(tasks: Connection, work: Work, environment: Mapping[str, str]) -> None:
-    """Do what comes, in a worker process, until the other side is gone or SIGTERM ends it."""
+    """Do the received tasks in a worker process, until the connection is closed or SIGTERM arrives."""
 
     def terminate(number: int, frame: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -284,5 +284,5 @@ class _Reporter:
         self._due = time.monotonic() + _REPORT_SECONDS
         try:
             self._tasks.send(float(share))
-        except OSError:  # nobody reads any more: this ends as by Ctrl-C, and what was measured is written
+        except OSError:  # the connection is closed: end as by Ctrl-C, which writes what was measured
             raise KeyboardInterrupt from None

@@ -7,19 +7,19 @@ from flower_vfl.strategies import Observer
 
 
 class Steps(Observer):
-    """Reports the share of the steps that is done.
+    """An observer that reports the share of the steps that is done.
 
     Parameters
     ----------
     report : Callable
-        Takes the share.
+        Function that receives the share.
     """
 
     def __init__(self, report: Report) -> None:
         self._report, self._steps = report, 0
 
     def on_start(self, steps: int, epochs: int, parties: tuple[str, ...]) -> None:
-        """Note how many steps there are."""
+        """Note the number of steps."""
         self._steps = steps
         self._report(0.0)
 

@@ -1,4 +1,4 @@
-"""The demo's table: what each defense costs and what is still read of the labels."""
+"""The demo's table: the utility behind each defense, and the leak that remains."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rows(summaries: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
 def leaks(summary: Mapping[str, Any]) -> tuple[float | None, float | None, float | None, float | None]:
     """Return the worst practical leak, the informed reader's without and with own data, and the first one's chance.
 
-    Of several parties it is the worst of each; what a run does not have is None.
+    With several parties each is the worst one; missing values are None.
     """
     verdict = summary.get("verdict")
     lines = [party.get("leak") or {} for party in verdict.get("parties", ())] if isinstance(verdict, dict) else []
@@ -62,7 +62,7 @@ def _reached(entry: Mapping[str, Any]) -> float:
 
 
 def print_last(summaries: Sequence[Mapping[str, Any]], *, full: bool, as_markdown: bool) -> None:
-    """Print what a demo ends with: after a full one all that its runs have measured, and the demo's table last."""
+    """Print the end of a demo: after a full one all measurements of its runs, and last the demo's table."""
     from flower_vfl.simulations.tables import print_results
 
     if full:
@@ -87,6 +87,6 @@ def print_demo(summaries: Sequence[Mapping[str, Any]], *, title: str = TITLE) ->
 
 
 def markdown(summaries: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table as Markdown: what README.md has between its two marks."""
+    """Return the table as Markdown, for README.md between its two marks."""
     lines = [COLUMNS, ("---", *("---:" for _ in COLUMNS[1:])), *rows(summaries)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

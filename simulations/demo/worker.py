@@ -1,4 +1,4 @@
-"""The tasks of a worker process: one run of the demo, or what one party's columns reach alone."""
+"""The tasks of a worker process: one run of the demo, or the training on one party's columns alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunTask:
-    """One run; one that was interrupted goes on.
+    """One run of the demo; an interrupted one goes on.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class AloneTask:
 
 
 def work(task: RunTask | AloneTask, report: Report) -> float | None:
-    """Do a task; that of one party alone returns the test AUC that it reaches."""
+    """Do a task; return the test AUC of one party alone, or None after a run."""
     import logging
 
     from flower_vfl.config import build_config

@@ -1,1 +1,1 @@
-"""Many runs trained as one: those of a sweep that differ in their seeds and in how gradients are defended."""
+"""Training of many runs as one: runs of a sweep that differ only in seeds and in defenses of gradients."""

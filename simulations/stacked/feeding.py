@@ -20,7 +20,7 @@ class Feeding:
     Parameters
     ----------
     schedules : Sequence[Schedule]
-        One a run, equal but for their seeds.
+        Schedule of each run; they differ only in their seeds.
     dataset : VerticalData
         The data.
     own : PartyTable, optional
@@ -31,9 +31,9 @@ class Feeding:
     Attributes
     ----------
     orders
-        (R,) the number of each run's order of rows among the distinct ones.
+        (R,) index of each run's order of rows among the distinct orders.
     which
-        The same as a tensor on the device.
+        `orders` as a tensor on the device.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Feeding:
         return self._batches[step]
 
     def evaluated(self, part: Part) -> Iterator[list[Rows]]:
-        """Yield the rows of each evaluation batch, for each distinct order; of the test's table they are the same."""
+        """Yield the rows of each evaluation batch, for each distinct order; test rows once: all share them."""
         for index in self._range(part):
             if part == "test":
                 yield [self._distinct[0].eval_batch(part, index)]
@@ -72,11 +72,11 @@ class Feeding:
                 yield [batches[index] for batches in self._validation]
 
     def all_evaluated(self, part: Part) -> list[Rows]:
-        """Return all rows (N,) that are evaluated, for each distinct order; of the test's table once."""
+        """Return all rows (N,) that are evaluated, for each distinct order; test rows once."""
         return [np.concatenate(pieces) for pieces in zip(*self.evaluated(part), strict=True)]
 
     def columns(self, party: str, rows: Sequence[Rows], *, test: bool = False) -> tuple[Tensor, ...]:
-        """Return what a feature party's table has in these rows, (R, B, ...) each."""
+        """Return the columns of a feature party in these rows, (R, B, ...) each."""
         table = self._dataset.party(party)
         return self._gathered(table.test if test else table.train, rows)
 
@@ -90,7 +90,7 @@ class Feeding:
         return tuple(self.per_run(list(pieces)) for pieces in zip(*(source.gather(part) for part in rows), strict=True))
 
     def per_run(self, pieces: Sequence[Tensor]) -> Tensor:
-        """Return for each run what belongs to its order, (R, B, ...), of pieces (B, ...) for each distinct order."""
+        """Return the piece of each run's order, (R, B, ...), from pieces (B, ...) for each distinct order."""
         if len(pieces) == 1:
             return pieces[0].to(self._device).expand(len(self.orders), *pieces[0].shape)
         return torch.stack(list(pieces)).to(self._device)[self.which]

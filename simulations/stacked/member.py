@@ -1,7 +1,7 @@
-"""One run of a stack: made as an ordinary run makes itself, and kept as an ordinary run keeps itself.
+"""One run of a stack: built like an ordinary run, and saved like one.
 
-What a stack leaves of a run is the checkpoint after its last step. The run then goes on from there by itself: attacks
-read its trained model, it writes its result and its report. All that is not training is done as ever.
+A stack writes the checkpoint of a run after its last step. The run then goes on from it by itself, like any other:
+attacks on the trained model, result and report. A stack replaces only the training.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from flower_vfl.transport.inproc import InprocLink
 
 @dataclass(frozen=True)
 class Part:
-    """One party's share of a trained run: its weights, and where its optimizer and its dropout stand."""
+    """One party's part of a trained run: its weights, and the states of its optimizer and of its dropout."""
 
     weights: Mapping[str, Tensor]
     optimizer: State
@@ -49,12 +49,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Trained:
-    """All that a training leaves of one run.
+    """The results of the training of one run.
 
     Attributes
     ----------
     label, parties
-        The trained share of each party.
+        The trained parts of the label party and of each feature party.
     outcome, losses
         The outcome; the losses (T,) of the last epoch.
     seen
@@ -75,7 +75,7 @@ class Trained:
 
 
 class Member:
-    """The parts of one run of a stack; its random numbers are those of the run by itself.
+    """The components of one run of a stack; its random numbers are those of the run by itself.
 
     Parameters
     ----------
@@ -87,9 +87,9 @@ class Member:
     Attributes
     ----------
     strategy
-        The label party's, with its defenses: their noise is drawn from here.
+        Strategy of the label party, with its defenses, which draw their noise.
     label, bottoms
-        The label party, and the feature parties' models, as they begin.
+        The label party, and the feature parties' bottom models, before training.
     """
 
     def __init__(self, config: Config, dataset: VerticalData) -> None:
@@ -109,7 +109,7 @@ class Member:
         self.prepared, _ = prepare_labels(self.strategy)
         aligned = dataset.alignment
         self.schedule: Schedule = schedule_of(config, aligned.rows, aligned.test_rows)
-        # An attacker hooks itself into its model; a stack observes in its own way.
+        # An attacker would register hooks in its model; a stack reads gradients in its own way.
         honest = config.attack.without_attacks()
         machines, links = self._parties(config.model_copy(update={"attack": honest}))
         self.label: LabelParty = self._label_party(links)
@@ -118,7 +118,7 @@ class Member:
     def _parties(
         self, config: Config, folder: Path | None = None, training: str = ""
     ) -> tuple[dict[str, FeatureParty], dict[str, Link]]:
-        """Make the feature parties, which keep their states in the folder of a training, and links to them."""
+        """Return the feature parties and links to them; with a folder, they keep their states in it."""
         machines: dict[str, FeatureParty] = {}
         links: dict[str, Link] = {}
         for party in self.strategy.base.parties:

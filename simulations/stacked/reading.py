@@ -31,7 +31,7 @@ class View:
     parties
         The attacked party, or a colluding group.
     layer
-        Their layer.
+        Layer of the gradients.
     shows
         `SENT` or `CLEAN`.
     names
@@ -86,7 +86,7 @@ class Batch:
     hinted: NDArray[np.int64]
 
     def at(self, rows: Tensor, gradients: Tensor) -> Tensor:
-        """Return some rows (R, k) of gradients (R, B, D), (R, k, D)."""
+        """Return the given rows (R, k) of gradients (R, B, D), as (R, k, D)."""
         return gradients.gather(1, rows[..., None].expand(-1, -1, gradients.shape[2]))
 
 
@@ -98,11 +98,11 @@ def batch_of(labels: Sequence[NDArray[np.bool_]], which: Tensor, step: int, most
     labels : Sequence of NDArray
         (B,) mask of the positive rows, for each order of rows.
     which : Tensor
-        (R,) the order that each run has.
+        (R,) index of each run's order of rows.
     step : int
         The step.
     most : int
-        Most hints of an attack.
+        Largest number of hints of an attack.
     """
     references, referred, hints, hinted = [], [], [], []
     for positive in labels:
@@ -133,13 +133,13 @@ class Readers:
     views : Sequence[View]
         The attacked views.
     defended : NDArray
-        (R,) which runs have a defense: those without have nothing that was not sent.
+        (R,) True for runs with a defense: only these have gradients other than the sent ones.
     """
 
     def __init__(self, attacks: Sequence[RowAttack], views: Sequence[View], defended: NDArray[np.bool_]) -> None:
         self.attacks, self._defended = list(attacks), defended
         self.views = [replace(view, attacks=tuple(attack.fresh() for attack in attacks)) for view in views]
-        self._waiting: list[tuple[int, int, Tensor, list[NDArray[np.bool_]]]] = []
+        self._pending: list[tuple[int, int, Tensor, list[NDArray[np.bool_]]]] = []
         self.most_hints = max((attack.hints for attack in attacks if HINTS in attack.needs), default=0)
         self.refers = any(REFERENCE in attack.needs for attack in attacks)
 
@@ -151,7 +151,7 @@ class Readers:
         gradients: Mapping[tuple[str, str, str], Tensor],
         references: Mapping[tuple[str, str], Tensor],
     ) -> None:
-        """Attack one step; what comes out stays on the device until `settle`.
+        """Attack one step; the results stay on the device until `settle`.
 
         Parameters
         ----------
@@ -160,50 +160,50 @@ class Readers:
         batch : Batch
             Its labels and side information.
         gradients : Mapping
-            (R, B, D) by party, layer and what is shown.
+            (R, B, D) by party, layer, and `SENT` or `CLEAN`.
         references : Mapping
             (R, D) clean gradients of the reference rows, by party and layer.
 
         Raises
         ------
         ConfigError
-            When an attack writes into what it is shown.
+            When an attack modifies its input.
         """
         scores, measured, known = [], [], []
-        everybody = torch.ones_like(batch.positive)
-        asked = [_measured(attack, batch, everybody) for attack in self.attacks]
+        all_rows = torch.ones_like(batch.positive)
+        masks = [_measured(attack, batch, all_rows) for attack in self.attacks]
         for view in self.views:
             rows = _joined([gradients[party, view.layer, view.shows].flatten(2) for party in view.parties])
             reference = None
             if self.refers:
                 reference = _joined([references[party, view.layer] for party in view.parties])[:, None]
             hints = batch.at(batch.hints, rows) if self.most_hints else None
-            for attack, (kept, possible) in zip(view.attacks, asked, strict=True):
+            for attack, (kept, possible) in zip(view.attacks, masks, strict=True):
                 scores.append(rate(attack, rows, _side_rows(attack, reference, hints)))
                 measured.append(kept)
                 known.append(possible)
-        if scores:  # one after the other they would be ten times as many operations
+        if scores:  # all at once: one after the other takes ten times as many operations
             found = separations(
                 torch.stack(scores), batch.positive, torch.stack(measured)
-            )  # in the widest format of all
-            self._waiting.append((step, epoch, torch.stack(found, dim=1), known))
+            )  # in the widest number format of all
+            self._pending.append((step, epoch, torch.stack(found, dim=1), known))
 
     def settle(self, records: Records) -> None:
-        """Record what waits; the device is read once."""
-        if not self._waiting:
+        """Record the pending steps, with one read from the device."""
+        if not self._pending:
             return
-        numbers = torch.stack([found for _, _, found, _ in self._waiting]).cpu().numpy()
-        for (step, epoch, _, known), values in zip(self._waiting, numbers, strict=True):
+        numbers = torch.stack([found for _, _, found, _ in self._pending]).cpu().numpy()
+        for (step, epoch, _, known), values in zip(self._pending, numbers, strict=True):
             entries = iter(zip(values, known, strict=True))
             for view in self.views:
                 of_view = [next(entries) for _ in self.attacks]
-                whose = None if view.shows == SENT else self._defended
+                of_runs = None if view.shows == SENT else self._defended
                 for name in view.names:
                     for reading, (pair, possible) in zip(view.readings(name), of_view, strict=True):
                         for metric, value in zip(reading.metrics, pair, strict=True):
                             key = (reading.party, reading.layer, reading.attack, metric)
-                            records.add(key, step, epoch, np.where(possible, value, np.nan), whose)
-        self._waiting = []
+                            records.add(key, step, epoch, np.where(possible, value, np.nan), of_runs)
+        self._pending = []
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -37,7 +37,7 @@ class RunRecorder:
     Parameters
     ----------
     values : list
-        The list that they are added to.
+        List to which they are added.
     """
 
     def __init__(self, values: list[Recorded]) -> None:
@@ -64,7 +64,7 @@ class Reading:
     known_rows
         Number of rows of a batch that supplied side information.
     kept
-        Returns the attack's state of a run.
+        Function that returns the attack's state of a run.
     """
 
     party: str
@@ -85,7 +85,7 @@ class Records:
     """
 
     def __init__(self, runs: int) -> None:
-        self._everybody = np.ones(runs, dtype=bool)
+        self._all_runs = np.ones(runs, dtype=bool)
         self._curves: dict[Series, _Curve] = {}
         self._logged: set[Series] = set()
 
@@ -95,22 +95,22 @@ class Records:
         curve.steps.append(step)
         curve.epochs.append(epoch)
         curve.values.append(np.asarray(values, dtype=np.float64))
-        curve.known.append(self._everybody if known is None else known)
+        curve.known.append(self._all_runs if known is None else known)
 
     def add_logs(self, step: int, epoch: int, logs: Sequence[Mapping[str, float]]) -> None:
-        """Take what the defenses of each run logged in a step; `logged` sums it up."""
+        """Take the log of each run's defenses in a step; `logged` returns the sums."""
         self._logged |= {("label", "", "", metric) for log in logs for metric in log}
         self.add_all(step, epoch, logs)
 
     def add_all(self, step: int, epoch: int, logs: Sequence[Mapping[str, float]]) -> None:
-        """Take values of the label party by their names, of each run those that it has."""
+        """Take values of the label party by their names, for each run those that it has."""
         for metric in dict.fromkeys(metric for log in logs for metric in log):
             values = [log.get(metric, math.nan) for log in logs]
             known = np.array([metric in log for log in logs])
             self.add(("label", "", "", metric), step, epoch, values, known)
 
     def add_runs(self, values: Sequence[list[Recorded]]) -> None:
-        """Take the values of single runs out of these lists, one list a run."""
+        """Move the values of single runs out of these lists, one list a run, into the records."""
         places: dict[tuple[Series, int, int], dict[int, float]] = {}
         for run, entries in enumerate(values):
             for key, step, epoch, value in entries:
@@ -149,13 +149,13 @@ def measured(
     Parameters
     ----------
     curves : Curves
-        Those of the run.
+        Curves of the run.
     readings : Sequence[Reading]
         The readings to return.
     positives_in : Callable
-        Returns the class that was to be detected in a step.
+        Function that returns the class that was to be detected in a step.
     run : int
-        Its number.
+        Number of the run.
     """
     rows, positives = (curves["label", "", "", name][2] for name in ("batch_rows", "batch_positives"))
     found = []
@@ -163,7 +163,7 @@ def measured(
         place = (reading.party, reading.layer, reading.attack)
         (steps, epochs, values), (_, _, errors) = (curves[*place, metric] for metric in reading.metrics)
         classes = np.array([positives_in(step) for step in steps.tolist()])
-        yes = positives[steps]  # of every step there is one
+        yes = positives[steps]  # every step has a number of positives
         counts = rows[steps] - yes, yes - reading.known_rows
         found.append(Measured(epochs, classes, values, errors, *counts, reading.kept(run)))
     return found

@@ -1,4 +1,4 @@
-"""A stack from its configurations to the checkpoints of its runs, in this process."""
+"""The training of a stack in this process, from its configurations to the checkpoints of its runs."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def train_stack(
     data: Callable[[Config], VerticalData] = open_data,
     progress: Progress = lambda step, steps, loss: None,
 ) -> list[int]:
-    """Train runs together; each is left in its folder as after its last step, to be finished with ``resume``.
+    """Train runs together, and write each one's checkpoint after its last step, to be finished with ``resume``.
 
     Parameters
     ----------
     configs, folders : Sequence
-        One a run; nothing has been trained in the folders.
+        Configuration and folder of each run; nothing has been trained in the folders.
     data : Callable
         Opens the data.
     progress : Progress
@@ -42,7 +42,7 @@ def train_stack(
     Returns
     -------
     list of int
-        The runs that diverged; nothing is kept of them, and run by themselves they report the error.
+        Numbers of the runs that diverged; nothing of them is saved, and run by themselves they report the error.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def train_stack(
         for run in np.flatnonzero(~training.diverged).tolist():
             trained, curves = training.trained(run)
             write_steps(folders[run], curves)
-            members[run].keep(folders[run], trained)  # last: from here on the run goes on from it
+            members[run].keep(folders[run], trained)  # last: a run with a checkpoint goes on from it
     lost: list[int] = np.flatnonzero(training.diverged).tolist()
     if lost:
         _log.warning("%d of %d runs of a stack diverged (%s); they run by themselves", len(lost), len(configs), lost)

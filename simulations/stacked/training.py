@@ -1,7 +1,7 @@
-"""The training of many runs as one, without frames: what the parties' state machines do, for all runs at once.
+"""The training of many runs as one, without frames: the parties' computations, for all runs at once.
 
-Every run has its own weights, order of rows, noise and dropout, drawn as the run by itself draws them. What differs is
-the order in which a product adds up its terms: the last digit of a float.
+Every run has its own weights, order of rows, noise and dropout, drawn as the run by itself draws them. Only the order
+in which products add up their terms differs, and with it the last digit of a float.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from flower_vfl.training.outcome import Epoch
 LOSS: Series = ("label", "", "", "train_loss")
 
 SETTLE_STEPS = 64
-"""Steps after which losses and leaks are read from the device, and runs that diverged are found."""
+"""Number of steps after which losses and leaks are read from the device, and runs that diverged are found."""
 
 Gradients = dict[tuple[str, str, str], Tensor]
 Progress = Callable[[int, int, float], None]
@@ -57,16 +57,16 @@ class StackedTraining:
     Parameters
     ----------
     members : Sequence[Member]
-        The runs, R of them, of one data set, one architecture and one configuration but for seeds and defenses.
+        The R runs, with the same data set, architecture and configuration, except seeds and defenses.
     dataset : VerticalData
         The data.
     on_snapshot : Callable, optional
-        Gets the number of a run, a step and what its gradients are made of.
+        Function that receives the number of a run, a step, and the values of its snapshot.
 
     Attributes
     ----------
     diverged
-        (R,) which runs have had a loss that is not finite; what is recorded of them means nothing.
+        (R,) True for runs that have had a loss that is not finite; their records are meaningless.
 
     Raises
     ------
@@ -106,7 +106,7 @@ class StackedTraining:
         first, schedule = self._members[0], self._members[0].schedule
         self._watched = {
             party: chosen_layers(first.bottoms[party], self._config.attack.layers, party)
-            if party in self._looking
+            if party in self._attackers
             else {}
             for party in self._parties
         }
@@ -131,7 +131,7 @@ class StackedTraining:
             self._defended.append((kind, [defense for _, defense in entries], runs))
 
     @property
-    def _looking(self) -> list[str]:
+    def _attackers(self) -> list[str]:
         """The parties with attacks that are scored during training."""
         return self._members[0].audited if self._base.step_attacks else []
 
@@ -142,11 +142,11 @@ class StackedTraining:
         return model.join(list(parts), [] if bottom is None else [bottom(*own)], apart=module.training)
 
     def _plan_readings(self) -> None:
-        """Settle which gradients are attacked, and under which names it is recorded."""
+        """Set up the readers: the gradients that are attacked, and the names of the records."""
         attacks = [attack for attack in self._base.step_attacks if isinstance(attack, RowAttack)]
         monitors = self._config.attack.monitor
         defended = np.array([bool(member.strategy.chain()) for member in self._members])
-        layers = {party: self._config.attack.layers or ["cut", *self._watched[party]] for party in self._looking}
+        layers = {party: self._config.attack.layers or ["cut", *self._watched[party]] for party in self._attackers}
         views: list[View] = []
         for party in self._parties:
             names = ("",) * ("cut" in layers.get(party, [])) + ("monitor",) * monitors
@@ -155,8 +155,8 @@ class StackedTraining:
         groups = [tuple(members) for members in self._config.parties.coalitions(self._parties).values()]
         views += [View(group, "cut", SENT, ("monitor",)) for group in groups if monitors]
         if monitors and defended.any():
-            everybody = [*((party,) for party in self._parties), *groups]
-            views += [View(group, "cut", CLEAN, ("undefended",)) for group in everybody]
+            alone_and_groups = [*((party,) for party in self._parties), *groups]
+            views += [View(group, "cut", CLEAN, ("undefended",)) for group in alone_and_groups]
         self._readers = Readers(attacks, views if attacks else [], defended)
         self._layers = layers
         self._audit = self._base.audit_labels
@@ -166,14 +166,14 @@ class StackedTraining:
         return self._audit.positive(step // self._every)
 
     def _positives_in(self, step: int, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which rows (B,) are of it."""
+        """Return the mask (B,) of the rows of that class."""
         found: NDArray[np.bool_] = self._audit.at(rows) == self._positive(step)
         return found
 
     def dry_run(self, steps: int) -> float:
         """Do some steps of the first epoch and one evaluation batch; return the seconds of a step."""
         self._feeding.begin_epoch(1)
-        self._step(0, 1)  # what is done once is no part of a step
+        self._step(0, 1)  # excludes what is done once
         self._settle(lambda *_: None)
         began = time.perf_counter()
         for step in range(steps):
@@ -205,7 +205,7 @@ class StackedTraining:
             [torch.from_numpy(self._members[0].prepared[part].astype(np.int64)) for part in rows]
         )
         embeddings = {party: self._bottoms[party](*self._feeding.columns(party, rows)) for party in self._parties}
-        seen = self._watch()
+        seen = self._layer_outputs()
         leaves = {party: z.detach().requires_grad_() for party, z in embeddings.items()}
         logits = self._top(list(leaves.values()), self._feeding.own(rows))
         losses = vmap(lambda one, y: self._base.loss(one, y, one)[0])(logits, labels)
@@ -223,7 +223,7 @@ class StackedTraining:
             positive = [self._positives_in(step, part) for part in rows]
             batch = batch_of(positive, which, step, self._readers.most_hints)
             if self._readers.refers:
-                references = self._follow(rows, batch, embeddings, seen, clean)
+                references = self._reference_gradients(rows, batch, embeddings, seen, clean)
         gradients = self._learn(embeddings, seen, sent)
         if reads:
             gradients |= {(party, "cut", CLEAN): tensor for party, tensor in clean.items()}
@@ -242,7 +242,7 @@ class StackedTraining:
         embeddings: Mapping[str, Tensor],
         sent: Mapping[str, Tensor],
     ) -> None:
-        """Keep of each run what informed readers are fitted to and scored on."""
+        """Pass the embeddings and sent gradients of each run to its monitor, whose informed audits sample them."""
         if not self._config.attack.informed:
             return
         for run, monitor in enumerate(self._audits):
@@ -251,14 +251,14 @@ class StackedTraining:
                 monitor.audit(step, epoch, rows[self._feeding.orders[run]], *shown)
         self.records.add_runs(self._values)
 
-    def _watch(self) -> dict[str, dict[str, Tensor]]:
-        """Return what passed the watched layers in this pass, by party and layer."""
+    def _layer_outputs(self) -> dict[str, dict[str, Tensor]]:
+        """Return the outputs of the watched layers in this forward pass, by party and layer."""
         return {party: dict(stack.seen) for party, stack in self._bottoms.items()}
 
     def _protect(
         self, joint: Tensor, labels: Tensor, rows: Sequence[NDArray[np.int64]]
     ) -> tuple[Tensor, list[dict[str, float]]]:
-        """Return the gradients (R, B, D) that leave, and what each run's defense logged."""
+        """Return the gradients (R, B, D) after the defenses, and the log of each run's defense."""
         protected, logs = joint.clone(), [dict[str, float]() for _ in self._members]
         steps = [StepView(rows[order], self._base.widths) for order in self._feeding.orders]
         for kind, defenses, runs in self._defended:
@@ -277,7 +277,7 @@ class StackedTraining:
     def _learn(
         self, embeddings: Mapping[str, Tensor], seen: Mapping[str, Mapping[str, Tensor]], sent: Mapping[str, Tensor]
     ) -> Gradients:
-        """Let the feature parties learn; return the gradients that they saw, at the cut and at watched layers."""
+        """Do the feature parties' optimizer steps; return their gradients at the cut and at watched layers."""
         gradients: Gradients = {(party, "cut", SENT): tensor for party, tensor in sent.items()}
         for party, z in embeddings.items():
             for layer, output in seen[party].items():
@@ -287,7 +287,7 @@ class StackedTraining:
             self._optimizers[party].step()
         return gradients
 
-    def _follow(
+    def _reference_gradients(
         self,
         rows: Sequence[NDArray[np.int64]],
         batch: Batch,
@@ -295,10 +295,10 @@ class StackedTraining:
         seen: Mapping[str, Mapping[str, Tensor]],
         clean: Mapping[str, Tensor],
     ) -> dict[tuple[str, str], Tensor]:
-        """Return the clean gradients (R, D) of the reference rows at the cut and, followed back, at watched layers.
+        """Return the clean gradients (R, D) of the reference rows at the cut and, by backward pass, at watched layers.
 
-        They come from a pass of that row alone. With dropout, which such a pass would draw again, they come from the
-        graph of the batch.
+        They are computed in a pass of that row alone. With dropout, which such a pass would draw again, they are
+        computed in the graph of the batch.
         """
         found: dict[tuple[str, str], Tensor] = {}
         for party, gradient in clean.items():
@@ -311,7 +311,7 @@ class StackedTraining:
                 z, layers = embeddings[party], seen[party]
                 seed = torch.zeros_like(z.flatten(2)).scatter(1, place[..., None].expand_as(cut), cut).view_as(z)
             else:
-                # Twice, as no model was ever asked for one row alone.
+                # Twice, since a model need not accept a batch of one row.
                 twice = [part[[row, row]] for part, row in zip(rows, batch.references, strict=True)]
                 z = self._bottoms[party](*self._feeding.columns(party, twice))
                 layers = self._bottoms[party].seen
@@ -347,7 +347,7 @@ class StackedTraining:
             self.records.add(("label", "", "", metric), step, epoch, values[self._feeding.orders])
 
     def _settle(self, progress: Progress) -> None:
-        """Read from the device what was measured since the last time."""
+        """Read the losses and leaks since the last call from the device, and find runs that diverged."""
         losses = torch.stack(self._losses).double().cpu().numpy()
         schedule = self._members[0].schedule
         for ago, values in enumerate(losses, start=self.steps - len(losses)):
@@ -359,7 +359,7 @@ class StackedTraining:
         progress(self.steps, schedule.steps, float(well.mean()) if well.size else math.nan)
 
     def _evaluate(self, epoch: int) -> None:
-        """Measure what each run predicts for its validation rows and for the test rows."""
+        """Measure the predictions of each run for its validation rows and for the test rows."""
         losses = [self.records.of_epoch(LOSS, epoch, run) for run in range(len(self._members))]
         found = {"train_loss": np.array(losses).mean(axis=1)}
         parts: tuple[Part, ...] = ("validation", "test")
@@ -370,7 +370,7 @@ class StackedTraining:
             truth = self._labels.test if part == "test" else self._labels.train
             rows = self._feeding.all_evaluated(part)
             labels = self._feeding.per_run([torch.from_numpy(truth[chosen].astype(np.int64)) for chosen in rows])
-            measures = utilities(logits.nan_to_num(), labels)  # a run that diverged is measured for nothing
+            measures = utilities(logits.nan_to_num(), labels)  # the values of runs that diverged are not used
             found |= {f"{part}_{name}": values.cpu().numpy() for name, values in measures.items()}
         for run, entries in enumerate(self.epochs):
             entries.append({"epoch": epoch, **{name: float(values[run]) for name, values in found.items()}})
@@ -381,7 +381,7 @@ class StackedTraining:
 
     @torch.no_grad()
     def _predict(self, part: Part, most: int | None = None) -> Tensor:
-        """Return each run's logits (R, N) for a part of the rows, or of so many batches of it."""
+        """Return each run's logits (R, N) for a part of the rows, or for its first `most` batches."""
         pieces = [torch.zeros(len(self._members), 0, device=self._device)]
         for rows in islice(self._feeding.evaluated(part), most):
             test = part == "test"
@@ -391,7 +391,7 @@ class StackedTraining:
         return torch.cat(pieces, dim=1)
 
     def trained(self, run: int) -> tuple[Trained, Curves]:
-        """Return what the training leaves of one run, and everything that was measured of it."""
+        """Return the results of the training of one run, and all its curves."""
         member, curves = self._members[run], self.records.curves(run)
         schedule, runs = member.schedule, len(self._members)
         bytes_up, bytes_down = self._bytes(member.schedule)
@@ -423,12 +423,12 @@ class StackedTraining:
 
     @staticmethod
     def _share(stack: Stack, optimizers: Any, module: nn.Module, run: int) -> Share:
-        """Return one run's share of what one party has trained; its dropout was drawn from its own generators."""
+        """Return one party's trained part of one run; its dropout was drawn from its own generators."""
         dropout = [generator.get_state() for generator in bound_generators(module)]
         return Share(stack.state_of(run), stack.optimizer_of(optimizers.state_dict(), run), dropout)
 
     def _readings(self, defended: bool) -> tuple[dict[str, list[Reading]], list[list[Reading]]]:
-        """Return what is measured of a run: by each attacker, and by the monitor, in the order of their scorers."""
+        """Return the readings of a run: those of each attacker, and of the monitor, in the order of their scorers."""
         views, attacks = self._readers.views, len(self._readers.attacks)
         seen: dict[str, list[Reading]] = {}
         for party, layers in self._layers.items():

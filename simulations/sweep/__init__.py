@@ -1,1 +1,1 @@
-"""Many runs from one file: what varies, on Ray Tune, with one table and one report at the end."""
+"""Sweeps: many runs from one file, on Ray Tune, with one table and one report at the end."""

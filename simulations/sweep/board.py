@@ -29,16 +29,16 @@ MOST_TOLD = 500
 
 
 class Point(NamedTuple):
-    """The numbers by which runs are compared: the model that it kept, and what attackers read.
+    """The numbers by which runs are compared: the utility of the model that a run kept, and its worst leak.
 
     Attributes
     ----------
     validation
         AUC or accuracy of the validation part, by which runs are ranked; None without one.
     test
-        The same of the test rows, which rank nothing.
+        The same of the test rows, which is not used to rank runs.
     leak
-        The worst leak of attacks that somebody could run.
+        The worst leak of practical attacks.
     """
 
     validation: float | None = None
@@ -78,11 +78,11 @@ class Board:
     Attributes
     ----------
     total
-        Trials in all.
+        Number of all trials.
     before
         Number of trials that had ended before this start.
     result
-        Returns the result of a trial; None without one.
+        Function that returns the result of a trial; None without one.
     console
         Terminal that shows it.
     places
@@ -121,20 +121,20 @@ class Board:
 
     @property
     def done(self) -> int:
-        """Trials that have ended, well or not, now or before."""
+        """Number of trials that have ended or failed, in this start or before."""
         return self.before + len(self.ended) + len(self.failures)
 
     def started(self, run: str) -> None:
-        """A trial begins, for the first time or again."""
+        """Note that a trial begins, for the first time or again."""
         self.underway[run] = _Underway(self.clock())
 
     def stepped(self, run: str, step: int, steps: int, loss: float, leak: float) -> None:
-        """A trial has done so many of so many steps."""
+        """Note the progress of a trial."""
         state = self.underway.setdefault(run, _Underway(self.clock()))
         state.step, state.steps, state.loss, state.leak = step, steps, loss, leak
 
     def completed(self, run: str) -> None:
-        """A trial has ended; unless it was said to have failed, its result is read."""
+        """Note that a trial has ended, and read its result unless it failed."""
         state = self.underway.pop(run, None)
         if run in self.failures or run in self.stacks:
             return
@@ -143,32 +143,32 @@ class Board:
         point = point if self.shows_test else point._replace(test=None)
         self.ended[run] = _Ended(point, self.clock() - state.began if state else math.nan)
         if not self.shows_test and (result is None or result.get("status") not in ENDED):
-            self._say(f"ended early, for its validation or for the time: {run}")
+            self._print(f"ended early, for its validation or for the time: {run}")
         else:
-            self._say(f"finished: {run} ({point.words})" if point.words else f"finished: {run}")
+            self._print(f"finished: {run} ({point.words})" if point.words else f"finished: {run}")
 
     def retried(self, run: str, reason: str) -> None:
-        """A trial failed and is tried again."""
+        """Note that a trial failed and is tried again."""
         self.underway.pop(run, None)
-        self._say(f"failed, is tried again: {run}: {shortened(reason, MOST_TOLD)}", shown=True)
+        self._print(f"failed, is tried again: {run}: {shortened(reason, MOST_TOLD)}", shown=True)
 
     def failed(self, run: str, reason: str) -> None:
-        """A trial failed for good, or a stack, whose trials are then run one by one."""
+        """Note that a trial failed for good, or a stack, whose trials are then run one by one."""
         self.underway.pop(run, None)
         if run in self.stacks:
-            self._say(f"trained one by one what a stack could not: {run}: {shortened(reason, MOST_TOLD)}", shown=True)
+            self._print(f"trained one by one what a stack could not: {run}: {shortened(reason, MOST_TOLD)}", shown=True)
             return
         self.failures[run] = reason
-        self._say(f"failed: {run}: {shortened(reason, MOST_TOLD)}", shown=True)
+        self._print(f"failed: {run}: {shortened(reason, MOST_TOLD)}", shown=True)
 
-    def _say(self, words: str, *, shown: bool = False) -> None:
-        """Write a line where there is no live table; what is `shown` is also written above one."""
+    def _print(self, words: str, *, shown: bool = False) -> None:
+        """Print a line if there is no live table; with `shown`, also above a live table."""
         if self._live is None or shown:
             line = Text(f"{self.done}/{self.total} {words}{self._left_words()}")
             self.console.print(line, soft_wrap=True)
 
     def seconds_left(self) -> float | None:
-        """Return about how long it still takes: what trials have taken so far, shared among the places."""
+        """Return the estimated remaining seconds, by the times of trials so far and the places; None if unknown."""
         taken = [entry.seconds for entry in self.ended.values() if math.isfinite(entry.seconds)]
         now = self.clock()
         if taken:
@@ -190,13 +190,13 @@ class Board:
         return "" if left is None or self.done == self.total else f" · about {duration(left)} left"
 
     def refresh(self) -> None:
-        """Show the table again, twice a second at most."""
+        """Redraw the table, at most twice a second."""
         if self._live is not None and self.clock() >= self._due:
             self._due = self.clock() + _REFRESH_SECONDS
             self._live.update(self.table(), refresh=True)
 
     def table(self) -> Group:
-        """Return what a person at a terminal sees."""
+        """Return the display of a terminal: progress, running trials, and the best ones that ended."""
         head = Table.grid(padding=(0, 1), expand=False)
         failed = f", {len(self.failures)} failed" if self.failures else ""
         words = f"{self.done} of {self.total} trials{failed}{self._left_words()}"
@@ -211,14 +211,14 @@ class Board:
 
     @property
     def points(self) -> dict[str, Point]:
-        """The trials that have ended since this start."""
+        """The numbers of the trials that have ended since this start, by the trial's name."""
         return {run: entry.point for run, entry in self.ended.items()}
 
 
 def best_of(points: Mapping[str, Point]) -> Table | Text:
-    """Return the runs that no other beats by validation, a few of them, from the least leak to the most.
+    """Return a table of some of the runs that no other beats by validation, from the least leak to the most.
 
-    Where none has a validation part, nothing is ranked: return why.
+    Without a validation part nothing is ranked: return the reason.
     """
     if points and all(point.validation is None for point in points.values()):
         return Text(NOT_RANKED)
@@ -234,7 +234,7 @@ def best_of(points: Mapping[str, Point]) -> Table | Text:
 
 
 def point_of(result: Mapping[str, Any]) -> Point:
-    """Return what a run is compared by; of one that did not end by itself nothing counts."""
+    """Return the numbers by which a run is compared; without any if it did not end by itself."""
     if result.get("status") not in ENDED:
         return Point()
     kept = kept_utility(result)

@@ -1,4 +1,4 @@
-"""Every setting of a sweep is tried for one step before the first trial starts: a sweep does not fail at night."""
+"""Check of a sweep before its first trial starts: one training step of every setting."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SHOWN, _MOST = 8, 2000
 _NUMBERS = ("epochs", "learning_rate", "weight_decay", "embedding_decay", "schedule", "clip_norm")
 
 Progress = Callable[[int, int], None]
-"""Takes how many settings have been tried, and of how many."""
+"""Function that receives the number of settings that have been tried, and of all settings."""
 
 
 class _EnoughError(Exception):
@@ -38,7 +38,7 @@ class _OneStep(Observer):
 
 
 class OpenData:
-    """Opens each data set once, for as many trials as read it."""
+    """A loader that opens each data set once for all trials."""
 
     def __init__(self) -> None:
         self._opened: dict[str, VerticalData] = {}
@@ -52,15 +52,15 @@ class OpenData:
 
 
 def check_trials(trials: Sequence[Trial], running: Running, progress: Progress = lambda done, total: None) -> None:
-    """Refuse a sweep of which a trial cannot run.
+    """Refuse a sweep with a trial that cannot run.
 
-    Opens all data, and does the first step of each setting: seeds and plain numbers of the training, such as its
-    length, make no setting of their own.
+    Opens all data, and does the first step of each setting: trials that differ only in seeds or in plain numbers of the
+    training, such as its length, have one setting.
 
     Raises
     ------
     ConfigError
-        Naming the trials that cannot run, each with the reason.
+        When trials cannot run; the message names them, each with the reason.
     """
     check_devices(trials, running)
     require_sinks(sorted({name for trial in trials for name in trial.config.sinks}))
@@ -71,7 +71,7 @@ def check_trials(trials: Sequence[Trial], running: Running, progress: Progress =
             progress(index, len(settings))
             try:
                 dry_run(trial.config, data)
-            except Exception as error:  # noqa: BLE001 - a method of somebody else's may raise anything
+            except Exception as error:  # noqa: BLE001 - methods of other packages may raise anything
                 problems.append(f"{trial.run}: {reason_of(error, _MOST)}")
     progress(len(settings), len(settings))
     if problems:
@@ -80,12 +80,12 @@ def check_trials(trials: Sequence[Trial], running: Running, progress: Progress =
 
 
 def check_devices(trials: Sequence[Trial], running: Running) -> None:
-    """Refuse devices that do not fit what each trial may use.
+    """Refuse devices that do not fit the GPUs of each trial.
 
     Raises
     ------
     ConfigError
-        When trials on a GPU are given none, or a GPU of their own choice: Ray says which one a trial sees.
+        When trials on a GPU get none, trials without one get some, or a device names a GPU: Ray chooses it.
     """
     devices = {trial.config.device for trial in trials}
     numbered = sorted(device for device in devices if ":" in device)
@@ -111,10 +111,10 @@ def dry_run(config: Config, data: Callable[[Config], VerticalData]) -> None:
 
 
 def plain(config: Config) -> Config:
-    """Return the configuration with the defaults for all that cannot keep it from running."""
+    """Return the configuration with the defaults for all keys that cannot make a run fail."""
     usual = Config()
     numbers = {name: getattr(usual.training, name) for name in _NUMBERS}
-    if config.attack.max_bound < 1.0:  # of too many epochs there is no bound
+    if config.attack.max_bound < 1.0:  # with too many epochs there is no bound
         del numbers["epochs"]
     training = config.training.model_copy(update=numbers)
     return config.model_copy(update={"seed": 0, "schedule_seed": -1, "training": training, "sinks": []})
@@ -122,7 +122,7 @@ def plain(config: Config) -> Config:
 
 @contextmanager
 def quiet_log(least: int = logging.CRITICAL) -> Iterator[None]:
-    """Keep what is less than that out of the log: of a trial step everything, because the trials log it too."""
+    """Suppress log messages below a level within the block; by default all, because the trials log them too."""
     logger = logging.getLogger("flower_vfl")
     level = logger.level
     logger.setLevel(least)

@@ -1,4 +1,4 @@
-"""The choice to train trials together: measured on a part of the data, for this machine or this GPU."""
+"""The choice to train trials together, by measurements on a part of the data, on this machine or this GPU."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from flower_vfl.simulations.sweep.trials import Trial
 from flower_vfl.training.factories import schedule_of
 
 FEW, MORE = 2, 8
-"""Runs of the two stacks that are measured; time and memory of more are computed from the two, in a straight line."""
+"""Sizes of the two stacks that are measured; time and memory of larger ones are extrapolated linearly from them."""
 
 GAIN = 1.25
-"""So much faster a stack must be: its trials are finished one by one, and its floats end in another digit."""
+"""Least speed-up of a stack: its trials are finished one by one, and its floats differ in the last digit."""
 
 STEPS = 6
 _STEP_BYTES, _ROW_BYTES = 400, 100
-"""Memory of a run that no short measurement shows, about: recorded in a step, and for a row while it is evaluated."""
+"""Estimated bytes that a short measurement does not show: the records of a step, and a row while it is evaluated."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Time and memory of a stack of so many runs.
+    """Time and memory of a stack.
 
     Attributes
     ----------
     runs
-        Of the stack.
+        Number of runs of the stack.
     seconds, memory
-        Of a step, and at most, in bytes: resident memory, or tensors on the GPU.
+        Seconds of a step, and peak memory in bytes: resident memory, or tensors on the GPU.
     """
 
     runs: int
@@ -58,15 +58,15 @@ class Choice:
     Attributes
     ----------
     group
-        The group.
+        The group of trials.
     stacks
         Trials that are trained together; empty where each is trained by itself.
     why
-        In words.
+        Reason of the choice.
     alone, together
         Seconds of a step of a run by itself, and of one of the largest stack; NaN where that was not measured.
     memory
-        Of that stack, in bytes.
+        Memory of that stack, in bytes.
     """
 
     group: Group
@@ -83,9 +83,9 @@ class Choice:
 
 
 def at(few: Measured, more: Measured, runs: int) -> Measured:
-    """Return what a stack of `runs` takes, on the straight line through two that were measured; it never falls.
+    """Return time and memory of a stack of `runs`, extrapolated linearly from two measured stacks; neither decreases.
 
-    Where both are one and the same, a stack takes in proportion to its runs.
+    If both measured stacks have the same size, time and memory are proportional to the runs.
     """
     width = more.runs - few.runs
     seconds = max(0.0, (more.seconds - few.seconds) / width) if width else more.seconds / more.runs
@@ -100,18 +100,18 @@ def choose(
     places: int,
     progress: Progress = lambda done, total: None,
 ) -> list[Choice]:
-    """Decide for each group of trials whether its members are trained together.
+    """Return for each group of trials the choice to train its members together or one by one.
 
     Parameters
     ----------
     trials : Sequence[Trial]
-        Of which nothing has been trained.
+        Trials of which nothing has been trained.
     running : Running
-        ``stacking`` says whether it is wanted; ``gpus`` which share of a GPU a trial has.
+        ``stacking`` is the user's choice, ``gpus`` the share of a GPU that a trial has.
     places : int
         Number of trials, or stacks, that run at once.
     progress : Progress
-        Takes the number of groups that are measured, and of all groups.
+        Receives the number of groups that are measured, and of all groups.
     """
     found, data = [], OpenData()
     candidates = groups(trials)
@@ -124,20 +124,20 @@ def choose(
 
 def _decide(group: Group, running: Running, places: int, data: Callable[[Config], VerticalData]) -> Choice:
     config = group.trials[0].config
-    wanted = math.ceil(len(group.trials) / max(1, places))
+    needed = math.ceil(len(group.trials) / max(1, places))
     forced = running.stacking == "on"
-    if wanted < FEW:
+    if needed < FEW:
         return Choice(group, (), f"there is room for all {len(group.trials)} at once")
     if config.device != "cpu" and not torch.cuda.is_available():
         if forced:
-            return Choice(group, _cut(group.trials, wanted), "asked for; there is no GPU here to measure on")
+            return Choice(group, _cut(group.trials, needed), "asked for; there is no GPU here to measure on")
         return Choice(group, (), "there is no GPU here to measure on; stacking = 'on' does without")
     try:
-        alone = measure(_some(group.trials, 3)[1].config, data).step
-        few, more = (measure_stack(_some(group.trials, count), data) for count in (FEW, min(MORE, wanted)))
-    except Exception as error:  # noqa: BLE001 - methods of others are in it; a trial by itself says what is wrong
+        alone = measure(_evenly_spaced(group.trials, 3)[1].config, data).step
+        few, more = (measure_stack(_evenly_spaced(group.trials, count), data) for count in (FEW, min(MORE, needed)))
+    except Exception as error:  # noqa: BLE001 - methods of other packages run; a trial by itself reports the error
         return Choice(group, (), f"they could not be measured together: {reason_of(error)}")
-    runs = _fitting(few, more, wanted, _limit(config, running, places), data(config), config)
+    runs = _fitting(few, more, needed, _limit(config, running, places), data(config), config)
     if runs < FEW:
         return Choice(group, (), "memory is too small for two of them", alone)
     stack = at(few, more, runs)
@@ -147,13 +147,13 @@ def _decide(group: Group, running: Running, places: int, data: Callable[[Config]
     return Choice(group, stacks, words, alone, stack.seconds, stack.memory)
 
 
-def _some(trials: Sequence[Trial], count: int) -> list[Trial]:
-    """Return so many trials, evenly spread: of all defenses some."""
+def _evenly_spaced(trials: Sequence[Trial], count: int) -> list[Trial]:
+    """Return `count` trials, evenly spaced to include all defenses."""
     return [trials[number * len(trials) // count] for number in range(count)]
 
 
 def measure_stack(trials: Sequence[Trial], data: Callable[[Config], VerticalData]) -> Measured:
-    """Train some trials together for a few steps on a part of the data, and return what it took.
+    """Train some trials together for a few steps on a part of the data, and return their time and memory.
 
     Raises
     ------
@@ -172,12 +172,12 @@ def measure_stack(trials: Sequence[Trial], data: Callable[[Config], VerticalData
     return Measured(len(trials), seconds, memory)
 
 
-def _fitting(few: Measured, more: Measured, wanted: int, limit: int, data: VerticalData, config: Config) -> int:
-    """Return how many runs, `wanted` at most, one stack can hold."""
+def _fitting(few: Measured, more: Measured, needed: int, limit: int, data: VerticalData, config: Config) -> int:
+    """Return the number of runs, at most `needed`, that one stack can hold."""
     schedule = schedule_of(config, data.alignment.rows, data.alignment.test_rows)
     each = _ROW_BYTES * max(schedule.test_rows, schedule.validation_rows)
-    each += _STEP_BYTES * schedule.steps if config.device == "cpu" else 0  # recorded beside a GPU, not on it
-    return next((runs for runs in range(wanted, 0, -1) if fitting(limit, at(few, more, runs).memory + runs * each)), 0)
+    each += _STEP_BYTES * schedule.steps if config.device == "cpu" else 0  # not on a GPU: records are in main memory
+    return next((runs for runs in range(needed, 0, -1) if fitting(limit, at(few, more, runs).memory + runs * each)), 0)
 
 
 def _limit(config: Config, running: Running, places: int) -> int:
@@ -188,7 +188,7 @@ def _limit(config: Config, running: Running, places: int) -> int:
 
 
 def _cut(trials: Sequence[Trial], most: int) -> tuple[tuple[Trial, ...], ...]:
-    """Cut trials into stacks of nearly the same size, `most` at most; one alone is none."""
+    """Return stacks of nearly the same size, of at most `most` trials each; a stack has at least two."""
     count = math.ceil(len(trials) / most)
     bounds = [round(number * len(trials) / count) for number in range(count + 1)]
     cut = (tuple(trials[low:high]) for low, high in pairwise(bounds))
@@ -196,7 +196,7 @@ def _cut(trials: Sequence[Trial], most: int) -> tuple[tuple[Trial, ...], ...]:
 
 
 def saved(choices: Sequence[Choice]) -> dict[str, float]:
-    """Return the seconds of a step that each trial's being in a stack saves, by the trial's name."""
+    """Return the seconds of a step that a trial saves by training in a stack, by the trial's name."""
     return {
         trial.run: choice.alone - choice.together / max(map(len, choice.stacks))
         for choice in choices

@@ -1,4 +1,4 @@
-"""A sweep's file: what all trials share, what varies, and how the trials are run."""
+"""A sweep's file: the values that all trials share, those that vary, and the resources of the trials."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOTHING_VARIES = (
 
 
 class Running(Section):
-    """The table `sweep`: how many trials are drawn, and what each may use."""
+    """The table `sweep`: the number of trials that are drawn, and the resources of each."""
 
     samples: int = Field(default=1, ge=1, le=100_000, description="how often the keys of [random] are drawn")
     seed: int = Field(default=0, ge=0, lt=2**63, description="seed of those draws")
@@ -39,7 +39,7 @@ class Running(Section):
     )
 
     def with_stacking(self, wanted: bool) -> Self:
-        """Return the same where it is wanted that trials are trained together, else the same without that."""
+        """Return the same table if `wanted` is true, else the same with stacking off."""
         return self if wanted else self.model_copy(update={"stacking": "off"})
 
 
@@ -71,7 +71,7 @@ class Definition:
     text
         The file.
     folder
-        Folder that paths of bases begin at: the file's own; for the copy that a sweep keeps, that of the original.
+        Folder to which paths of bases are relative: that of the file, or of the original for the copy in a sweep.
     bases
         Presets or files that trials begin from; an empty name for the defaults.
     fixed
@@ -79,7 +79,7 @@ class Definition:
     grid
         Keys with the values of which every combination is a trial.
     random
-        Keys with what their values are drawn from.
+        Keys with the list or the range from which their values are drawn.
     cases
         Settings of several keys at once, each of which is combined with the rest.
     running
@@ -102,7 +102,7 @@ def load_definition(source: str) -> Definition:
     Raises
     ------
     ConfigError
-        When there is no such file, or something in it is unknown, in conflict with something else, or varies nothing.
+        When there is no such file, or a part of it is unknown, malformed, or in conflict with another.
     """
     text, values = read_source(source, sweep_names(), preset="preset of a sweep", file="sweep's file")
     try:
@@ -112,18 +112,18 @@ def load_definition(source: str) -> Definition:
 
 
 def parse_definition(text: str, folder: Path) -> Definition:
-    """Return what the text of a sweep's file says; relative paths in it begin at `folder`.
+    """Return the content of the text of a sweep's file, whose paths are relative to `folder`.
 
     Raises
     ------
     ConfigError
-        As `load_definition`.
+        When a part of the text is unknown, malformed, or in conflict with another.
     """
     return _build(text, tomllib.loads(text), folder)
 
 
 def _folder(source: str) -> Path:
-    """Return where relative paths of a definition begin."""
+    """Return the folder to which the paths of a definition are relative."""
     path = Path(source)
     if path.suffix != ".toml":
         return Path()
@@ -161,7 +161,7 @@ def _build(text: str, values: Mapping[str, Any], folder: Path) -> Definition:
 
 
 def _bases(given: Any, folder: Path) -> tuple[str, ...]:
-    """Return what trials begin from; a path is relative to the folder."""
+    """Return the presets or files that trials begin from; a path is relative to the folder."""
     bases = [given] if isinstance(given, str) else given
     if not (isinstance(bases, list) and bases and all(isinstance(base, str) for base in bases)):
         raise ConfigError(f"base must be a preset, a path ending in .toml, or a list of them, given {given!r:.80}")
@@ -171,7 +171,7 @@ def _bases(given: Any, folder: Path) -> tuple[str, ...]:
 
 
 def _flat(table: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return a table of nested or dotted keys by the dotted path of each."""
+    """Return the values of a table of nested or dotted keys, by dotted path."""
     flat: dict[str, Any] = {}
     for key, value in _leaves(table, ""):
         try:
@@ -204,7 +204,7 @@ def _check_lists(definition: Definition) -> None:
 
 
 def _check_conflicts(definition: Definition) -> None:
-    """Refuse a key that is given in two places: one of the two would not count."""
+    """Refuse a key that is given in two places: one of the two would be ignored."""
     places = {"[set]": definition.fixed, "[grid]": definition.grid, "[random]": definition.random}
     named = [(key, place) for place, keys in places.items() for key in keys]
     named += [(key, "[[cases]]") for key in dict.fromkeys(key for case in definition.cases for key in case)]

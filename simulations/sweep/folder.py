@@ -1,4 +1,4 @@
-"""A sweep's folder while it runs: nobody else's, never another sweep's, and what in it is finished already."""
+"""The folder of a running sweep: its lock, the check that it holds no other sweep, and its finished trials."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class SweepFolder:
     Parameters
     ----------
     path : Path
-        Must not exist, or be empty, unless an interrupted sweep goes on in it.
+        Folder of the sweep; it must not exist, or be empty, unless an interrupted sweep goes on in it.
     text : str
-        The sweep's file.
+        Text of the sweep's file.
     trials : Sequence[Trial]
         Trials of the sweep. A sweep that goes on may have more trials than before, but no fewer.
     origin : Path, optional
-        Folder that paths in the file begin at; the sweep's own without it.
+        Folder to which paths in the file are relative; by default the sweep's own.
     resume : bool
         True if a sweep that was begun here goes on; where none was, it begins.
 
@@ -47,9 +47,9 @@ class SweepFolder:
     Raises
     ------
     OutputExistsError
-        When something is there already, or another process works in it.
+        When the folder is not empty, or another process uses it.
     ConfigError
-        When the sweep in it is another one.
+        When the folder holds another sweep.
     """
 
     def __init__(
@@ -90,12 +90,12 @@ class SweepFolder:
         self._lock.release()
 
     def begun(self, run: str) -> None:
-        """Note that a trial begins, for the first time or again; a sweep that goes on after a kill counts on."""
+        """Count and record an attempt of a trial; the count survives a kill of the sweep."""
         self.attempts[run] = self.attempts.get(run, 0) + 1
         self._record()
 
     def failed(self, run: str, text: str) -> None:
-        """Note in full what ended a try of a trial or of a stack, wherever it came from: a console shows one line."""
+        """Append the whole error of an attempt of a trial or of a stack to a file: a console shows one line of it."""
         lines = [printable(line, len(line)) for line in text.splitlines()]
         with writing_to(self.path / ERRORS), append_private(self.path / ERRORS) as log:
             log.write("\n".join([f"{run}:", *lines, "\n"]))
@@ -105,7 +105,7 @@ class SweepFolder:
         write_record(self.path, entries, self._origin)
 
     def discard(self) -> None:
-        """Remove a folder in which no trial was begun: bad input leaves nothing behind."""
+        """Remove the folder if no trial was begun in it, so that bad input leaves nothing."""
         if not any(self.of(trial).exists() for trial in self.trials):
             shutil.rmtree(self.path, ignore_errors=True)
 
@@ -114,11 +114,11 @@ class SweepFolder:
         return self.path / trial.run
 
     def named_result(self, run: str) -> dict[str, Any] | None:
-        """Return what the trial of a name has left."""
+        """Return the result of the trial of a name; None without one."""
         return next((self.result(trial) for trial in self.trials if trial.run == run), None)
 
     def result(self, trial: Trial) -> dict[str, Any] | None:
-        """Return what a trial has left; None for nothing that can be read."""
+        """Return the result of a trial; None if there is none that can be read."""
         try:
             return read_result(self.of(trial))
         except InputError:
@@ -126,7 +126,7 @@ class SweepFolder:
 
 
 def _discard_damaged(place: Path) -> None:
-    """Remove a result that cannot be read: it is no trial's, and what a sweep shows is made of all that are there."""
+    """Remove a result that cannot be read: a sweep's table and report are made of all results that are there."""
     if not (place / RESULT).is_file():
         return
     try:
@@ -148,7 +148,7 @@ def _check_same(path: Path, known: Mapping[str, Entry], trials: Sequence[Trial])
 
 
 def _renamed(trials: Sequence[Trial], known: Mapping[str, Entry]) -> list[Trial]:
-    """Return the trials with the names that the folder has for those it knows."""
+    """Return the trials, with the names in the folder's record for those that it contains."""
     taken = {entry.run for entry in known.values()}
     found = []
     for trial in trials:

@@ -64,7 +64,7 @@ TAKES: Mapping[str, Callable[[Config], bool]] = {
 }
 """Keys of which a stack can follow some values only, each with the test of a configuration's value.
 
-A key that is in none of the three collections keeps every run out of stacks, until somebody adds it to one.
+A key that is in none of the three collections keeps every run out of stacks until it is added to one.
 """
 
 
@@ -75,9 +75,9 @@ class Group:
     Attributes
     ----------
     trials
-        In the order of the sweep.
+        The trials, in the order of the sweep.
     reason
-        Why they cannot be trained together; empty where they can.
+        Reason why they cannot be trained together; empty where they can.
     """
 
     trials: tuple[Trial, ...]
@@ -85,7 +85,7 @@ class Group:
 
 
 def groups(trials: Sequence[Trial]) -> list[Group]:
-    """Put trials that can be trained together into groups; the rest is in groups that say why they cannot."""
+    """Return the trials in groups: those that can be trained together, and others with the reason why they cannot."""
     found: dict[tuple[str, str], list[Trial]] = {}
     for trial in trials:
         found.setdefault((_shared(trial.config), obstacle(trial.config)), []).append(trial)
@@ -95,12 +95,12 @@ def groups(trials: Sequence[Trial]) -> list[Group]:
 
 
 def _shared(config: Config) -> str:
-    """Return all of a configuration that runs in one stack have in common."""
+    """Return the part of a configuration that all runs of a stack share, as JSON."""
     return json.dumps(config.model_dump(exclude=set(VARIES)), sort_keys=True)
 
 
 def obstacle(config: Config) -> str:
-    """Return why a run cannot be trained together with others; empty where it can.
+    """Return the reason why a run cannot be trained together with others; empty where it can.
 
     Examples
     --------
@@ -126,8 +126,8 @@ def _obstacles(config: Config) -> Iterator[str]:
         yield str(error)
         return
     for method in attacks:
-        looks = isinstance(method, Attack) or not isinstance(method, InferenceAttack)  # some do both
-        if looks and not isinstance(method, RowAttack):
+        reads_gradients = isinstance(method, Attack) or not isinstance(method, InferenceAttack)  # some do both
+        if reads_gradients and not isinstance(method, RowAttack):
             yield f"the attack {method.label} is no RowAttack, which scores many runs at once"
     for kind in kinds:
         if not (issubclass(kind, GradientDefense) and kind.stacks()):

@@ -11,5 +11,5 @@ from flower_vfl.simulations.sweep.board import best_of, point_of
 
 
 def print_sweep(summaries: Sequence[Mapping[str, Any]]) -> None:
-    """Print which runs of a sweep no other beats by validation, or why nothing is ranked."""
+    """Print the runs of a sweep that no other beats by validation, or the reason why nothing is ranked."""
     Console().print(best_of({str(summary["run"]): point_of(summary) for summary in summaries}))

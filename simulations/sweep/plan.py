@@ -41,14 +41,14 @@ GPUS = (1, 4, 8)
 def print_plan(
     definition: Definition, overrides: Mapping[str, Any], *, workers: int = 0, stacking: bool = True
 ) -> None:
-    """Check and measure the trials of a sweep, and print what it will take.
+    """Check and measure the trials of a sweep, and print its estimated time and memory.
 
     Raises
     ------
     FlowerVflError
         When a trial cannot run.
     SetupError
-        When so many trials as [sweep] gpus says do not fit a GPU.
+        When the trials that share a GPU by [sweep] gpus do not fit it.
     """
     trials, running = trials_of(definition, overrides), definition.running.with_stacking(stacking)
     places, refused = _places(processors(trials, running), running.gpus, workers)
@@ -62,15 +62,15 @@ def print_plan(
     screen = Console()
     screen.print(shape_table(shapes))
     screen.print(choice_table(choices) if choices else Text("Each trial is trained by itself: stacking is off."))
-    screen.print(Text(_here(found, choices, places, refused)))
+    screen.print(Text(_on_this_machine(found, choices, places, refused)))
     if found["gpu"]:
         check_gpus(shapes, running.gpus, workers)
-    screen.print(Text(_gpus(found, choices, running.gpus)))
+    screen.print(Text(_on_gpus(found, choices, running.gpus)))
     screen.print(Text(_measured(shapes)))
 
 
 def shape_table(shapes: Sequence[Shape]) -> Table:
-    """Return a row a shape: how many trials, what a step and a trial take, and how much memory."""
+    """Return a table with a row for each shape: number of trials, time of a step and of a trial, and memory."""
     table = Table(title="Trials that cost the same a step")
     for column in ("data, network, batch: defense", "trials", "a step", "a trial", "memory"):
         table.add_column(column, justify="left" if column.startswith("data") else "right", overflow="fold")
@@ -83,7 +83,7 @@ def shape_table(shapes: Sequence[Shape]) -> Table:
 
 
 def choice_table(choices: Sequence[Choice]) -> Table:
-    """Return a row a group of trials: whether they are trained together, and why or why not."""
+    """Return a table with a row for each group of trials: how they are trained, and the reason."""
     table = Table(title="Trials that share all but seeds and defenses")
     for column in ("trials", "trained", "memory", "why"):
         table.add_column(column, justify="left" if column == "why" else "right", overflow="fold")
@@ -99,7 +99,7 @@ def choice_table(choices: Sequence[Choice]) -> Table:
 
 
 def _places(cpus: float, gpus: float, workers: int) -> tuple[int, str]:
-    """Return how many trials, or stacks, run at once on this machine, and why none would; then they count as one."""
+    """Return the number of trials, or stacks, that run at once on this machine; 1 and the reason if none can."""
     try:
         room = Cluster(((float(machine.cores()), float(torch.cuda.device_count())),)).places(cpus, gpus)
     except SetupError as error:
@@ -107,8 +107,8 @@ def _places(cpus: float, gpus: float, workers: int) -> tuple[int, str]:
     return min(room, workers or room), ""
 
 
-def _here(found: Mapping[str, Any], choices: Sequence[Choice], places: int, refused: str) -> str:
-    """Say how long the sweep takes on this machine, and how much memory; or that it would not run here, and why."""
+def _on_this_machine(found: Mapping[str, Any], choices: Sequence[Choice], places: int, refused: str) -> str:
+    """Return a text on the sweep's time and memory on this machine, or on the reason why it would not run here."""
     count, long = len(found["seconds"]), duration(makespan(found["seconds"], places))
     if refused:
         return f"{count} trials, one after the other about {long}; not on this machine: {refused}."
@@ -130,8 +130,8 @@ def _largest(trial: int, choices: Sequence[Choice], *, gpu: bool) -> int:
     return max([trial, *(choice.memory for choice in choices if choice.stacks and choice.on_gpu == gpu)])
 
 
-def _gpus(found: Mapping[str, Any], choices: Sequence[Choice], gpus: float) -> str:
-    """Say how long it takes on several GPUs, where one was measured."""
+def _on_gpus(found: Mapping[str, Any], choices: Sequence[Choice], gpus: float) -> str:
+    """Return a text on the sweep's time on several GPUs, if one was measured."""
     if not found["gpu"]:
         return (
             "On GPUs: not measured, for there is none here or no trial has device = 'cuda'. Plan on a machine with "
@@ -145,7 +145,7 @@ def _gpus(found: Mapping[str, Any], choices: Sequence[Choice], gpus: float) -> s
 
 
 def _measured(shapes: Sequence[Shape]) -> str:
-    """Say what was measured and what was computed from it."""
+    """Return a text on the measured numbers and on those computed from them."""
     cut = any(shape.probe.measured_test_rows < shape.probe.test_rows for shape in shapes)
     part = f" (on {MOST_TEST_ROWS:,} of the test rows, taken times their number)" if cut else ""
     return (

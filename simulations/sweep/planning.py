@@ -1,4 +1,4 @@
-"""`flower-vfl sweep --plan`: how many trials, how long, how much memory, from short measured probes."""
+"""`flower-vfl sweep --plan`: time and memory of the trials, estimated from short measured probes."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from flower_vfl.strategies import Observer
 from flower_vfl.training.factories import schedule_of
 
 STEPS, WARM_UP = 40, 8
-"""Steps of a probe, and how many of them, the first, do not count."""
+"""Number of steps of a probe, and of the first ones among them that are not timed."""
 
 CONTEXT = 600 * 2**20
-"""Memory of a process on a GPU beside its tensors, about."""
+"""Estimated bytes of a process on a GPU beside its tensors."""
 
 MOST_TEST_ROWS = 65_536
-"""Test rows of a probe; on more the evaluation is measured on so many, evenly spread, and taken times their number."""
+"""Most test rows of a probe; of more, only evenly spaced ones are evaluated, and the time is scaled to all."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Probe:
     memory, gpu : int
         Largest resident memory of the process, and largest memory of tensors on a GPU, in bytes; 0 where not known.
     rows, test_rows : int
-        Of the whole data.
+        Numbers of rows of the whole data.
     measured_test_rows : int
         Test rows of the probe.
     periods : Periods, optional
@@ -74,11 +74,11 @@ class Probe:
     periods: Periods | None = None
 
     def steps(self, config: Config) -> int:
-        """Return how many steps a trial has; where it may stop early, at most."""
+        """Return the number of steps of a trial; an upper bound where it may stop early."""
         return schedule_of(config, self.rows, self.test_rows).steps
 
     def seconds(self, config: Config) -> float:
-        """Return how long a trial takes by itself; where it may stop early, at most."""
+        """Return the seconds of a trial by itself; an upper bound where it may stop early."""
         schedule = schedule_of(config, self.rows, self.test_rows, periods=self.periods)
         following = sum(schedule.periods[1:])  # in time order, each day is evaluated by the model of the days before
         evaluated = schedule.epochs * (schedule.validation_rows + self.test_rows) + following
@@ -87,12 +87,12 @@ class Probe:
 
 @dataclass(frozen=True)
 class Shape:
-    """Trials that cost the same a step.
+    """Trials whose steps cost the same.
 
     Attributes
     ----------
     trials
-        Those of this shape.
+        Trials of this shape.
     probe
         Measurement of the first of them.
     """
@@ -114,7 +114,7 @@ class Shape:
 
 
 def makespan(seconds: Sequence[float], places: int) -> float:
-    """Return how long trials take, begun in their order, each at the place that is free first.
+    """Return the seconds until all trials have ended, begun in their order, each at the place that is free first.
 
     Examples
     --------
@@ -129,7 +129,7 @@ def makespan(seconds: Sequence[float], places: int) -> float:
 
 
 def shapes_of(trials: Sequence[Trial], progress: Progress = lambda done, total: None) -> list[Shape]:
-    """Measure each distinct shape of the trials: a few dozen steps, one evaluation, one end, on a part of the data.
+    """Return the distinct shapes of the trials, each measured by a short run on a part of the data.
 
     Raises
     ------
@@ -141,7 +141,7 @@ def shapes_of(trials: Sequence[Trial], progress: Progress = lambda done, total: 
         groups.setdefault(_shape(trial.config), []).append(trial)
     data, shapes = OpenData(), []
     with quiet_log():
-        _probe(trials[0], data)  # what a process does once, such as importing, is no part of a trial
+        _probe(trials[0], data)  # excludes what a process does once, such as importing
         for index, members in enumerate(groups.values()):
             progress(index, len(groups))
             shapes.append(Shape(members, _probe(members[0], data)))
@@ -163,9 +163,9 @@ def _shape(config: Config) -> str:
 
 
 def measure(config: Config, data: Callable[[Config], VerticalData]) -> Probe:
-    """Run a configuration for a few dozen steps and return what it cost.
+    """Run a configuration for a few dozen steps and return its time and memory.
 
-    The same path as a trial: journal, checkpoint and report included. On the processor where there is no GPU.
+    The run has a journal, a checkpoint and a report as a trial has. Without a GPU it uses the processor.
     """
     whole = data(config)
     config = config.fitted(whole.alignment.rows)
@@ -175,22 +175,22 @@ def measure(config: Config, data: Callable[[Config], VerticalData]) -> Probe:
     small = config.model_copy(
         update={"training": training, "sinks": [], "device": config.device if gpu else "cpu", "data": config.data}
     )
-    watch = _Watch(gpu=gpu)
+    stopwatch = _Stopwatch(gpu=gpu)
     reset_peak()
     with tempfile.TemporaryDirectory(prefix="fvfl-plan-") as folder:
         out = Path(folder) / "run"
         began = time.perf_counter()
-        run(small, out=out, data=lambda _: part, observers=(watch,))
+        run(small, out=out, data=lambda _: part, observers=(stopwatch,))
         render([out])
         ended = time.perf_counter()
     alignment = whole.alignment
     schedule = schedule_of(small, part.alignment.rows, part.alignment.test_rows)
     evaluated = max(1, schedule.validation_rows + part.alignment.test_rows)
     return Probe(
-        opening=watch.started - began,
-        step=watch.step,
-        ending=ended - watch.evaluated,
-        row=max(0.0, watch.evaluated - watch.steps[-1]) / evaluated,
+        opening=stopwatch.started - began,
+        step=stopwatch.step,
+        ending=ended - stopwatch.evaluated,
+        row=max(0.0, stopwatch.evaluated - stopwatch.steps[-1]) / evaluated,
         memory=peak(),
         gpu=torch.cuda.max_memory_allocated() if gpu else 0,
         rows=alignment.rows,
@@ -200,8 +200,8 @@ def measure(config: Config, data: Callable[[Config], VerticalData]) -> Probe:
     )
 
 
-class _Watch(Observer):
-    """Notes when what happened; on a GPU it waits for it."""
+class _Stopwatch(Observer):
+    """Observer that records the times of the start, the steps and the evaluation, synchronised with a GPU."""
 
     def __init__(self, *, gpu: bool) -> None:
         self.started = self.evaluated = math.nan
@@ -224,14 +224,14 @@ class _Watch(Observer):
 
     @property
     def step(self) -> float:
-        """The median of a step, the first of which do not count; of a single one from the start."""
+        """Median seconds of a step, without the first ones if there are more."""
         times = [self.started, *self.steps]
         lengths = [after - before for before, after in pairwise(times)]
         return statistics.median(lengths[WARM_UP:] or lengths[1:] or lengths)
 
 
 def part_of(data: VerticalData, config: Config) -> MemoryData:
-    """Return rows of a data set, evenly spread, for so many steps and one evaluation."""
+    """Return evenly spaced rows of a data set, for the steps and the evaluation of a probe."""
     training, alignment = config.training, data.alignment
     wanted = math.ceil(STEPS * training.batch_size / (1.0 - training.validation)) + 1
     rows = _spread(alignment.rows, wanted)
@@ -252,7 +252,7 @@ def _spread(count: int, wanted: int) -> NDArray[np.int64]:
 
 
 def reset_peak() -> None:
-    """Forget the largest resident memory so far, where the system lets a process do that."""
+    """Reset the peak memory of the process, where the system allows that, and of the GPU."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     if torch.cuda.is_available():
@@ -260,7 +260,7 @@ def reset_peak() -> None:
 
 
 def peak() -> int:
-    """Return the largest resident memory in bytes; 0 where the system does not say it."""
+    """Return the largest resident memory in bytes; 0 where the system does not report it."""
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
             if line.startswith("VmHWM:"):
@@ -269,35 +269,35 @@ def peak() -> int:
 
 
 def fitting(total: int, need: int) -> int:
-    """Return how many trials of so many bytes fit a GPU or a machine, a tenth of it left free."""
+    """Return the number of trials of `need` bytes that fit in `total` bytes, a tenth of them left free."""
     return int(0.9 * total // need) if need else 0
 
 
 def on_one_gpu(gpus: float, workers: int = 0) -> int:
-    """Return how many trials share a GPU, each with so much of one, `workers` at once at most where that is not 0."""
+    """Return the number of trials that share a GPU, each with `gpus` of it; at most `workers` unless that is 0."""
     each = max(1, int(1 / gpus + 1e-9)) if gpus <= 1 else 1
     return min(each, workers) if workers else each
 
 
 def check_gpus(shapes: Sequence[Shape], gpus: float, workers: int = 0) -> None:
-    """Refuse more trials on a GPU than its memory holds, by what was measured on the first GPU of this machine.
+    """Refuse more trials on a GPU than its memory holds, by measurements on the first GPU of this machine.
 
     Raises
     ------
     SetupError
-        Saying how many would fit.
+        When they do not fit; the message has the number that would.
     """
     need = max(shape.probe.gpu for shape in shapes) + CONTEXT
     check_gpu(need, torch.cuda.get_device_properties(0).total_memory, on_one_gpu(gpus, workers))
 
 
 def check_gpu(need: int, total: int, at_once: int) -> None:
-    """Refuse so many trials at once on a GPU of `total` bytes, each of which needs `need`.
+    """Refuse `at_once` trials of `need` bytes each on a GPU of `total` bytes if they do not fit.
 
     Raises
     ------
     SetupError
-        Saying how many would fit.
+        When they do not fit; the message has the number that would.
     """
     fits = fitting(total, need)
     if fits < at_once:

@@ -38,7 +38,7 @@ def write_results(folder: SweepFolder, failures: Mapping[str, str] | None = None
     folder : SweepFolder
         The sweep's folder.
     failures : Mapping, optional
-        Why a trial failed in this start.
+        Reason why a trial failed in this start, by the trial's name.
     """
     failures = failures or {}
     results = [(trial, folder.result(trial)) for trial in folder.trials]
@@ -57,7 +57,7 @@ def row(trial: Trial, result: Mapping[str, Any] | None, failure: str = "") -> di
     """Return one trial as a row: what varies, seeds, utility, every leak measure, cost and status.
 
     A leak's column is named as ``leak/train/attacker/a/cut/norm/auc/q95``: phase, source, party, layer, attack, metric
-    and which number of it; ``clean`` before the phase marks what nobody received.
+    and which number of it; ``clean`` before the phase marks gradients before the defense, which no party received.
     """
     status = str(result.get("status", "finished")) if result else (FAILED if failure else WAITING)
     found: dict[str, Any] = {"run": trial.run, "status": FAILED if failure else status}

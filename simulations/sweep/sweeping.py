@@ -1,4 +1,4 @@
-"""`flower-vfl sweep`: check every trial, run what is not finished, and show the whole trade-off at the end."""
+"""`flower-vfl sweep`: check all trials, run those that are not finished, and show the whole trade-off at the end."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run_sweep(
     out : Path
         Folder of the results.
     overrides : Mapping, optional
-        Of the command line's `--set`.
+        Values of the command line's `--set`.
     address : str
         Address of a running Ray cluster; empty for one of this machine's own.
     resume : bool
@@ -67,7 +67,7 @@ def run_sweep(
     FlowerVflError
         When something is wrong with the input, before the first trial starts.
     TrainingError
-        When trials failed, in a search when all did; those that did not have left their results.
+        When trials failed, in a search when all did; the results of the others are written.
     """
     trials, running = trials_of(definition, overrides), definition.running.with_stacking(stacking)
     with SweepFolder(out, definition.text, trials, origin=definition.folder, resume=resume) as folder:
@@ -79,7 +79,7 @@ def run_sweep(
         except InputError:
             folder.discard()
             raise
-        finally:  # whatever ended it: what has finished is shown
+        finally:  # even after an error, finished trials are shown
             summaries = _finish(folder, board)
     if board.failures and (budget is None or len(board.failures) == len(trials)):
         run, reason = next(iter(board.failures.items()))
@@ -94,7 +94,7 @@ def run_sweep(
 def _carry_out(
     folder: SweepFolder, running: Running, board: Board, *, address: str, workers: int, budget: Budget | None
 ) -> None:
-    """Check and run what is not finished."""
+    """Check and run the trials that are not finished."""
     from flower_vfl.simulations.cluster import check_reachable, ray_cluster
 
     if address:
@@ -123,12 +123,12 @@ def _carry_out(
 
 
 def check_memory(trials: Sequence[Trial], running: Running, workers: int) -> None:
-    """Refuse more trials on a GPU than it holds, by a few dozen steps of each shape; where no GPU is, none is asked.
+    """Refuse more trials on a GPU than it holds, by a few dozen steps of each shape; without a GPU, check nothing.
 
     Raises
     ------
     SetupError
-        Saying how many would fit, or that not even one does.
+        When they do not fit, or not even one does; the message has the number that would.
     """
     trials = [trial for trial in trials if trial.config.device != "cpu"]
     if not trials or not torch.cuda.is_available():
@@ -139,7 +139,7 @@ def check_memory(trials: Sequence[Trial], running: Running, workers: int) -> Non
 
 
 def _stacks(folder: SweepFolder, running: Running, board: Board) -> list[tuple[Trial, ...]]:
-    """Return which trials are trained together, of those of which nothing has been trained yet; say why or why not."""
+    """Return the trials that are trained together, of those not begun yet, and print the reason of each choice."""
     if running.stacking == "off":
         return []
     fresh = [trial for trial in folder.waiting if not is_begun(folder.of(trial))]
@@ -155,17 +155,17 @@ def _stacks(folder: SweepFolder, running: Running, board: Board) -> list[tuple[T
 
 
 def processors(trials: Sequence[Trial], running: Running) -> float:
-    """Return how many processors each trial is given: by default as many as the largest has threads."""
+    """Return the number of processors of each trial: by default the largest number of threads of a trial."""
     return float(running.cpus or max(1, *(trial.config.threads for trial in trials)))
 
 
 def _finish(folder: SweepFolder, board: Board) -> list[dict[str, Any]]:
-    """Write what there is: the table, the summary, and the report of the runs that have left a result, and of each."""
+    """Write the table, the summary, and the reports of the sweep and of each run with a result."""
     if not folder.path.is_dir():
         return []
     summaries = write_results(folder, board.failures)
     for run in runs_of(folder.path):
-        renew(run)  # a kill between its result and its report leaves it without
+        renew(run)  # it has no report after a kill between its result and its report
     if runs_of(folder.path):
         render_sweep(folder.path)
     return summaries

@@ -1,4 +1,4 @@
-"""From what a sweep's file says to its trials, each a whole configuration with a name of its own."""
+"""The trials of a sweep's file, each a whole configuration with a name of its own."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def trials_of(definition: Definition, overrides: Mapping[str, Any] | None = None
     definition : Definition
         Content of the sweep's file.
     overrides : Mapping, optional
-        Of the command line's `--set`; they may not touch what varies.
+        Values of the command line's `--set`, for keys that do not vary.
 
     Raises
     ------
@@ -82,7 +82,7 @@ def trials_of(definition: Definition, overrides: Mapping[str, Any] | None = None
 
 
 def base_names(bases: Sequence[str]) -> dict[str, str]:
-    """Return what each base is called in tables: of files, so much of their paths' ends that no two names are equal.
+    """Return the name of each base in tables: for files, the shortest ends of their paths of which no two are equal.
 
     Examples
     --------
@@ -109,7 +109,7 @@ def _with_overrides(definition: Definition, overrides: Mapping[str, Any]) -> Val
 
 
 def _points(definition: Definition) -> Iterator[Values]:
-    """Yield what each trial has beyond its base and what all share; the draws of one sample meet the whole grid."""
+    """Yield the values of each trial beyond its base and the shared ones; each sample meets the whole grid."""
     grid = {key: _grid_values(key, values) for key, values in definition.grid.items()}
     count = math.prod([*map(len, grid.values()), max(1, len(definition.cases)), len(definition.bases)])
     count *= definition.running.samples
@@ -123,7 +123,7 @@ def _points(definition: Definition) -> Iterator[Values]:
 
 
 def _settings(point: Values) -> Values:
-    """Return the keys of a trial; in the place of a defense, `no_gradients(pretrain=3)` is training without any."""
+    """Return the values of a trial; `no_gradients(pretrain=3)` as defense becomes training without gradients."""
     chain = point.get(DEFENSES, [])
     if NO_GRADIENTS not in [entry.get("name") for entry in chain]:
         return point
@@ -180,7 +180,7 @@ def _one_chain(value: Any) -> list[dict[str, Any]]:
 
 
 def _draws(definition: Definition, sample: int) -> Values:
-    """Draw the keys of [random] once; each key and each sample by itself, so that more of either change no other."""
+    """Draw the keys of [random] once, each key and sample from a generator of its own, so that more change no other."""
     drawn: Values = {}
     for key, space in definition.random.items():
         generator = random.Random(f"{definition.running.seed} {sample} {key}")
@@ -217,7 +217,7 @@ def _draw(key: str, space: Any, generator: random.Random) -> Any:
 
 
 def _named(definition: Definition, found: Iterable[tuple[str, Values, Config]]) -> list[Trial]:
-    """Name trials by what varies, refuse two that are the same, and drop draws that came twice."""
+    """Return the trials, named by the values that vary; refuse two equal ones, but drop repeated draws."""
     rows = [({BASE: base, **point}, config, config_digest(config)) for base, point, config in found]
     keys = list(dict.fromkeys(key for values, _, _ in rows for key in values))
     shown = [{key: show(key, values[key]) for key in keys if key in values} for values, _, _ in rows]
@@ -274,7 +274,7 @@ def _words(values: Mapping[str, Any]) -> str:
 
 
 def _slug(values: Mapping[str, Any]) -> str:
-    """Return a folder's name: values that are words alone, numbers behind the last part of their key."""
+    """Return a folder's name: texts by themselves, other values after the last part of their key."""
     parts = []
     for key, value in values.items():
         text = re.sub(r"[^A-Za-z0-9.+]+", "-", written(value).replace("=", "")).strip("-.")

@@ -1,4 +1,4 @@
-"""`flower-vfl tune`: a search that is set up already; validation chooses, the test is shown of the chosen one alone."""
+"""`flower-vfl tune`: a predefined search; validation chooses a trial, and only its test result is shown."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _TRIAL: dict[str, Any] = {
     "attack.snapshots": [],
     "checkpoint.every": 500,
 }
-"""Of every trial: it is trained and validated, and not attacked."""
+"""Settings of every trial, which is trained and validated, but not attacked."""
 
 _TRAINING: dict[str, list[Any]] = {
     "training.weight_decay": [0.0, 1e-5, 1e-4],
@@ -59,11 +59,11 @@ _TABLES: dict[str, list[Any]] = {
     "model.numeric_embedding": ["none", "bins"],
 }
 _MEMBERS = 4
-"""Of ensembles, which are tried on tables."""
+"""Members of an ensemble; ensembles are tried on tables."""
 _RATES = (3e-4, 5e-3)
 SEARCH, FINALISTS, DRAWS = 0.6, 4, 8
-"""Share of the time for the search. The rest is for the best so many and the given settings: each is trained again with
-other validation rows, so often in all at most, because few validation rows hardly separate settings."""
+"""Share of the time for the search, number of finalists, most draws of validation rows. After the search, finalists and
+the given settings are trained again with other validation rows, because few rows hardly separate settings."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def run_tune(
     out : Path
         Folder of the search.
     overrides : Mapping
-        Of the command line's `--set`; what is named there is not tuned.
+        Values of the command line's `--set`; their keys are not tuned.
     minutes : float
         Time after which no trial goes on.
     trials : int
@@ -216,7 +216,7 @@ def run_tune(
 def _choose(
     draws: Sequence[Mapping[str, Mapping[str, Any]]], cases: Mapping[str, Mapping[str, Any]], measure: str
 ) -> Tuned:
-    """Return what validation chose, from the metrics by draw: first those of all trials, then those of finalists."""
+    """Return the choice by validation, from the metrics by draw: first those of all trials, then those of finalists."""
     ranked, given = draws[0], next(iter(cases))
     found = {run: [draw[run] for draw in draws] for run in ranked if run in draws[-1]}
     order = sorted(found, key=lambda run: _order(found[run], measure))
@@ -259,7 +259,7 @@ def _ranked(summaries: Sequence[Mapping[str, Any]], measure: str, minutes: float
 
 
 def _order(draws: Sequence[Mapping[str, Any]], measure: str) -> tuple[float, float]:
-    """Return what settings are sorted by: the mean over draws of validation rows, then the mean of the losses."""
+    """Return the sort key of a setting: the mean over draws of validation rows, then the mean of the losses."""
     losses = [loss if isinstance(loss := kept.get("validation_loss"), int | float) else math.inf for kept in draws]
     return -fmean(kept[measure] for kept in draws), fmean(losses)
 
@@ -275,7 +275,7 @@ def _again(
 ) -> list[dict[str, dict[str, Any]]]:
     """Train finalists with other draws of validation rows; return the metrics of all, of each draw that all ended.
 
-    A finalist that fails then, because its training diverges, is none any more.
+    A finalist that fails in this, because its training diverges, is dropped.
     """
     cases = [{**case, "schedule_seed": seed + draw} for draw in range(1, DRAWS) for case in finalists.values()]
     fixed = {key: value for key, value in table["set"].items() if canonical_key(key) != "schedule_seed"}

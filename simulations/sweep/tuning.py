@@ -30,7 +30,7 @@ from flower_vfl.strategies import Observer
 
 STORAGE = ".tune"
 _RUN, _FAILED = "run", "failed"
-_ONE_MORE = "Failure # "
+_ERROR_HEAD = "Failure # "
 """The beginning of each entry in Tune's file of a trial's errors."""
 
 _REPORT_SECONDS = 1.0
@@ -38,9 +38,9 @@ _LOCKED_SECONDS = 20.0
 _ENDING_SECONDS = 60
 """Seconds that a trial which Tune ended has to leave its worker to the next one."""
 _GRACE_EPOCHS, _MOST_EPOCHS = 8, 1000
-"""Epochs that each trial of a search has before it is compared with others, and after which it is not any more."""
+"""Epochs of a trial of a search before it is compared with others, and after which it no longer is."""
 _MOST_TRACED = 10_000
-"""Characters of where an error came from that are kept."""
+"""Most characters of a traceback that are kept."""
 
 Plan = tuple[dict[str, Any], str, str]
 """A trial's configuration, its folder, and the folder that relative paths of data begin at."""
@@ -56,7 +56,7 @@ def run_trials(
     folder : SweepFolder
         Folder of the sweep, with the trials that wait.
     board : Board
-        Says how many run at once, and receives the progress.
+        Has the number of trials that run at once, and receives the progress.
     cpus, gpus : float
         Processors and GPUs of each trial.
     retries : int
@@ -113,7 +113,7 @@ def _tune(
     retries: int,
     budget: Budget | None = None,
 ) -> None:
-    """Call a function for each name, as many at once as there are places."""
+    """Run a trainable for each name, as many at once as there are places."""
     storage, reporter = folder.path / STORAGE, TrialReporter(folder, board)
     shutil.rmtree(storage, ignore_errors=True)
     tuner = tune.Tuner(
@@ -133,13 +133,13 @@ def _tune(
     except tune.TuneError:
         if reporter.lost is None:
             raise
-        raise reporter.lost from None  # of which Tune has made a text
+        raise reporter.lost from None  # Tune's error has only its text
     finally:
         shutil.rmtree(storage, ignore_errors=True)
 
 
 def _search(places: int, budget: Budget | None) -> tune.TuneConfig:
-    """Return how Tune goes through the trials; a worker, which takes seconds to begin, does one after another."""
+    """Return Tune's configuration of the search; workers, which take seconds to start, are used again."""
     if budget is None:
         return tune.TuneConfig(reuse_actors=True, max_concurrent_trials=places)
     os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")  # reports of steps have no validation in them
@@ -161,12 +161,12 @@ def _search(places: int, budget: Budget | None) -> tune.TuneConfig:
 
 
 class TrialReporter(tune.Callback):
-    """Passes on what Tune says of trials.
+    """Callback that passes Tune's events of trials on to the board and to the sweep's folder.
 
     Attributes
     ----------
     lost
-        Why something could not be noted in the sweep's folder, which ends the sweep: a full disk takes no results.
+        Error of writing to the sweep's folder, such as a full disk, which ends the sweep; None without one.
     """
 
     def __init__(self, folder: SweepFolder, board: Board) -> None:
@@ -174,11 +174,11 @@ class TrialReporter(tune.Callback):
         self.lost: OSError | FlowerVflError | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Tune keeps a copy of what it is given, to restore a sweep: this package has its own way."""
+        """Return nothing: Tune saves a copy to restore a sweep, which this package does in its own way."""
         return {}
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        """Draw the board again."""
+        """Redraw the board."""
         self._board.refresh()
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -191,7 +191,7 @@ class TrialReporter(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        """Show how far a trial is, or note why it failed."""
+        """Show the progress of a trial, or note the reason of its failure."""
         if _FAILED in result:
             self._failed(trial, str(result[_FAILED]), self._board.failed)
         elif "step" in result:
@@ -202,16 +202,16 @@ class TrialReporter(tune.Callback):
         self._board.completed(trial.config[_RUN])
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Note why a trial is tried again."""
+        """Note the reason why a trial is tried again."""
         self._failed(trial, _last_error(trial), self._board.retried)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Note why a trial failed for good."""
+        """Note the reason why a trial failed for good."""
         self._failed(trial, _last_error(trial), self._board.failed)
 
-    def _failed(self, trial: Any, text: str, tell: Callable[[str, str], None]) -> None:
-        """Tell the last line of what ended a try, and note all of it."""
-        tell(trial.config[_RUN], _line(text.splitlines()[-1]))
+    def _failed(self, trial: Any, text: str, show: Callable[[str, str], None]) -> None:
+        """Show the last line of an attempt's error on the board, and note all of it in the folder."""
+        show(trial.config[_RUN], _line(text.splitlines()[-1]))
         self._note(self._folder.failed, trial.config[_RUN], text)
 
     def _note(self, write: Callable[..., None], *words: str) -> None:
@@ -223,15 +223,15 @@ class TrialReporter(tune.Callback):
 
 
 def _last_error(trial: Any) -> str:
-    """Return what ended a worker last, from this machine: the storage gets its copy later, or never."""
+    """Return the last error of a worker, from its file on this machine: the storage gets a copy later, or never."""
     text = ""
     with suppress(OSError):
         text = Path(trial.error_file).read_text(encoding="utf8", errors="replace") if trial.error_file else ""
-    return text[max(0, text.rfind(_ONE_MORE)) :].strip() or "the worker ended without a word"
+    return text[max(0, text.rfind(_ERROR_HEAD)) :].strip() or "the worker ended without a word"
 
 
 def _line(text: str) -> str:
-    """Return a text on one line, and with nothing that a terminal obeys."""
+    """Return a text on one line, without control characters."""
     line = " ".join(text.split())
     return printable(line, len(line))
 
@@ -241,8 +241,8 @@ def _words(error: BaseException) -> str:
     return _line(words_of(error))
 
 
-def _whole(error: BaseException) -> RuntimeError:
-    """Return an error that Tune can send, and takes for no end: where another came from, and in the last line what."""
+def _sendable(error: BaseException) -> RuntimeError:
+    """Return an error that Tune can send and takes for no exit: the traceback and last the message of another."""
     traced = "".join(traceback.format_exception(error))[-_MOST_TRACED:]
     return RuntimeError(f"{traced}\n{_words(error)}")
 
@@ -253,7 +253,7 @@ class _Steps(Observer):
     Attributes
     ----------
     ended
-        True if Tune has ended the trial, which it does by an exit out of a report; it takes no report after that.
+        True if Tune has ended the trial, by a SystemExit from a report; it accepts no report after that.
     """
 
     def __init__(self) -> None:
@@ -286,7 +286,7 @@ def _report(step: int, steps: int, loss: float) -> None:
 
 
 def _train_stack(params: Mapping[str, str], *, plans: Mapping[str, list[Plan]]) -> None:
-    """Train trials together in a worker; what a stack cannot do, each of them does by itself."""
+    """Train trials together in a worker; trials that it cannot train are run by themselves later."""
     entries = plans[params[_RUN]]
     with suppress(OSError):
         os.chdir(entries[0][2])
@@ -294,17 +294,17 @@ def _train_stack(params: Mapping[str, str], *, plans: Mapping[str, list[Plan]]) 
     try:
         with quiet_log(logging.ERROR):
             lost = train_stack(configs, folders, progress=_report)
-    except (FlowerVflError, RuntimeError) as error:  # memory of a GPU, for instance
+    except (FlowerVflError, RuntimeError) as error:  # out of GPU memory, for instance
         tune.report({_FAILED: _words(error)})
-    except BaseException as error:  # noqa: BLE001 - see `_whole`
-        raise _whole(error) from None
+    except BaseException as error:  # noqa: BLE001 - see `_sendable`
+        raise _sendable(error) from None
     else:
         names = ", ".join(folders[run].name for run in lost)
         tune.report({_FAILED: f"{len(lost)} of them diverged: {names}"} if lost else {"finished": True})
 
 
 def _train(params: Mapping[str, str], *, plans: Mapping[str, Plan]) -> None:
-    """Run one trial in a worker; it goes on from its checkpoint where an earlier try has left one."""
+    """Run one trial in a worker; it goes on from the checkpoint of an earlier attempt, if any."""
     values, folder, place = plans[params[_RUN]]
     with suppress(OSError):  # on another node the place may not be there; data is then found by absolute paths
         os.chdir(place)
@@ -315,9 +315,9 @@ def _train(params: Mapping[str, str], *, plans: Mapping[str, Plan]) -> None:
             run_observed(build_config(values), Path(folder), resume=True, observers=(steps,), patience=_LOCKED_SECONDS)
     except (InputError, TrainingError) as error:  # it would fail again
         tune.report({_FAILED: _words(error)})
-    except BaseException as error:  # noqa: BLE001 - see `_whole`
-        if steps.ended:  # the exit that Tune expects: the next trial then has this worker
+    except BaseException as error:  # noqa: BLE001 - see `_sendable`
+        if steps.ended:  # the exit that Tune expects: the worker is then used for the next trial
             raise SystemExit(0) from None
-        raise _whole(error) from None
+        raise _sendable(error) from None
     else:
         tune.report({"finished": True})

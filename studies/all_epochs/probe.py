@@ -1,4 +1,4 @@
-"""Who reads the releases of all epochs side by side, knowing half of the labels; the bound is compared with it."""
+"""Attacks on the releases of all epochs side by side that know half of the labels, to compare the bound with."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from flower_vfl.strategies import Defense, HookedStrategy
 Matrix = NDArray[np.float64]
 
 _RIDGE = 1e-6
-"""Of the mean variance, added to each: directions without any would have no likelihood."""
+"""Share of the mean variance that is added to each variance: directions without any would have no likelihood."""
 
 
 class SideBySide(Defense):
-    """Keeps what is sent for each row in each epoch, in units of its batch, and logs what is read of it.
+    """Wrapper that keeps the sent gradients of each row and epoch, in units of the batch, and logs attacks on them.
 
     After each epoch a linear reader and one with a Gaussian for each class are fitted to one half of the rows, all
-    epochs side by side, and scored on the other half. The outermost defense.
+    epochs side by side, and scored on the other half. It must be the outermost defense.
     """
 
     name: ClassVar[str] = "side_by_side"
@@ -34,11 +34,11 @@ class SideBySide(Defense):
 
     @property
     def params(self) -> dict[str, Any]:
-        """None."""
+        """No parameters."""
         return {}
 
     def protect(self, grads: Tensor, labels: Tensor, step: StepView | None = None) -> tuple[Tensor, Log]:
-        """Keep what the inner strategy sends."""
+        """Return the inner strategy's gradients, and keep them."""
         sent, log = self.strategy.protect(grads, labels, step)
         if not self._now.size:
             self._now = np.full((len(self.base.labels.train), sent.shape[1]), np.nan, dtype=np.float32)
@@ -46,12 +46,12 @@ class SideBySide(Defense):
         return sent, log
 
     def end_epoch(self) -> Log:
-        """Log what is read."""
+        """Return the log with the AUCs of both readers."""
         self._epochs.append(self._now)
         self._now = np.zeros((0, 0), dtype=np.float32)
         seen = np.concatenate(self._epochs, axis=1)
-        came = np.isfinite(seen).all(axis=1)
-        linear, quadratic = read(seen[came].astype(np.float64), self.base.labels.train[came])
+        complete = np.isfinite(seen).all(axis=1)
+        linear, quadratic = read(seen[complete].astype(np.float64), self.base.labels.train[complete])
         return {**super().end_epoch(), f"{self.name}.linear": linear, f"{self.name}.quadratic": quadratic}
 
 

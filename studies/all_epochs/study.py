@@ -27,7 +27,7 @@ STUDIES = {"census": "census"}
 
 EPOCHS = 10
 SLOW = {"training.learning_rate": 0.002}
-"""Of the preset it is 0.005; there trainings with recurring noise are unsteady."""
+"""Smaller learning rate than the preset's 0.005, at which trainings with recurring noise are unsteady."""
 
 SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     **{f"full-rho-{rho}": ({"rho": float(rho)}, {}) for rho in (0, 0.25, 0.5, 0.75, 0.9)},

@@ -27,20 +27,20 @@ READERS = (
 """Attacks that keep a history, by the labels under which the runs have them."""
 
 LEARNED = READERS[-3:]
-"""Those that know labels of 256 rows of each class."""
+"""Attacks that keep a history and know labels of 256 rows of each class."""
 
 APART = ("remembered_fit(k=256,reads=epochs)", "remembered_quadratic(k=256,reads=epochs)")
-"""Those on all epochs side by side; not all seeds have them."""
+"""Attacks on all epochs side by side; not all seeds have them."""
 
 PAIRS = (
     ("s16-full-rho-0", "full-rho-0.25"),
     ("s16-full-rho-0", "full-rho-0.5"),
     ("s64-full-rho-0", "full-rho-0.9"),
 )
-"""Stronger fresh noise, and weaker noise with a persistent share."""
+"""Pairs of settings: stronger fresh noise, and weaker noise with a persistent share."""
 
 NEAR, COST = 0.02, 0.005
-"""The most by which a leak may grow after one epoch, and that persistent noise may cost of test AUC."""
+"""Largest growth of a leak after one epoch, and largest loss of test AUC by persistent noise, for a claim to hold."""
 
 
 def collect(folder: Path, settings: Iterable[str], control: str | None = None) -> Summary:
@@ -66,7 +66,7 @@ def collect(folder: Path, settings: Iterable[str], control: str | None = None) -
 
 
 def _columns(result: Summary) -> float:
-    """Return what completing a model reaches from scratch, the mean of its repeats; the layer does not matter to it."""
+    """Return the test AUC of model completion from scratch, the mean of its repeats, which no layer changes."""
     return float(result["rebuild"][0]["curve"][0]["baseline"])
 
 
@@ -124,7 +124,7 @@ def strongest(summary: Summary, setting: str, layer: str, epoch: int) -> Values:
 
 
 def loss(summary: Summary, setting: str) -> Values:
-    """Return what a setting loses of test AUC against the same defense with fresh noise, one value a shared seed."""
+    """Return the loss of test AUC of a setting against the same defense with fresh noise, one value a shared seed."""
     fresh = f"{setting.rsplit('-', 1)[0]}-0"
     at = places(summary, [setting, fresh])
     auc = {name: np.asarray(summary["settings"][name]["test_auc"]) for name in (setting, fresh)}

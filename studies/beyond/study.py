@@ -30,18 +30,18 @@ ATTACKS = [
     "remembered_network(k=256, reads=mean)",
 ]
 SIDE_BY_SIDE = ["remembered_fit(k=256, reads=epochs)", "remembered_quadratic(k=256, reads=epochs)"]
-"""Attackers who keep the epochs apart; those of the census have a page of their own, `all_epochs.md`."""
+"""Attacks on all epochs side by side; those of the census have a page of their own, `all_epochs.md`."""
 
 STUDIES: dict[str, dict[str, Any]] = {
     "census": {"preset": "census", "layers": ["cut", "first"], "apart": []},
-    # The first layer of a party that has images is 50,176 numbers wide: too many to remember. To read the epochs of
-    # images side by side takes as long as to train.
+    # The first layer of a party that has images is 50,176 numbers wide: too many to keep for each row. Attacks on the
+    # epochs of images side by side take as long as the training.
     "shirt": {"preset": "fashion-shirt", "layers": ["cut"], "apart": [0]},
 }
-"""Studies by name: the preset of each, the layers at which parties read, and with which seeds also side by side."""
+"""Studies by name: preset, attacked layers, and the seeds with attacks on all epochs side by side."""
 
 COLUMNS = "columns"
-"""The control: what a party's own columns say, with as many labels as the learned readers know and no gradient."""
+"""The control: a reader of a party's own columns, with as many labels as the learned readers and no gradient."""
 
 RHOS = (0, 0.25, 0.5, 0.75, 0.9, 1)
 DEFENSES: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
@@ -62,12 +62,12 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     },
 }
 SLOW = 0.4
-"""Of the preset's learning rate, in settings that begin so: trainings stumble less over noise that comes again."""
+"""Factor of the preset's learning rate in settings whose names begin so: recurring noise then disturbs less."""
 
 SETTINGS |= {f"slow-full-rho-{rho}": SETTINGS[f"full-rho-{rho}"] for rho in (0, 0.5, 0.9)}
 
 STRENGTHS: dict[int, tuple[float, ...]] = {1: (0, 0.5), 16: (0, 0.25, 0.5), 64: (0,)}
-"""Of `marvell_full`, beside the 4 of all else, with the persistent shares at each: which is the cheaper protection?"""
+"""Further strengths of `marvell_full`, 4 elsewhere, with the persistent shares at each, to compare their costs."""
 
 SETTINGS |= {
     f"s{s}-full-rho-{rho}": [{**DEFENSES["full"][0], "s": float(s), "rho": float(rho)}]
@@ -79,14 +79,14 @@ QUICK = ("none", COLUMNS, "marvell-rho-0", "full-rho-0.5")
 
 
 def run_one(job: Job) -> float:
-    """Do one run and return its seconds; a quick one has two epochs, the control, which they do not change, one."""
+    """Do one run and return its seconds; a quick one has two epochs, the control always one."""
     from flower_vfl import load_config
 
     control, study = job.setting == COLUMNS, STUDIES[job.study]
     readers = [*ATTACKS, *SIDE_BY_SIDE] if job.seed in study["apart"] else ATTACKS
     config = load_config(study["preset"])
     rate = config.training.learning_rate * (SLOW if job.setting.startswith("slow-") else 1.0)
-    # Only the attackers measure: at the cut they see what the label party's monitor would see.
+    # Only the attackers measure: at the cut they have the gradients that the label party's monitor would have.
     changed = {
         "training.learning_rate": rate,
         "seed": job.seed,

@@ -1,1 +1,1 @@
-"""Ten classes: what noise on cut gradients hides and what it costs, by its shape. The study behind `classes.md`."""
+"""Ten classes: protection and cost of noise on cut gradients, by its shape. The study behind `classes.md`."""

@@ -1,4 +1,4 @@
-"""Noise of the same mean power as Marvell's for many classes, but of other shapes: what it is compared with."""
+"""Noise of the same mean power as Marvell's for many classes, but of other shapes, for comparison."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class OfPower(GradientDefense):
     Parameters
     ----------
     strategy : HookedStrategy
-        What it wraps.
+        The wrapped strategy.
     s : float
-        As Marvell's.
+        Strength, as in Marvell.
     """
 
     unbiased: ClassVar[bool] = True
@@ -43,7 +43,7 @@ class OfPower(GradientDefense):
         return {"s": self.s}
 
     def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
-        """Add noise of the shape that `shaped` has; the log tells the mean power that it really had."""
+        """Add noise by `shaped`; the log has the measured mean power of the noise."""
         model = estimate(g, y, ManyEstimates(self.base.labels.classes))
         pairs = len(model.known) * (len(model.known) - 1)
         power = self.s * float(model.problem.distances.sum()) / pairs
@@ -61,7 +61,7 @@ class Even(OfPower):
     name: ClassVar[str] = "even"
 
     def shaped(self, g: Tensor, y: Tensor, model: ManyClasses, power: float) -> Tensor:
-        """Add it."""
+        """Add isotropic noise."""
         return g + Noise(self.generator(g.device)).draw(g, g.shape[1]) * (model.unit * math.sqrt(power / g.shape[1]))
 
 
@@ -88,7 +88,7 @@ class Span(OfPower):
     name: ClassVar[str] = "span"
 
     def shaped(self, g: Tensor, y: Tensor, model: ManyClasses, power: float) -> Tensor:
-        """Add it."""
+        """Add noise with one level within the span of the class means."""
         given, rank = model.problem, model.axes.shape[1]
         merged = ClassProblem(
             torch.tensor([float(rank), *given.sizes[rank:]], dtype=torch.float64).numpy(),

@@ -41,7 +41,7 @@ STUDIES = {"mnist": "mnist", "fashion": "fashion-mnist"}
 """Studies by name, and the data of each; the network is the perceptron of preset mnist-small, 784-128-32 | 10."""
 
 ATTACKS = ["norm", "cosine", "hint(k=3,measure=cosine)", "residual(r=9)", "gradient_clustering"]
-"""`residual` takes out as many directions as the means of ten classes span."""
+"""Attacks; `residual` removes as many directions as the means of ten classes span."""
 
 STRENGTHS = (1, 4, 16)
 SHAPES = ("marvell", "span", "rest", "even")
@@ -53,7 +53,7 @@ SEEDS = range(3)
 EPOCHS, EVERY = 5, 4
 QUICK = ("none", "marvell-4", "rest-4", "even-4")
 OF_ONE_CLASS = ("norm", "cosine", "hint", "residual")
-"""Attacks that look for one class in a step."""
+"""Attacks that detect one class in a step."""
 
 WORST, MACRO = "worst_class", "macro_q95"
 MARGIN = 0.01
@@ -81,7 +81,7 @@ def run_one(job: Job) -> float:
 
 
 def numbers(result: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """Return what counts of one run, by name."""
+    """Yield the numbers of one run, by name."""
     yield "test_accuracy", result["utility"]["last"]["test_accuracy"]
     for entry in result["leakage"]:
         attack = entry["attack"]

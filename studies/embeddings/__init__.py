@@ -1,1 +1,1 @@
-"""Do the papers' claims on labels read from embeddings hold on data within reach? The study behind `embeddings.md`."""
+"""Tests of the papers' claims on label leakage from embeddings: the study behind `embeddings.md`."""

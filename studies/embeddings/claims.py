@@ -17,7 +17,7 @@ GATHERED = 0.1
 """Mean angles this close to pi / 2 count as concentrated there."""
 
 SPLIT = 0.5
-"""Mean angles of same-class and different-class pairs that differ by so much count as split."""
+"""Mean angles of same-class and different-class pairs that differ by at least this count as split."""
 
 KEPT = 0.9
 """An attack is unchanged when it keeps this part of its advantage without a defense."""
@@ -39,7 +39,7 @@ def _judged(study: str, summary: Summary) -> list[Verdict]:
     if "none" not in summary["settings"]:
         return []
     if study == "census":
-        return _all_alike(summary)
+        return _all_unchanged(summary)
     found = []
     if family(summary, "pe"):
         found = [
@@ -49,7 +49,7 @@ def _judged(study: str, summary: Summary) -> list[Verdict]:
     found += [_split(summary)] if summary["settings"]["none"]["angles"] else []
     if family(summary, "pe") and summary["settings"]["none"]["angles"]:
         found.append(_gathered(summary))
-    return [*found, *_all_alike(summary)]
+    return [*found, *_all_unchanged(summary)]
 
 
 def _seeds(values: Sequence[float] | Values) -> str:
@@ -57,7 +57,7 @@ def _seeds(values: Sequence[float] | Values) -> str:
 
 
 def _sign(values: Values) -> bool | None:
-    """Say whether a difference is above zero: None where its interval holds zero, or there is one seed only."""
+    """Return True if a difference is above zero; None where its interval contains zero, or there is one seed only."""
     mean, half = interval(values)
     return None if not np.isfinite(half) or abs(mean) <= half else mean > 0
 
@@ -79,7 +79,7 @@ def _below(summary: Summary, theirs: str, attack: str) -> Verdict:
 
 
 def _perfect(summary: Summary) -> Verdict:
-    """At some usable alpha clustering gains nothing with every seed; undecided where it does so with some only."""
+    """Judge if clustering has no advantage with any seed at some usable alpha; undecided if only with some seeds."""
     gains = {setting: n.advantage(summary, setting, "clustering") for setting in n.usable(summary, "pe")}
     protected = [setting for setting, values in gains.items() if (values <= 0).all()]
     some = [setting for setting, values in gains.items() if (values <= 0).any()]
@@ -106,7 +106,7 @@ def _split(summary: Summary) -> Verdict:
 
 
 def _gathered(summary: Summary) -> Verdict:
-    """At the strongest alpha that is usable."""
+    """Judge the mean angles at the strongest alpha that is usable."""
     able = n.usable(summary, "pe")
     if not able:
         return verdict("With PELoss, angles concentrate near pi / 2", None, "no usable alpha")
@@ -122,17 +122,17 @@ def _gathered(summary: Summary) -> Verdict:
     )
 
 
-def _all_alike(summary: Summary) -> list[Verdict]:
-    """Judge what noise on gradients, and flipped labels, leave of each attack's advantage."""
+def _all_unchanged(summary: Summary) -> list[Verdict]:
+    """Judge if each attack keeps its advantage behind noise on gradients, and behind flipped labels."""
     noise = [*family(summary, "iso"), *family(summary, "marvell")]
     noise += ["max_norm"] if "max_norm" in summary["settings"] else []
     kinds = {"Noise on gradients": noise, "Label DP": family(summary, "label_dp")}
     attacks = n.attacks_of(summary)
-    return [_alike(summary, attack, kind, given) for kind, given in kinds.items() if given for attack in attacks]
+    return [_unchanged(summary, attack, kind, given) for kind, given in kinds.items() if given for attack in attacks]
 
 
-def _alike(summary: Summary, attack: str, kind: str, given: Sequence[str]) -> Verdict:
-    """Compare with the undefended runs of the seeds that all have, where there is something to leave."""
+def _unchanged(summary: Summary, attack: str, kind: str, given: Sequence[str]) -> Verdict:
+    """Compare an attack's advantage with that of undefended runs with the same seeds, if they have one."""
     at = places(summary, ["none", *given])
     plain, *kept = (n.advantage(summary, setting, attack)[at[setting]] for setting in ("none", *given))
     claim = f"{kind} leaves at least 90 % of the attack's advantage: {attack}"

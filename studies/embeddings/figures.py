@@ -48,7 +48,7 @@ def draw(study: str, summary: Summary, runs: Path, out: Path) -> None:
 
 
 def against_utility(summary: Summary, attack: str) -> str:
-    """Return a panel of Z23's Figures 3 and 4: what an attack reaches, a point a setting with its 95 % intervals."""
+    """Return a panel of Z23's Figures 3 and 4: an attack's accuracy or AUC, a point a setting with 95 % intervals."""
     families = {
         words: [_point(summary, setting, attack) for setting in _members(summary, name)]
         for name, words in FAMILIES.items()
@@ -61,7 +61,7 @@ def against_utility(summary: Summary, attack: str) -> str:
 
 
 def of_widths(summary: Summary, attack: str) -> str:
-    """Return what an attack reaches by the width of the cut."""
+    """Return a figure of an attack's accuracy by the width of the cut."""
     names = {"none": "no defense", "pe": "PELoss, alpha 1"}
     families = {
         words: [
@@ -86,9 +86,9 @@ def _point(summary: Summary, setting: str, attack: str) -> Point:
 
 
 def _placed(setting: str, utility: Values, reached: Values) -> Point:
-    """Return a setting's place with the 95 % intervals over seeds; none where there is one seed.
+    """Return the point of a setting with the 95 % intervals over seeds; without intervals where there is one seed.
 
-    No share lies outside of 0 and 1.
+    The interval of the attack lies between 0 and 1.
     """
     name = setting.split("-")[1] if "-" in setting else ""
     (x, across), (y, up) = interval(utility), interval(reached)

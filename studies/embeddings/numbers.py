@@ -14,7 +14,7 @@ from studies.common import Summary, Values, family, finished, places, share_with
 
 UTILITY = ("test_accuracy", "test_auc", "test_loss", "train_loss", "validation_accuracy")
 NEAR = 0.2
-"""An angle is near pi / 2 within so many radians."""
+"""Radians within which an angle is near pi / 2."""
 
 USABLE = 0.9
 """A setting counts as a defense while it keeps this part of the undefended test accuracy (of two classes: AUC)."""
@@ -40,7 +40,7 @@ def collect(folder: Path, settings: Iterable[str]) -> Summary:
 
 
 def _attacks(results: list[Summary]) -> Summary:
-    """Return what attackers reach at each layer, and without the trained model, by measure, one value a seed."""
+    """Return the results of attacks at each layer, and without the trained model, by measure, one value a seed."""
     found: Summary = {}
     for result in results:
         for entry in result["leakage"]:
@@ -85,7 +85,7 @@ def _angles(folders: Iterable[Path]) -> Summary:
 
 
 def known_of(summary: Summary) -> list[int]:
-    """Return how many labels a class leaked, ascending."""
+    """Return the numbers of leaked labels a class, ascending."""
     names = [key.split() for values in summary["settings"].values() for key in values["attacks"]]
     return sorted({int(name[1]) for name in names if name[0] == "completion"})
 
@@ -105,9 +105,9 @@ def measure_of(summary: Summary, attack: str) -> str:
 
 
 def reached(summary: Summary, setting: str, attack: str, layer: str = "cut") -> Values:
-    """Return what an attacker reaches, one value a seed: the better of rows as they are and of normalised ones.
+    """Return the result of an attack, one value a seed: the better of raw rows and of normalised ones.
 
-    A spectral score that takes the direction the wrong way round tells as much as its mirror image.
+    A spectral score with the wrong sign reveals as much as one with the right sign.
     """
     attacks, measure = summary["settings"][setting]["attacks"], measure_of(summary, attack)
     kinds = [attacks.get(f"{attack}{rows} {layer}") for rows in ("", " normalised")]
@@ -118,7 +118,7 @@ def reached(summary: Summary, setting: str, attack: str, layer: str = "cut") -> 
 
 
 def baseline(summary: Summary, setting: str, attack: str, layer: str = "cut") -> Values:
-    """Return what the same attacker reaches without the trained model, one value a seed."""
+    """Return the result of the same attack without the trained model, one value a seed."""
     entry = summary["settings"][setting]["attacks"][f"{attack} {layer}"][measure_of(summary, attack)]
     values = np.array(entry["baseline"], dtype=np.float64)
     return 0.5 + np.abs(values - 0.5) if attack == "spectral" else values
@@ -136,7 +136,7 @@ def utility(summary: Summary, setting: str) -> Values:
 
 
 def usable(summary: Summary, name: str) -> list[str]:
-    """Return the settings of a defense, weakest first, with which the network still does its work."""
+    """Return the settings of a defense, weakest first, that keep the share `USABLE` of the undefended utility."""
     least = USABLE * utility(summary, "none").mean()
     return [setting for setting in family(summary, name) if utility(summary, setting).mean() >= least]
 
@@ -155,7 +155,7 @@ def trade_off(summary: Summary, ours: str, theirs: str, attack: str) -> dict[str
 
 
 def attack_table(summary: Summary) -> str:
-    """Write what attackers reach at each layer, in brackets the advantage over the same without the trained model."""
+    """Write the results of attacks at each layer, in brackets the advantage over the same without the trained model."""
     attacks = attacks_of(summary)
     layers = list(dict.fromkeys(k.split()[-1] for v in summary["settings"].values() for k in v["attacks"]))
     rows = []

@@ -1,4 +1,4 @@
-"""What the study on embeddings runs: data, networks, defenses and attacks, in two sizes."""
+"""Settings of the study on embeddings: data, networks, defenses and attacks, in two sizes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PLAIN: dict[str, Sections] = {"dcor_plain": {"defenses": [{"name": "distance_cor
 
 
 def completions(*known: int, **more: Any) -> list[str]:
-    """Return completion attacks with so many leaked labels a class, on rows as they are and on normalised ones."""
+    """Return completion attacks with these numbers of leaked labels a class, on raw rows and on normalised ones."""
     params = "".join(f",{name}={value}" for name, value in more.items())
     return [f"model_completion(k={k}{params}{rows})" for k in known for rows in ("", ",normalise=true")]
 
@@ -59,26 +59,26 @@ CLUSTERING = ["clustering", "clustering(normalise=true)"]
 
 @dataclass(frozen=True)
 class Study:
-    """One question: what is trained, and how it is attacked.
+    """A study: its trainings, and the attacks on them.
 
     Attributes
     ----------
     preset : str
-        The undefended run.
+        Preset of the undefended run.
     settings : Mapping[str, Sections]
-        What differs from it, by name; of one defense weakest first.
+        Changes to the preset, by name; of one defense weakest first.
     attacks : list of str
         Attacks on the trained model.
     seeds : int
-        How many seeds.
+        Number of seeds.
     changes : Sections
-        What every setting changes.
+        Changes to the preset in every setting.
     layers : tuple of str
-        What is attacked; empty: the cut and what the model watches.
+        Attacked layers; empty: the cut and the layers that the model names.
     first : tuple of str
-        Settings that are run before the others: of a seed that is broken off they are there.
+        Settings that are run before the others, so that an interrupted seed has them.
     small : Sections
-        What a quick run changes.
+        Changes of a quick run.
     """
 
     preset: str
@@ -92,7 +92,7 @@ class Study:
 
     @property
     def order(self) -> list[str]:
-        """The settings as they are run."""
+        """The settings in the order in which they are run."""
         return [*self.first, *(name for name in self.settings if name not in self.first)]
 
 
@@ -174,4 +174,4 @@ PAPER = {
 }
 
 SIZES: dict[str, dict[str, Study]] = {"night": NIGHT, "paper": PAPER}
-"""What two cores do in a night, and what the paper did, for a GPU."""
+"""Studies by size: for two cores in a night, and of the paper's size, for a GPU."""

@@ -9,8 +9,8 @@ Usage::
     python -m studies embeddings page                             # numbers, tables and figures from the runs
 
 Runs lie in `--runs` (default runs/embeddings) as `<study>/<setting>/seed-<n>`; all studies do their first seed before
-any does its second. `page` writes `embeddings.json`, the figures and the marked blocks of `embeddings.md`, all beside
-this file.
+any does its second. `page` writes `embeddings.json`, the figures and the marked blocks of `embeddings.md`, in
+`docs/results`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def config_of(job: Job) -> Mapping[str, Any]:
 
     study = SIZES[job.options["size"]][job.study]
     attacks = study.attacks[:3] if job.options["quick"] else study.attacks
-    # Only the attackers measure: they see what the monitor would see at the cut, and their own columns too.
+    # Only the attackers measure: they have what the monitor would have at the cut, and their own columns too.
     values: dict[str, Any] = {"attack": {"names": attacks, "layers": list(study.layers), "monitor": False}}
     if job.options["quick"]:
         values = merged(values, study.small, {"training": {"epochs": 1}})
@@ -58,7 +58,7 @@ def config_of(job: Job) -> Mapping[str, Any]:
 
 
 def merged(*parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Put mappings into one another, the later ones deciding.
+    """Return nested mappings merged into one; later ones take precedence.
 
     Examples
     --------
@@ -99,7 +99,7 @@ def make_page(runs: Path, out: Path) -> None:
 
 
 def main() -> None:
-    """Read the command line."""
+    """Run the command line of the page."""
     parser, run = commands(__doc__, "embeddings")
     run.add_argument("--size", choices=list(SIZES), default="night", help="for two cores and a night, or the papers'")
     run.add_argument("--study", nargs="+", choices=list(NIGHT), default=list(NIGHT))

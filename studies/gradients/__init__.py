@@ -1,1 +1,1 @@
-"""Do the papers' claims on leakage through cut gradients hold on data within reach? The study behind `gradients.md`."""
+"""Tests of the papers' claims on leakage through cut gradients: the study behind `gradients.md`."""

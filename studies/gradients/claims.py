@@ -54,7 +54,7 @@ def _first_layer(summary: Summary) -> Verdict:
 
 
 def _marvell_is_monotone(summary: Summary) -> Verdict:
-    """Each step up in s, paired by seed: a rise counts when its 95 % interval lies above zero."""
+    """Judge each step up in s, paired by seed: a rise counts when its 95 % interval lies above zero."""
     steps = list(pairwise(["none", *family(summary, "marvell")]))
     rises, ends = [], []
     for attack, layer in ATTACKED:
@@ -107,7 +107,7 @@ def _marvell_below_iso(summary: Summary) -> list[Verdict]:
 
 
 def _max_norm(summary: Summary) -> Verdict:
-    """The leak of norm above chance falls by at least half; hint and cosine stay higher, paired by seed."""
+    """Judge if the leak of norm above chance falls by at least half, and hint and cosine stay higher, seed by seed."""
     at = places(summary, ["max_norm", "none"])
     norm = n.leak(summary, "max_norm", "norm")
     before = n.leak(summary, "none", "norm")[at["none"]].mean()
@@ -143,7 +143,7 @@ def _observations(probe: Summary) -> list[Verdict]:
     """Judge the observations of L22, section 3.3, over all recorded steps of all seeds."""
 
     def of(name: str) -> Values:
-        """Return (seeds, steps)."""
+        """Return the values of a metric, (seeds, steps)."""
         return np.asarray(probe[name], dtype=np.float64)
 
     error = of("error.positive") / of("error.negative")

@@ -67,7 +67,7 @@ def _curve(axis: Axes, summary: Summary, name: str, attack: str, layer: str, col
 
 
 def observations(probe: Summary, path: Path) -> None:
-    """Draw what L22 section 3.3 observes along training: mean over seeds, and the range that they span."""
+    """Draw the observations of L22 section 3.3 along training: mean over seeds, and the range that they span."""
     figure, axes = plt.subplots(1, 4, figsize=(14, 3.2))
     both = ("positive", "negative")
     panels = (

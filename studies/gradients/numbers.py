@@ -58,7 +58,7 @@ def _informed(result: Summary) -> list[float]:
 
 
 def _probe(paths: list[Path]) -> Summary:
-    """Return what the probe logged: the steps, and for each metric one list a seed."""
+    """Return the log of the probe: the steps, and for each metric one list a seed."""
     found: Summary = {}
     for path in paths:
         table = pq.read_table(path, columns=["step", "metric", "value"])

@@ -1,4 +1,4 @@
-"""A defense that defends nothing and looks: what L22 section 3.3 observes about undefended gradients."""
+"""A defense that changes nothing and logs the observations of L22 section 3.3 on undefended gradients."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ PAIRS = ("positive", "negative", "across")
 
 
 class Probe(Occasional):
-    """Logs, for each class, |p1 - y|, the norm of dh/dz and how rows of dh/dz and of g point to each other.
+    """Wrapper that logs, for each class, |p1 - y|, the norm of dh/dz and the cosines of rows of dh/dz and of g.
 
-    A row of the cut gradient is g = (p1 - y) / B * dh/dz, so that dh/dz comes from dividing (Observations 1, 2 and 4).
-    The only defense.
+    A row of the cut gradient is g = (p1 - y) / B * dh/dz, so that dh/dz follows by division (Observations 1, 2 and 4).
+    It must be the only defense.
     """
 
     name: ClassVar[str] = "probe"
@@ -30,12 +30,12 @@ class Probe(Occasional):
         return super().loss(logits, labels, z)
 
     def act(self, grads: Tensor, labels: Tensor) -> tuple[Tensor, Log]:
-        """Log what the gradients are made of."""
+        """Return the gradients unchanged, and the log of `observe`."""
         return grads, observe(grads, self._logits, labels) if two_of_each(labels) else {}
 
 
 def observe(grads: Tensor, logits: Tensor, labels: Tensor) -> Log:
-    """Return what Observations 1, 2 and 4 are about, for one batch.
+    """Return the quantities of Observations 1, 2 and 4 for one batch.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Do the papers' claims on leakage through cut gradients hold on data within reach? The study behind `gradients.md`.
+"""Tests of the papers' claims on leakage through cut gradients: the study behind `gradients.md`.
 
 Usage::
 
@@ -22,7 +22,7 @@ STUDIES = {"census": "census", "shirt": "fashion-shirt"}
 
 ATTACKS = ["norm", "cosine", "inner_product", "direction_count", "hint(k=5)", "residual"]
 EVERY = 2
-"""Each so many steps are attacked."""
+"""Number of steps from one attacked step to the next."""
 
 RATIOS = (0.25, 1, 2, 5, 10, 25)
 STRENGTHS = (0.1, 0.25, 1, 2, 4, 10, 25)
@@ -33,7 +33,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     **{f"marvell-{s}": [{"name": "marvell", "s": float(s)}] for s in STRENGTHS},
     "probe": [{"name": "probe", "every": 10}],
 }
-"""Settings by name: the authors' `ratio` of iso (t = ratio ** 2), Marvell's s; "probe" looks into an undefended run."""
+"""Settings by name: the authors' `ratio` of iso (t = ratio ** 2), Marvell's s; "probe" logs an undefended run."""
 
 SEEDS = range(5)
 QUICK = ("none", "iso-5", "max_norm", "marvell-0.25", "marvell-4", "probe")
@@ -42,8 +42,8 @@ QUICK = ("none", "iso-5", "max_norm", "marvell-0.25", "marvell-4", "probe")
 def run_one(job: Job) -> float:
     """Do one run and return its seconds; a quick one has one epoch, of which each tenth step is attacked.
 
-    The monitor measures what leaves the label party, named attacks and informed readers; the attackers measure what
-    their first layers get.
+    The monitor attacks the gradients that leave the label party, with named attacks and informed readers; the attackers
+    attack the gradients at their first layers.
     """
     from flower_vfl import load_config
     from flower_vfl.strategies import DEFENSES

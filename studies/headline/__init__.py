@@ -1,1 +1,1 @@
-"""What a report says of the recommended defense, and what a conditional oracle reads: census, five seeds."""
+"""The leaks that a report states behind the recommended defense, and a conditional oracle: census, five seeds."""

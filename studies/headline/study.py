@@ -43,7 +43,7 @@ COMPARED: Mapping[str, Mapping[str, Any]] = {
     "local_head(epsilon=1.0)": {"training.pretrain": 6, "training.patience": 0},
     "marvell_full(s=4.0)": {},
 }
-"""The recommended defense and noise without a proof, and what a run with each sets beside it."""
+"""The recommended defense and noise without a proof, and the other settings of a run with each."""
 DEFENSES = ("marvell_full(s=4.0)", "marvell(s=4.0)", "max_norm", "iso(t=25.0)")
 SEEDS = range(5)
 PARTY = "a"
@@ -57,7 +57,7 @@ def _run(defense: str, seed: int, overrides: Mapping[str, Any]) -> dict[str, Any
 
 
 def headline(defense: str, seed: int) -> dict[str, Any]:
-    """Return what the verdict of a run of `COMPARED` says of party a, and its utility."""
+    """Return the verdict on party a in a run of `COMPARED`, and the run's utility."""
     summary = _run(defense, seed, COMPARED[defense])
     found = next(one for one in summary["verdict"]["parties"] if one["party"] == PARTY)
     practical, informed = found["leak"]["practical"], found["leak"]["informed"]
@@ -99,7 +99,7 @@ def _mean(values: Sequence[float], digits: int = 3) -> str:
 
 
 def headline_table(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Return what was measured behind the recommended defense and behind noise without a proof, as a table."""
+    """Return the table of the leaks behind the recommended defense and behind noise without a proof."""
     lines = [
         "| behind | test AUC | strongest attack of the practical set | informed reader of gradients alone "
         "| of the party's own data alone | of both |",
@@ -141,7 +141,7 @@ def table(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 
 
 def pages(numbers: Mapping[str, Any]) -> dict[Path, str]:
-    """Return each page that shows these numbers as it should be."""
+    """Return the new text of each page that shows these numbers."""
     shown = {}
     if numbers.get("headline"):
         shown["headline"] = headline_table(numbers["headline"])
@@ -160,7 +160,7 @@ def pages(numbers: Mapping[str, Any]) -> dict[Path, str]:
 
 
 def main() -> None:
-    """Measure, or put what was measured into the pages."""
+    """Measure, or put the measured numbers into the pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("headline", "conditional", "page"))
     what = parser.parse_args().what

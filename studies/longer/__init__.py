@@ -1,1 +1,1 @@
-"""Thirty epochs: does noise that stays overtake more noise that is drawn anew? The study behind `longer.md`."""
+"""Thirty epochs: persistent noise against stronger fresh noise. The study behind `longer.md`."""

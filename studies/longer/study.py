@@ -49,7 +49,7 @@ CHOSEN = (
     "s16-full-rho-0.25",
     "s64-full-rho-0",
 )
-"""Of the settings of `beyond.py`."""
+"""Settings of this study, of those of `studies.beyond`."""
 
 PAIRS = (
     ("s16-full-rho-0", "full-rho-0.25"),
@@ -68,7 +68,7 @@ def run_one(job: Job) -> float:
     """Do one run and return its seconds; a quick one has two epochs."""
     from flower_vfl import load_config
 
-    # Only the attackers measure, as in `beyond.py`, and only at the cut, where a party cannot know more than it got.
+    # Only the attackers measure, as in `studies.beyond`, and only at the cut, where they have just the sent gradients.
     changed = {
         "seed": job.seed,
         "attack.names": ATTACKS,
@@ -87,20 +87,22 @@ def read_table(summary: Summary) -> str:
     rows = []
     for setting, entry in summary["settings"].items():
         has = [shown(read(summary, setting, epoch)) for epoch in _after(summary)]
-        rows.append([setting, str(len(entry["seeds"])), shown(entry["test_auc"], 4), *has, _who(summary, setting)])
+        rows.append(
+            [setting, str(len(entry["seeds"])), shown(entry["test_auc"], 4), *has, _strongest_attacks(summary, setting)]
+        )
     heads = [f"leak AUC, epoch {epoch}" for epoch in _after(summary)]
     return table(["setting", "seeds", "test AUC", *heads, "strongest attack"], rows)
 
 
 def read(summary: Summary, setting: str, epoch: int) -> Values:
-    """Return the strongest attack's leak AUC after an epoch, one value a seed; differences begin with the second."""
+    """Return the strongest attack's leak AUC after an epoch, one value a seed; differences exist from the second on."""
     back = epoch - epochs_of(summary, setting) - 1
     readers = [n.leak(summary, setting, attack) for attack in n.readers(summary)]
     return np.asarray(np.max([values[:, back] for values in readers if values.shape[1] >= -back], axis=0))
 
 
 def epochs_of(summary: Summary, setting: str) -> int:
-    """Return how many epochs a setting's runs have."""
+    """Return the number of epochs of a setting's runs."""
     return int(n.leak(summary, setting, n.STEPS[0]).shape[1])
 
 
@@ -110,8 +112,8 @@ def _after(summary: Summary) -> list[int]:
     return [epoch for epoch in AFTER if epoch <= last]
 
 
-def _who(summary: Summary, setting: str) -> str:
-    """Name the attacks that are the strongest after the last epoch, with one seed or another."""
+def _strongest_attacks(summary: Summary, setting: str) -> str:
+    """Return the names of the attacks that are the strongest after the last epoch, with one seed or another."""
     last = {attack: n.leak(summary, setting, attack)[:, -1] for attack in n.readers(summary)}
     best = np.argmax(list(last.values()), axis=0)
     return " or ".join(sorted({list(last)[place] for place in best}))

@@ -1,1 +1,1 @@
-"""What training without gradients reaches, with pre-training and without. The study behind `no-gradients.md`."""
+"""Utility of training without gradients, with pre-training and without. The study behind `no-gradients.md`."""

@@ -1,4 +1,4 @@
-"""What training without gradients reaches, with pre-training and without. The study behind `no-gradients.md`.
+"""Utility of training without gradients, with pre-training and without. The study behind `no-gradients.md`.
 
 Usage::
 
@@ -7,8 +7,8 @@ Usage::
     python -m studies no_gradients page                      # the tables of the page from the runs
 
 Runs lie in `--runs` (default runs/no_gradients) as `<preset>/<setting>/seed-<n>`; `page` writes `no-gradients.json` and
-the marked blocks of `no-gradients.md`, in `docs/results`. Nothing attacks these runs: what a local head gives away has
-a page of its own.
+the marked blocks of `no-gradients.md`, in `docs/results`. These runs are not attacked: the leak of a local head has a
+page of its own.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PLAIN = {"attack.names": [], "attack.informed": 0, "attack.snapshots": [], "atta
 
 
 def settings_of(preset: str, setting: str, seed: int, *, quick: bool) -> dict[str, Any]:
-    """Return what a run changes in its preset."""
+    """Return the changes of a run to its preset."""
     epochs = 1 if quick else PRETRAIN[preset]
     pretrain = {"training.pretrain": epochs} if setting.endswith("-pre") else {}
     return {**PLAIN, **SETTINGS[setting], **pretrain, **({"training.epochs": 1} if quick else {}), "seed": seed}

@@ -10,7 +10,7 @@ Runs lie in `--runs` (default runs/overlap) as `census/<setting>/seed-<n>`, a se
 overlap in percent, or `on18-5` for 18 passes of pre-training at an overlap of 5 %; `page` writes `overlap.json` and
 the marked blocks of `overlap.md`, in `docs/results`. Models are those of the preset; length, batches and learning rate
 fit the number of aligned rows, and the best epoch by validation is kept. The test people are the same, whatever the
-overlap. Nothing attacks these runs.
+overlap. These runs are not attacked.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ FITTED = {
 
 
 def settings_of(setting: str, seed: int, *, quick: bool) -> dict[str, Any]:
-    """Return what a run changes in the preset."""
+    """Return the changes of a run to the preset."""
     mode, _, percent = setting.partition("-")
     pretrain = int(mode.removeprefix("on") or PRETRAIN) if mode != "off" else 0
     pretrain = min(pretrain, 1) if quick else pretrain
@@ -129,12 +129,12 @@ def passes_table(summary: Summary) -> str:
 
 
 def recovered(summary: Summary, overlap: int) -> Values:
-    """Return which part of the distance to all rows the unaligned ones recover, (S,), of the seeds that have all runs.
+    """Return the share of the distance to all rows that unaligned ones recover, (S,), of the seeds that have all runs.
 
     Raises
     ------
     KeyError
-        Where one of the three settings has no run.
+        When one of the three settings has no run.
     """
     settings = [f"off-{overlap}", f"on-{overlap}", "off-100"]
     at = places(summary, settings)
@@ -143,7 +143,7 @@ def recovered(summary: Summary, overlap: int) -> Values:
 
 
 def claims(summary: Summary) -> list[Verdict]:
-    """Return whether half of the distance is recovered at each overlap that was run."""
+    """Return the verdicts on the recovery of half of the distance, at each overlap that was run."""
     found = []
     for overlap in OVERLAPS[:-1]:
         if {f"off-{overlap}", f"on-{overlap}", "off-100"} <= summary["settings"].keys():

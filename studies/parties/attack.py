@@ -12,7 +12,7 @@ from flower_vfl.protocol.transcript import Transcript
 
 
 def score(g: Tensor, reference: Tensor, *, width: int) -> Tensor:
-    r"""Add up the scores of parties whose gradients are `width` numbers each, side by side.
+    r"""Return the sum of the scores of parties whose gradients are `width` numbers each, side by side.
 
     .. math:: r(g) = \sum_k \langle g_k, g_{+,k} \rangle / \lVert g_{+,k} \rVert^2
 
@@ -44,7 +44,7 @@ class EqualWeight(Attack):
     Parameters
     ----------
     width : int
-        Numbers of one party's gradient.
+        Width of one party's gradient.
     """
 
     name: ClassVar[str] = "equal_weight"

@@ -69,7 +69,7 @@ SEEDS = range(5)
 EPOCHS, EVERY, ROWS = 5, 4, 20_000
 COLOURS = {"marvell-joint": "#1f5fa8", "marvell-apart": "#c05020", "marvell-apart-more": "#3a8a3a", "none": "#444444"}
 NEAR, COST = 0.02, 0.005
-"""What counts as the same leak, and as the same test AUC."""
+"""Largest differences that count as the same leak, and as the same test AUC."""
 
 CLAIMS: list[tuple[str, tuple[str, str], tuple[str, str], tuple[float, float]]] = [
     (
@@ -140,16 +140,16 @@ CLAIMS: list[tuple[str, tuple[str, str], tuple[str, str], tuple[float, float]]] 
         (0.0, math.inf),
     ),
 ]
-"""What is claimed: in words, a number minus another one of the same seed, and between which limits it lies."""
+"""Claims: in words, a number and the one that is subtracted from it seed by seed, and the limits of the result."""
 
 
 def parties_of(layout: str) -> int:
-    """Return how many parties there are."""
+    """Return the number of parties of a layout."""
     return int(layout.partition("-")[0])
 
 
 def dealt(layout: str, columns: int) -> list[NDArray[np.int64]]:
-    """Deal columns out to the parties, in one random order for all layouts."""
+    """Return the columns of each party, dealt in one random order for all layouts."""
     parties = parties_of(layout)
     first = 1.0 / parties if layout.endswith("-equal") else LARGEST
     ends = np.round(columns * np.linspace(first, 1.0, parties)).astype(np.int64)
@@ -157,7 +157,7 @@ def dealt(layout: str, columns: int) -> list[NDArray[np.int64]]:
 
 
 def split_data(config: Config, layout: str) -> MemoryData:
-    """Open the images and give each party its pixels."""
+    """Return the images with the pixels of each party as its columns."""
     from flower_vfl.apps.factories import open_data
     from flower_vfl.data import MemoryData, array_table
 
@@ -189,7 +189,7 @@ def run_one(job: Job) -> float:
             "data": {"name": "fashion-mnist", "options": {"positive": "Shirt", "limit": 2_000 if quick else ROWS}},
             "model": {"bottom": [64], "cut": WIDTH, "top": [32]},
             "training": {"epochs": 1 if quick else EPOCHS, "batch_size": 256},
-            # The monitor sees what each party sees at the cut, and what they see together.
+            # The monitor has the gradients of each party at the cut, and those of all together.
             "attack": {"names": ATTACKS, "every": EVERY, "audit": False, "snapshots": [], "embeddings": 0},
             "defenses": defenses_of(job.setting, parties_of(job.study)),
         }
@@ -198,7 +198,7 @@ def run_one(job: Job) -> float:
 
 
 def numbers(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Return what counts of one run, by name and to five places; alone is the party with the highest leak."""
+    """Return the numbers of one run, by name and to five places; alone is the party with the highest leak."""
     return ((name, round(value, 5)) for name, value in _numbers(result))
 
 

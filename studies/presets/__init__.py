@@ -1,1 +1,1 @@
-"""What the presets' small twins give on two cores. The script behind `presets.md`."""
+"""Results of the presets' small versions on two cores: the study behind `presets.md`."""

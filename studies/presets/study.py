@@ -1,4 +1,4 @@
-"""What the presets' small twins give on two cores. The script behind `presets.md`.
+"""Results of the presets' small versions on two cores: the study behind `presets.md`.
 
 Usage::
 
@@ -24,16 +24,16 @@ STAND_IN, REAL = "stand-in", "the paper's"
 
 
 class Twin(NamedTuple):
-    """A small preset.
+    """A small version of a preset.
 
     Attributes
     ----------
     paper : str
-        The preset that it is the small one of.
+        The preset of the paper's size.
     data : str
-        What its data is to the paper's.
+        Relation of its data to the paper's.
     changed : dict[str, str]
-        What is set to run it on the copy that is at hand.
+        Changes to its configuration for the available copy of the data.
     """
 
     paper: str
@@ -56,7 +56,7 @@ SEEDS = range(3)
 
 
 def settings_of(preset: str, seed: int, *, quick: bool) -> dict[str, Any]:
-    """Return what a run changes in its preset; a quick one attacks each tenth step only."""
+    """Return the changes of a run to its preset; a quick one attacks each tenth step only."""
     return {**TWINS[preset].changed, "seed": seed, **({"attack.every": 10} if quick else {})}
 
 
@@ -68,7 +68,7 @@ def run_one(job: Job) -> float:
 
 
 def collect(runs: Path) -> dict[str, Summary]:
-    """Return what the runs of each preset gave, a list over seeds."""
+    """Return the numbers of the runs of each preset, a list over seeds."""
     found = {}
     for preset in TWINS:
         results = [result for _, result in finished(runs / preset / UNDEFENDED)]
@@ -78,7 +78,7 @@ def collect(runs: Path) -> dict[str, Summary]:
 
 
 def numbers(results: Sequence[Mapping[str, Any]]) -> Summary:
-    """Return what is shown of the runs of one preset, which differ in their seed alone."""
+    """Return the shown numbers of the runs of one preset, which differ only in their seed."""
     last = [result["utility"]["last"] for result in results]
     measured = [entry for entry in results[0]["leakage"] if entry["source"] == "attacker"]
     return {
@@ -112,7 +112,7 @@ def _value(result: Mapping[str, Any], like: Mapping[str, Any]) -> float:
 
 
 def twin_table(found: Mapping[str, Summary]) -> str:
-    """Write a row a preset."""
+    """Write a table with a row for each preset."""
     rows = []
     for preset, summary in found.items():
         utility, twin = summary["utility"], TWINS[preset]

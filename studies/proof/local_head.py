@@ -1,4 +1,4 @@
-"""Measure what a local head's gradients tell a feature party about people whom it has never seen.
+"""Measure the prediction of unseen people's labels by a feature party, from a local head's gradients.
 
 Usage::
 
@@ -39,7 +39,7 @@ from studies.proof.study import ALMOST, CREDIT, EPSILONS, FATE, PASSES, STUDIES
 
 
 class Recorded(LocalHead):
-    """Local heads that note what the only party's head predicts in evaluations, the test rows last."""
+    """Local heads that record the predictions of the only party's head in evaluations, the test rows last."""
 
     name: ClassVar[str] = "recorded"
     logits: ClassVar[list[NDArray[np.float32]]] = []
@@ -49,7 +49,7 @@ class Recorded(LocalHead):
         self.logits.clear()
 
     def embed(self, z: Tensor, *, party: str = "", train: bool = True) -> tuple[Tensor, Log]:
-        """Note the prediction where nothing is learned."""
+        """Record the prediction in evaluations."""
         if not train:
             with torch.no_grad():
                 self.logits.append(as_logits(self.modules[party](z)).numpy())
@@ -93,7 +93,7 @@ def of_columns(table: PartyTable, train: NDArray[Any], test: NDArray[Any]) -> fl
 
 
 def main() -> None:
-    """Print what is measured, seed by seed."""
+    """Print the AUCs, a line for each seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", choices=list(STUDIES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])

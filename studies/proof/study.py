@@ -53,10 +53,10 @@ STUDIES = {
 FATE = {"a": "default_credit_hetero_host.csv", "b": "default_credit_hetero_guest.csv"}
 
 PASSES = 6
-"""Of pre-training, and of a refit."""
+"""Number of passes of pre-training, and of a refit."""
 EPSILONS = (0.5, 1.0, 2.0)
 ALMOST = 8.0
-"""At this epsilon one label in three thousand is flipped: what is lost then is not lost to the proof."""
+"""Epsilon at which one label in three thousand is flipped: a loss of utility is then not due to the proof."""
 SEEDS = range(5)
 """A claim has a verdict when all of them were run."""
 
@@ -113,11 +113,11 @@ COLUMNS = {
 """The measured columns of the table, and the number that each shows; another study's column is one more."""
 
 COMPARED = {name: COLUMNS[name] for name in ("test AUC", "informed", "gain", "with gradients")}
-"""Those in which settings are compared seed by seed."""
+"""Columns in which settings are compared seed by seed."""
 
 
 def run_one(job: Job) -> float:
-    """Do one run and return its seconds; a quick one has two epochs. The label party measures, nobody else."""
+    """Do one run and return its seconds; a quick one has two epochs. Only the label party measures."""
     from flower_vfl import load_config
 
     changed = {
@@ -135,7 +135,7 @@ def run_one(job: Job) -> float:
 
 
 def numbers(result: Summary) -> Iterator[tuple[str, float]]:
-    """Yield the numbers of a run: its utility, the leaks over all its epochs, and what is proven."""
+    """Yield the numbers of a run: its utility, the leaks over all its epochs, and the proven bounds."""
     yield "test_auc", result["utility"]["last"]["test_auc"]
     if result.get("baseline") == ZERO:
         return
@@ -180,7 +180,7 @@ _PROVEN = (("epsilon", 2), ("proven_auc", 3))
 
 
 def against_baseline(summary: Summary) -> str:
-    """Write, seed by seed, how settings compare with one that has the same epsilon, or none."""
+    """Write the differences of settings, seed by seed, to one that has the same epsilon, or none."""
     rows = [
         [
             f"`{one}`",
@@ -233,7 +233,7 @@ def verdicts(summary: Summary) -> list[Verdict]:
 
 
 def _judged(summary: Summary, claim: str, one: str, other: str, least: float, number: str = "test_auc") -> Verdict:
-    """Judge if a number of one setting is larger by at least so much than another's; undecided without all seeds."""
+    """Judge if a number of one setting minus another's is at least `least`; undecided without all seeds."""
     mean, half = paired(summary, one, other, number)
     seeds = len(places(summary, [one, other])[one])
     numbers = f"{_signed(mean, half, 4)}, {seeds} seed{'' if seeds == 1 else 's'}"
@@ -307,7 +307,7 @@ def make_page(runs: Path, out: Path) -> None:
 
 
 def joined(there: Summary | None, found: Summary) -> Summary:
-    """Return what was found of each setting, and of the seeds whose runs are gone what was there before."""
+    """Return the numbers of each setting; seeds whose runs are gone keep their earlier numbers."""
     both: Summary = {"settings": {}}
     for setting in SETTINGS:
         entries = [one["settings"][setting] for one in (there, found) if one and setting in one["settings"]]

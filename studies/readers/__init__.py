@@ -1,1 +1,1 @@
-"""Which attacker reads most from a trained model's embeddings, behind each defense? The study behind `readers.md`."""
+"""The strongest attacker on a trained model's embeddings, behind each defense: the study behind `readers.md`."""

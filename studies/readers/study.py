@@ -54,7 +54,7 @@ SETTINGS: dict[str, Any] = {
     **{name: OF_GRADIENTS[name] for name in ("none", "full-rho-0", "full-rho-0.25", "max_norm-rho-0", "iso-rho-0")},
     **{name: sections["defenses"] for name, sections in energy(4).items()},
 }
-"""Defenses by name: of gradients as in `beyond.py`, of embeddings as in `embeddings.py`."""
+"""Defenses by name: of gradients as in `studies.beyond`, of embeddings as in `studies.embeddings`."""
 
 SEEDS = range(5)
 QUICK = ("none", "full-rho-0.25")
@@ -92,7 +92,7 @@ def numbers(result: Summary) -> Iterable[tuple[str, float]]:
 
 
 def attacker(entry: Mapping[str, Any]) -> str:
-    """Name an entry's attacker in a word: the reader, or the paper's completion."""
+    """Return the short name of an entry's attacker: the reader, or the paper's completion."""
     return str(entry["params"].get("reader", PAPER))
 
 
@@ -124,7 +124,7 @@ def read_table(summary: Summary) -> str:
 
 
 def more(summary: Summary, setting: str, layer: str) -> tuple[str, float, float]:
-    """Return the best reader on average, and its difference to the completion, seed by seed, ± half."""
+    """Return the best reader on average, its mean difference to the completion, seed by seed, and the half width."""
     found = reads(summary, setting, layer)
     best = max(READERS, key=lambda name: found[name].mean())
     return best, *interval(found[best] - found[PAPER])
@@ -164,12 +164,12 @@ def _beyond_inputs(summary: Summary, setting: str) -> Verdict:
 
 
 def _held(summary: Summary, setting: str) -> list[Verdict]:
-    """Judge if a defense leaves the strongest attacker as it is without one: at the cut, and at all layers."""
+    """Judge if a defense hardly lowers the strongest attacker's AUC: at the cut, and at all layers."""
     judged = []
     layers = layers_of(summary)
     at = places(summary, ["none", setting])
-    for name, looked in {"cut": ["cut"], " and ".join(layers): layers}.items():
-        none, defended = (strongest(summary, of, looked)[at[of]] for of in at)
+    for name, chosen in {"cut": ["cut"], " and ".join(layers): layers}.items():
+        none, defended = (strongest(summary, of, chosen)[at[of]] for of in at)
         mean, half = interval(none - defended)
         holds = True if mean + half < HELD else False if mean - half > HELD else None
         claim = f"{setting}, {name}: the defense lowers the AUC of the strongest attacker by less than {HELD}"

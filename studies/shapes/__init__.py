@@ -1,1 +1,1 @@
-"""What does noise for classes that are balls hide of classes that are none? The study behind `shapes.md`."""
+"""Noise for isotropic classes on gradients whose classes are not isotropic: the study behind `shapes.md`."""

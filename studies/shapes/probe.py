@@ -1,4 +1,4 @@
-"""What the study puts around a defense: one that looks at the shape of what leaves, one that gives rows to others."""
+"""Wrappers around a defense: one logs the spectra of the sent gradients, one shuffles their rows."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from flower_vfl.parties.hooks import Log
 from studies.probes import Occasional, two_of_each
 
 AXES = 64
-"""How many variances are logged at most."""
+"""Largest number of variances that are logged."""
 
 
 class Spectra(Occasional):
-    """Logs the variances of each class's cut gradients along their principal directions, as they are sent.
+    """Wrapper that logs the variances of each class's sent cut gradients along their principal directions.
 
-    The outermost defense. Variances are in units of the batch's mean square number.
+    It must be the outermost defense. Variances are in units of the batch's mean square number.
     """
 
     name: ClassVar[str] = "spectra"
 
     def act(self, grads: Tensor, labels: Tensor) -> tuple[Tensor, Log]:
-        """Log the spectra of what is sent."""
+        """Return the gradients unchanged, and the log of their spectra."""
         return grads, spectra(grads, labels) if two_of_each(labels) else {}
 
 
 class Shuffled(Occasional):
-    """Gives each row of a batch the gradient of another.
+    """Wrapper that gives each row of a batch the gradient of another.
 
-    What an attacker still reads there at a layer of its own model is what that model makes of its own columns: the
-    gradients that came tell nothing of the rows. The outermost defense.
+    A leak that remains at a layer of an attacker's model comes from its own columns: the received gradients carry no
+    information on the rows. It must be the outermost defense.
     """
 
     name: ClassVar[str] = "shuffled"
 
     def act(self, grads: Tensor, labels: Tensor) -> tuple[Tensor, Log]:
-        """Put what is sent into another order."""
+        """Return the gradients in another order."""
         order = torch.randperm(len(grads), generator=torch.Generator().manual_seed(self._step))
         return grads[order.to(grads.device)], {}
 

@@ -39,7 +39,7 @@ STUDIES = {"census": "census", "criteo": "criteo-small", "shirt": "fashion-shirt
 
 ATTACKS = ["norm", "cosine", "residual(r=1)", "residual", "residual(r=8)"]
 EVERY = 5
-"""Each so many steps are attacked."""
+"""Number of steps from one attacked step to the next."""
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "none": [],
@@ -69,7 +69,7 @@ def run_one(job: Job) -> float:
 
     for probe in (Shuffled, Spectra):
         DEFENSES.setdefault(probe.name, probe)
-    # Only the attackers measure: at the cut they see what the label party's monitor would see.
+    # Only the attackers measure: at the cut they have the gradients that the label party's monitor would have.
     changed = {
         "seed": job.seed,
         "attack.names": ATTACKS,
@@ -112,7 +112,7 @@ def verdicts(summary: Summary) -> list[Verdict]:
 
 
 def _beyond(mean: float, half: float) -> bool | None:
-    """Say whether a number is above 0 with its whole interval (True), below (False) or neither."""
+    """Return True if a number's whole interval is above 0, False if it is below, and None otherwise."""
     return True if mean - half > 0 else False if mean + half < 0 else None
 
 

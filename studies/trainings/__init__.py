@@ -1,1 +1,1 @@
-"""What does a party read that remembers over several trainings of the same people? The study behind `trainings.md`."""
+"""Attacks on the gradients of several trainings of the same people: the study behind `trainings.md`."""

@@ -1,8 +1,8 @@
-"""What a party keeps of several trainings from scratch, and how it reads labels from all of them together.
+"""Attacks of a party that keeps the row memory of several trainings from scratch.
 
-No label is known. Of each training it has what it remembers of each person, `m`; the readers of the package score that,
-and the scores are added up over the trainings. Besides, it looks at differences between trainings, in which noise that
-was the same in both is gone, and at all trainings side by side.
+No label is known. Each training leaves the mean gradient of each person; the readers of the package score these means,
+and the scores are added up over the trainings. Further attacks use differences between trainings, in which noise that
+was the same in both is gone, and all trainings side by side.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Reader = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Kept:
-    """What is left of one training.
+    """Row memory of one training.
 
     Attributes
     ----------
     people
-        (N,) numbers of those who came.
+        (N,) numbers of the people in it.
     means
-        (N, D) what is remembered of each.
+        (N, D) mean gradient of each.
     """
 
     people: NDArray[np.int64]
@@ -45,7 +45,7 @@ class Kept:
 
 
 class Heedless(Iso):
-    """Isotropic noise with any key: `Iso` refuses one that is kept between trainings, for what is measured here."""
+    """Isotropic noise with any key: `Iso` refuses one that is kept between trainings, for the leak measured here."""
 
     def begin(self) -> None:
         """Begin without the refusal."""
@@ -53,59 +53,59 @@ class Heedless(Iso):
 
 
 class Notebook(MemoryAttack):
-    """Reads nothing; keeps what the party remembers after the last epoch so far."""
+    """An attack that scores nothing and keeps the party's row memory after the latest epoch."""
 
     name: ClassVar[str] = "notebook"
     latest: ClassVar[deque[tuple[NDArray[np.int64], Tensor]]] = deque(maxlen=1)
 
     def score(self, memory: Memory, known: KnownRows = NOBODY) -> Tensor:
-        """Keep the places of the rows that came, and what is remembered of them."""
+        """Keep the numbers of the seen rows and their means, and return zeros."""
         means = torch.cat(list(memory.pieces("mean")))
         self.latest.append((np.flatnonzero(memory.seen), means))
         return torch.zeros(len(means))
 
 
 def direction(means: Tensor) -> Tensor:
-    """Return what `remembered_direction` says of remembered means (N, D)."""
+    """Return the scores (N,) of `remembered_direction` for means (N, D)."""
     return remembered_direction.score(lambda: [means])
 
 
 READERS: dict[str, Reader] = {"direction": direction, "norm": norm.score}
-"""How what is remembered of one training is read, (N, D) to (N,)."""
+"""Readers of the means of one training, (N, D) to (N,), by name."""
 
 
 def added(found: Sequence[tuple[NDArray[np.int64], Tensor]], people: int) -> Tensor:
-    """Add up scores of several trainings over people, (P,): each standardised, and turned to agree with those before.
+    """Return the sum of people's scores over several trainings, (P,): standardised, with signs that agree.
 
-    A direction's sign is a guess; two trainings that know the same people show by their correlation whether the guesses
-    agree. Of the sum, the smaller group counts as positive. Who never came scores NaN.
+    The sign of a direction is a guess; the correlation of two trainings over the same people shows if the guesses
+    agree. In the sum, the smaller group counts as positive. People in no training score NaN.
 
     Parameters
     ----------
     found : Sequence
-        Of each training, who came (N,) and the scores (N,).
+        People (N,) and scores (N,) of each training.
     people : int
-        How many there are, P.
+        Number of people, P.
     """
-    total, came = torch.zeros(people, dtype=torch.float64), torch.zeros(people, dtype=torch.bool)
-    for who, scores in found:
-        at = torch.from_numpy(who)
+    total, present = torch.zeros(people, dtype=torch.float64), torch.zeros(people, dtype=torch.bool)
+    for members, scores in found:
+        at = torch.from_numpy(members)
         z = scores.double() - scores.double().mean()
         z = z / z.square().mean().sqrt().clamp(min=1e-30)
         agrees = float(total[at] @ z) >= 0.0
         total[at] += z if agrees else -z
-        came[at] = True
-    total[came] = rarer_side_up(total[came] - total[came].mean())
-    return total.where(came, torch.nan)
+        present[at] = True
+    total[present] = rarer_side_up(total[present] - total[present].mean())
+    return total.where(present, torch.nan)
 
 
 def by_itself(history: Sequence[Kept], reader: Reader, people: int) -> Tensor:
-    """Read each training by itself and add up."""
+    """Return the sum of the scores of each training by itself."""
     return added([(kept.people, reader(kept.means)) for kept in history], people)
 
 
 def by_difference(history: Sequence[Kept], reader: Reader, people: int) -> Tensor:
-    """Read the differences between each training and the next, of the people who came in both, and add up."""
+    """Return the sum of the scores of the differences between each training and the next, of the people in both."""
     found = []
     for one, other in pairwise(history):
         both, at, there = np.intersect1d(one.people, other.people, return_indices=True)
@@ -114,20 +114,20 @@ def by_difference(history: Sequence[Kept], reader: Reader, people: int) -> Tenso
 
 
 def side_by_side(history: Sequence[Kept], people: int) -> Tensor:
-    """Read one direction in the remembered means of all trainings, one behind the other; who did not come has zeros."""
+    """Return the scores of one direction in the means of all trainings, side by side; missing people have zeros."""
     wide = torch.zeros(people, sum(kept.means.shape[1] for kept in history))
-    start, came = 0, torch.zeros(people, dtype=torch.bool)
+    start, present = 0, torch.zeros(people, dtype=torch.bool)
     for kept in history:
         end, at = start + kept.means.shape[1], torch.from_numpy(kept.people)
         wide[at, start:end] = kept.means - kept.means.mean(dim=0)
-        came[at], start = True, end
+        present[at], start = True, end
     scores = torch.full((people,), torch.nan, dtype=torch.float64)
-    scores[came] = direction(wide[came])
+    scores[present] = direction(wide[present])
     return scores
 
 
 def read(history: Sequence[Kept], people: int) -> dict[str, Tensor]:
-    """Return what each reader makes of the trainings so far, (P,), by name."""
+    """Return the scores (P,) of each reader for the trainings so far, by name."""
     found = {name: by_itself(history, reader, people) for name, reader in READERS.items()}
     found["side by side"] = side_by_side(history, people)
     if len(history) > 1:

@@ -50,7 +50,7 @@ PART = 0.7
 """The share of the people who take part in a training of a part."""
 
 COUNTS = (1, 2, 4, 8)
-"""After so many trainings all of them are read."""
+"""Numbers of trainings after which all of them are attacked."""
 
 RHO = 0.9
 DEFENSES: dict[str, dict[str, Any]] = {
@@ -62,20 +62,20 @@ DEFENSES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Scheme:
-    """What trainings of a history share.
+    """The properties that the trainings of a history share.
 
     Attributes
     ----------
     rho
         The persistent share of the noise.
     key
-        Whether all have one key of persistent noise.
+        True if all have one key of persistent noise.
     file
-        Whether all have one secret for everything, and one order of batches.
+        True if all have one secret for everything, and one order of batches.
     part
         The share of the people who take part in each.
     ids
-        Whether noise follows the people's IDs, or else their places in each training's table.
+        True if noise follows the people's IDs; False if it follows their places in each training's table.
     """
 
     rho: float = RHO
@@ -94,13 +94,13 @@ SCHEMES = {
     "one-secret-file": Scheme(file=True),
 }
 TRIED = {"marvell": list(SCHEMES)[:4], "full": list(SCHEMES), "iso": list(SCHEMES)[:3]}
-"""The schemes of each defense: what was before noise followed IDs, and what nobody should do, behind one only."""
+"""The schemes of each defense; noise by places, and one secret for everything, are tried behind one defense only."""
 
 SETTINGS = {f"{defense}-{scheme}": (defense, scheme) for defense, schemes in TRIED.items() for scheme in schemes}
 SEEDS = range(5)
 QUICK = ("full-fresh", "full-one-key-parts")
 GAIN = 0.02
-"""What further trainings may add to a leak that counts as held."""
+"""Largest growth of a leak by further trainings that counts as none."""
 
 
 def some_people(config: Config, rows: NDArray[np.int64], test: NDArray[np.int64], *, ids: bool) -> MemoryData:
@@ -148,7 +148,7 @@ def train(config: Config, data: MemoryData, secret: Secret) -> float:
 
 
 def history(job: Job, counts: Iterable[int]) -> Summary:
-    """Train again and again, and read after so many trainings; return AUC by reader, with the counts' in a list."""
+    """Train repeatedly; return the leak AUC of each reader after each of the numbers of trainings, in a list."""
     from flower_vfl import load_config
     from flower_vfl.metrics import leak_auc
     from flower_vfl.rng import Secret
@@ -184,8 +184,8 @@ def history(job: Job, counts: Iterable[int]) -> Summary:
         seed = 1000 * job.seed + number
         order = 1000 * job.seed if scheme.file else seed
         utility.append(train(config.model_copy(update={"seed": seed, "schedule_seed": order}), data, own))
-        came, means = Notebook.latest[-1]
-        kept.append(Kept(took_part[came], means))
+        seen, means = Notebook.latest[-1]
+        kept.append(Kept(took_part[seen], means))
         if number in counts:
             for reader, scores in read(kept, PEOPLE).items():
                 known = ~scores.isnan().numpy()
@@ -245,13 +245,13 @@ def strongest(summary: Summary, setting: str) -> Values:
 
 
 def growth(summary: Summary, setting: str) -> Values:
-    """Return what further trainings add, (seeds,): the strongest attack after the last minus that after the first."""
+    """Return the leak AUC of the strongest attack after the last training minus that after the first, (seeds,)."""
     found = strongest(summary, setting)
     return found[:, -1] - found[:, 0]
 
 
 def exceeds(values: Values, limit: float) -> bool | None:
-    """Say whether a mean over seeds lies above a limit; None where its interval has the limit within."""
+    """Return True if a mean over seeds lies above a limit; None where its interval contains the limit."""
     mean, half = interval(values)
     return None if abs(mean - limit) <= half else mean > limit
 
@@ -261,7 +261,7 @@ def _not(value: bool | None) -> bool | None:
 
 
 def verdicts(summary: Summary) -> list[Verdict]:
-    """Judge what was expected."""
+    """Judge the expectations."""
     found = []
     for defense in DEFENSES:
         for name, scheme in SCHEMES.items():
