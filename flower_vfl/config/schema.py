@@ -315,8 +315,8 @@ class AttackConfig(Section):
     every: int = Field(
         default=0,
         ge=0,
-        description="steps from one scored step to the next; 0: 16, or fewer for 64 scored steps in the shortest run that "
-        "patience allows",
+        description="steps from one scored step to the next; 0: 16, or fewer so that the shortest run that patience "
+        "allows has 64 scored steps",
     )
     informed: int = Field(
         default=65536,
@@ -340,7 +340,7 @@ class AttackConfig(Section):
         default=1.0,
         gt=0.5,
         le=1.0,
-        description="limit of the monitor's leak AUC of an epoch: q95 over steps, of longitudinal attacks, of oracles; 1: off",
+        description="limit of the monitor's leak AUC in an epoch: q95 over steps, longitudinal attacks, oracles; 1: off",
     )
     max_bound: float = Field(
         default=1.0,
