@@ -340,7 +340,8 @@ class AttackConfig(Section):
         default=1.0,
         gt=0.5,
         le=1.0,
-        description="limit of the monitor's leak AUC in an epoch: q95 over steps, longitudinal attacks, oracles; 1: off",
+        description="limit of the monitor's leak AUC in an epoch: q95 over steps, longitudinal attacks and oracles "
+        "too; 1: off",
     )
     max_bound: float = Field(
         default=1.0,
