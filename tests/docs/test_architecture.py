@@ -20,7 +20,7 @@ FOLDERS = [(ROOT / name).resolve() for name in ("flower_vfl", "strategies")]
 
 def listed():
     """The files of the numbered list, in its order."""
-    section = PAGE.split("## The way of one embedding")[1].split("\n## ")[0]
+    section = PAGE.split("## The path of one embedding")[1].split("\n## ")[0]
     numbered = re.findall(r"^\d+\. (.*(?:\n {3,}.*)*)", section, flags=re.MULTILINE)
     return [re.search(r"`([\w/]+\.py)`", item)[1] for item in numbered]
 
