@@ -91,6 +91,8 @@ class Board:
         Number of trials that are trained together, by the name of their stack; they end later, each by itself.
     shows_test
         True if the test result of each trial is shown; a search shows only that of the trial it chose.
+    limit
+        Seconds from the start of the first trial after which all trials end.
     """
 
     total: int
@@ -101,9 +103,11 @@ class Board:
     clock: Callable[[], float] = time.monotonic
     stacks: Mapping[str, int] = field(default_factory=dict)
     shows_test: bool = True
+    limit: float = math.inf
     underway: dict[str, _Underway] = field(default_factory=dict)
     ended: dict[str, _Ended] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    _ends: float = math.inf
     _live: Live | None = None
     _due: float = 0.0
 
@@ -126,7 +130,9 @@ class Board:
 
     def started(self, run: str) -> None:
         """Note that a trial begins, for the first time or again."""
-        self.underway[run] = _Underway(self.clock())
+        now = self.clock()
+        self._ends = min(self._ends, now + self.limit)
+        self.underway[run] = _Underway(now)
 
     def stepped(self, run: str, step: int, steps: int, loss: float, leak: float) -> None:
         """Note the progress of a trial."""
@@ -183,7 +189,8 @@ class Board:
             mean = sum(known) / len(known)
         rest = [mean * (1 - state.share) for state in self.underway.values()]
         waiting = self.total - self.done - len(self.underway)
-        return max([*rest, (sum(rest) + waiting * mean) / max(1, self.places)], default=0.0)
+        left = max([*rest, (sum(rest) + waiting * mean) / max(1, self.places)], default=0.0)
+        return max(0.0, min(left, self._ends - now))
 
     def _left_words(self) -> str:
         left = self.seconds_left()

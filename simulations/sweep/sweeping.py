@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -72,7 +73,8 @@ def run_sweep(
     trials, running = trials_of(definition, overrides), definition.running.with_stacking(stacking)
     with SweepFolder(out, definition.text, trials, origin=definition.folder, resume=resume) as folder:
         done = len(trials) - len(folder.waiting)
-        board = Board(len(trials), done, folder.named_result, console(), shows_test=budget is None)
+        limit = math.inf if budget is None else budget.seconds
+        board = Board(len(trials), done, folder.named_result, console(), shows_test=budget is None, limit=limit)
         try:
             if folder.waiting:
                 _carry_out(folder, running, board, address=address, workers=workers, budget=budget)

@@ -73,6 +73,17 @@ def test_of_a_long_reason_the_beginning_and_the_end_are_shown_and_all_of_it_is_k
     assert board.failures == {"c": reason}
 
 
+def test_the_time_left_of_a_search_is_not_longer_than_its_limit(board):
+    board.limit = 30.0
+    board.started("a")
+    board.now[0] = 10.0
+    board.started("b")
+    board.stepped("a", 1, 100, 0.5, 0.7)  # a thousand seconds each
+    assert board.seconds_left() == pytest.approx(20.0)
+    board.now[0] = 40.0
+    assert board.seconds_left() == 0.0
+
+
 def test_the_time_left_shares_what_waits_among_the_places(board):
     assert board.seconds_left() is None
     board.started("a")
