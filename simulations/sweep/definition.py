@@ -53,13 +53,14 @@ class Budget:
         Time of all trials together, from the start of the first.
     measure
         Metric that is compared after each epoch; larger is better.
-    halving
-        True if trials that are behind are ended (successive halving).
+    given
+        Trial of the settings that were given. All others are ended when they are behind (successive halving); without
+        it, none is.
     """
 
     seconds: float
     measure: str
-    halving: bool = True
+    given: str = ""
 
 
 @dataclass(frozen=True)

@@ -198,15 +198,15 @@ def run_tune(
     table = {"base": base, "set": {**_TRIAL, **overrides}, "cases": _different(settings)}
     definition = parse_definition(tomli_w.dumps(table), Path())
     ends = time.monotonic() + 60.0 * minutes
-    budget = Budget(SEARCH * 60.0 * minutes, measure)
-    summaries = run_sweep(definition, out, resume=resume, workers=workers, stacking=False, budget=budget)
-    ranked = _ranked(summaries, measure, minutes)
     cases = {trial.run: case for trial, case in zip(trials_of(definition), definition.cases, strict=True)}
     given = next(iter(cases))
+    budget = Budget(SEARCH * 60.0 * minutes, measure, given)
+    summaries = run_sweep(definition, out, resume=resume, workers=workers, stacking=False, budget=budget)
+    ranked = _ranked(summaries, measure, minutes)
     finalists = {run: cases[run] for place, run in enumerate(ranked) if place < FINALISTS or run == given}
     draws = [ranked]
     if len(finalists) > 1:
-        left = Budget(max(1.0, ends - time.monotonic()), measure, halving=False)
+        left = Budget(max(1.0, ends - time.monotonic()), measure)
         draws += _again(finalists, table, config.shared_seed, out, workers=workers, budget=left)
     tuned = _choose(draws, cases, measure)
     write_text_atomic(out / CHOSEN, _configuration(source, overrides, config, tuned))

@@ -143,21 +143,41 @@ def _search(places: int, budget: Budget | None) -> tune.TuneConfig:
     if budget is None:
         return tune.TuneConfig(reuse_actors=True, max_concurrent_trials=places)
     os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")  # reports of steps have no validation in them
-    halving = AsyncHyperBandScheduler(
-        time_attr="epoch",
-        metric=budget.measure,
-        mode="max",
-        grace_period=_GRACE_EPOCHS,
-        reduction_factor=3,
-        max_t=_MOST_EPOCHS,
-        stop_last_trials=False,
-    )
     return tune.TuneConfig(
         reuse_actors=True,
         max_concurrent_trials=places,
-        scheduler=halving if budget.halving else None,
+        scheduler=Halving(budget.measure, budget.given) if budget.given else None,
         time_budget_s=budget.seconds,
     )
+
+
+class Halving(AsyncHyperBandScheduler):
+    """Asynchronous successive halving that never ends one trial: that of the settings that were given.
+
+    Parameters
+    ----------
+    measure : str
+        Metric that is compared after each epoch; larger is better.
+    given : str
+        Name of this trial.
+    """
+
+    def __init__(self, measure: str, given: str) -> None:
+        super().__init__(
+            time_attr="epoch",
+            metric=measure,
+            mode="max",
+            grace_period=_GRACE_EPOCHS,
+            reduction_factor=3,
+            max_t=_MOST_EPOCHS,
+            stop_last_trials=False,
+        )
+        self._given = given
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        """Compare a trial with those that were at its epoch before; return Tune's word for its continuation or end."""
+        action: str = super().on_trial_result(tune_controller, trial, result)
+        return self.CONTINUE if trial.config[_RUN] == self._given else action
 
 
 class TrialReporter(tune.Callback):

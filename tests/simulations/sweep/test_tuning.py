@@ -179,3 +179,15 @@ def test_a_trial_that_tune_ends_leaves_its_worker_and_reports_nothing_more(tmp_p
         tuning._train({"run": "one"}, plans=alone(tmp_path))
     assert ended.value.code == 0
     assert len(reports) == 1
+
+
+def test_halving_ends_what_is_behind_but_never_the_settings_that_were_given():
+    halving = tuning.Halving("validation_auc", "given")
+    trials = [SimpleNamespace(trial_id=run, config={"run": run}) for run in ("a", "b", "c", "d", "behind", "given")]
+    ended = []
+    for trial, auc in zip(trials, (0.95, 0.94, 0.93, 0.92, 0.6, 0.5), strict=True):
+        halving.on_trial_add(None, trial)
+        action = halving.on_trial_result(None, trial, {"epoch": 8, "validation_auc": auc, "training_iteration": 8})
+        ended += [trial.trial_id] if action == halving.STOP else []
+    assert "behind" in ended
+    assert "given" not in ended
