@@ -235,6 +235,7 @@ class StreamEndpoint:
         self._lock = threading.Lock()
         self._arrived: queue.SimpleQueue[StreamLink] = queue.SimpleQueue()
         self._links: dict[str, StreamLink] = {}
+        self._closed = False
         streams = 2 * parties + 4  # a half-open stream must not block its own successor
         self._server = grpc.server(
             ThreadPoolExecutor(streams, thread_name_prefix="session"),
@@ -293,9 +294,11 @@ class StreamEndpoint:
                 return link
 
     def close(self) -> None:
-        """End all sessions and free the port."""
-        for link in self._links.values():
-            link.close()
+        """End all sessions, also those of parties that are being admitted, and free the port."""
+        with self._lock:
+            self._closed = True
+            for link in self._links.values():
+                link.close()
         self._server.stop(grace=_GRACE_SECONDS).wait()
         self._acceptor.close()
 
@@ -330,6 +333,8 @@ class StreamEndpoint:
                     shown = Frame(Kind.HELLO, fields={k: v for k, v in hello.fields.items() if k not in _PROOF_FIELDS})
                     link = StreamLink(hello.text("party"), shown, node, self._wire, key=key, reconnect=self._reconnect)
                     self._links[node] = link
+                    if self._closed:
+                        link.close()
                     return link, True
         signed = words_to_sign(nonce, self.session, taken)
         if token is None and link is not None and is_signed(link.key, hello.fields.get("signature"), signed):

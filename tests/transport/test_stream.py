@@ -156,6 +156,26 @@ def test_a_party_that_cannot_reach_the_endpoint_says_which_address(monkeypatch):
     assert "may have ended the run before: its log has the reason, such as a privacy ledger" in str(errors[0])
 
 
+def test_an_endpoint_that_closes_while_a_party_greets_does_not_wait_for_it(monkeypatch):
+    greeted, closed = threading.Event(), threading.Event()
+    with listening() as endpoint, attending(endpoint, FakeParty()) as errors:
+        read_greeting, stop = endpoint._read_greeting, endpoint._server.stop
+
+        def late(*given):
+            greeting = read_greeting(*given)
+            greeted.set()
+            closed.wait(10)
+            return greeting
+
+        monkeypatch.setattr(endpoint, "_read_greeting", late)
+        monkeypatch.setattr(endpoint._server, "stop", lambda grace: closed.set() or stop(grace))
+        assert greeted.wait(10)
+        began = time.monotonic()
+        endpoint.close()
+        assert time.monotonic() < began + 8
+    assert [str(error) for error in errors] == ["the label party ended the session before it was finished"]
+
+
 def test_a_port_in_use_is_refused_by_its_setting():
     with listening() as endpoint:
         port = int(endpoint.address.rpartition(":")[2])
