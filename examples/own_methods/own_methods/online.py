@@ -1,4 +1,4 @@
-"""An attack that learns while it looks on, from a few rows whose labels the party knows."""
+"""An online attack, which learns during training from a few rows whose labels the party knows."""
 
 from __future__ import annotations
 
