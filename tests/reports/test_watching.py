@@ -177,7 +177,7 @@ def test_a_run_that_has_ended_says_so_and_links_to_its_report(folder, tmp_path):
 def test_a_run_without_steps_for_a_while_is_said_to_wait_or_to_be_gone(folder):
     write_state(folder, stepped=time.time() - 90.0)
     page = View(Follower(folder)).part()
-    assert "Nothing for 90." in page
+    assert "Nothing new for 90." in page
     assert "2.5" not in page  # nor how long the rest would take at that speed
     assert "s left" not in page
 
