@@ -34,8 +34,8 @@ def advice(result: Result, headline: Headline) -> list[str]:
         steps += _after_gaps(headline)
     if headline.open:
         steps.append(
-            "Run it again with two other seeds, and let flower-vfl report compare them: of many intervals one lies "
-            "above guessing by chance, a leak lies there each time."
+            "Run it again with two other seeds, and compare the runs with flower-vfl report. Of many intervals one "
+            "lies above guessing by chance; the interval of a leak lies there each time."
         )
     if headline.status == NO_LEAK:
         steps.append("Keep this report with the model, and name its date and its version where you refer to it.")
@@ -45,8 +45,8 @@ def advice(result: Result, headline: Headline) -> list[str]:
         )
     if not any(phase_of(entry) not in NAMED_PHASES and entry.get("metric") for entry in _trained(result)):
         steps.append(
-            "Before a party keeps its model, measure what the trained model gives away, too: name clustering, "
-            "embedding_reader and model_completion in attack.names of a simulation."
+            "Before a party keeps its model, also measure what the trained model reveals about labels: name "
+            "clustering, embedding_reader and model_completion in attack.names of a simulation."
         )
     return steps
 
@@ -79,7 +79,7 @@ def _other_training(result: Result, headline: Headline) -> list[str]:
         return [
             other,
             "Or let a part of the noise stay with each person (rho, docs/methods/persistent-noise.md), or train fewer "
-            "epochs: it averages out over the epochs of a person.",
+            "epochs: fresh noise averages out over the epochs of a person.",
         ]
     stronger = f"Or make {defenses(result)} stronger, which costs {_utility(result)}: sweep its strength and compare."
     return [other, stronger]
@@ -94,18 +94,18 @@ def _after_proof(epsilon: Epsilon, utility: str) -> list[str]:
     """Return the steps after a proof; `utility` is the measure of what it costs."""
     if epsilon.refuted:
         return [
-            "Do not rely on the proof, and hand out no gradients of this training: something that leaves depends on "
-            "labels in a way that the proof does not cover. Keep the run's folder, and report it.",
+            "Do not rely on the proof, and hand out no gradients of this training: something that leaves the label "
+            "party depends on labels in a way that the proof does not cover. Keep the run's folder, and report it.",
         ]
     steps = [
-        "Decide whether this epsilon is enough: it bounds what the messages add about a person, not what the party's "
-        f"own columns tell. A smaller one gives away less; read from the {utility} what that costs.",
+        "Decide whether this epsilon is small enough: it bounds what the messages add about a person, not what the "
+        f"party's own columns tell. A smaller epsilon reveals less; the {utility} shows what it costs.",
         "Count the trainings: each further one on the same labels with a new secret adds its epsilon.",
     ]
     if epsilon.found is None or not epsilon.found.proven:
         steps.append(
-            f"Let a trial run measure the proof: attack.canaries = {CANARIES} replaces so many labels by coins. It "
-            "finds mistakes of a mechanism; the run that counts needs none."
+            f"Test the proof in a trial run: attack.canaries = {CANARIES} replaces this number of labels by random "
+            "ones. This finds mistakes of a mechanism; the final run needs no canaries."
         )
     return steps
 
@@ -123,4 +123,4 @@ def _after_gaps(headline: Headline) -> list[str]:
     if any("steps were scored" in reason for reason in headline.missing):
         steps.append(f"Score more steps: at least {FEWEST_STEPS} are needed. Set attack.every lower, or train longer.")
     others = len(headline.missing) > len(silent) and not any("steps were scored" in r for r in headline.missing)
-    return [*steps, "See below why the others gave no number."] if others else steps
+    return [*steps, "For the others, the list of what did not run has the reasons."] if others else steps

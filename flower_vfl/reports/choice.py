@@ -100,7 +100,7 @@ def choice_of(candidates: Sequence[Candidate], measure: str, noun: str = "run") 
             f"No {noun} can be recommended: {_count(leaking, 'leak', noun)} and "
             f"{_count(untested, 'not fully tested', noun)}."
             if leaking
-            else f"No {noun} can be recommended: what could find a leak did not run.",
+            else f"No {noun} can be recommended: not everything that could find a leak ran.",
             f"No leak was found in {names}, but not everything that could find one ran. Run what is missing first.",
             TONES[NOT_TESTED],
         )
@@ -156,8 +156,8 @@ def _with_proof(proven: Sequence[Candidate], leaking: Sequence[Candidate], measu
     others = f" {_count(leaking, 'leak', noun)} without a proof." if leaking else ""
     return Choice(
         f"Proven: {best.name}, epsilon {epsilon} for each person's label.",
-        f"{_utility(best, measure)}{why}{others} Decide whether this epsilon is enough: the proof bounds what the "
-        "messages add about a person, not what a party's own columns tell.",
+        f"{_utility(best, measure)}{why}{others} Decide whether this epsilon is small enough: the proof bounds what "
+        "the messages add about a person, not what a party's own columns tell.",
         TONES[PROVEN],
         best.row,
     )
@@ -173,7 +173,7 @@ def _least_leak(leaking: Sequence[Candidate], measure: str, noun: str) -> Choice
     known = [(one.worst, one) for one in leaking if one.worst is not None]
     tested = [(worst, one) for worst, one in known if one.tested]
     if not tested:
-        unknown = "Which leaks least was not tested: not everything that could find a leak ran, or not on enough steps."
+        unknown = "Which leaks least is not known: not everything that could find a leak ran, or not on enough steps."
         return Choice(found, unknown if known else "", TONES[LEAKS])
     worst, least = min(tested, key=lambda pair: pair[0].value)
     name = least.name.replace("no defense", "No defense", 1)

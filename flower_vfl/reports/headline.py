@@ -193,10 +193,10 @@ class Lines:
         if found is None:
             return ""
         ends = found.get("interval95")
-        around = f" (95 % interval {signed(ends[0])} … {signed(ends[1])})" if isinstance(ends, list) else ""
+        gain = f" 95 % interval of the gain: {signed(ends[0])} … {signed(ends[1])}." if isinstance(ends, list) else ""
         return (
             f"With the gradients the best reader of the {found['over']} reaches {number(found['reached'])}; without "
-            f"them {number(found['baseline'])}{around}."
+            f"them {number(found['baseline'])}.{gain}"
         )
 
     @property
@@ -279,7 +279,7 @@ class Headline:
         if worst is None or (self.status == NOT_TESTED and worst.value is None):
             return "Whether the gradients give the labels away was not tested."
         if self.status == NOT_TESTED:
-            return "No leak was found, but not everything that could find one ran: not tested."
+            return "Not tested: no leak was found, but not everything that could find one ran."
         if self.open:
             return (
                 "No leak was found at a level of 5 % for the whole run, but one reader's 95 % interval lies wholly "
@@ -287,10 +287,10 @@ class Headline:
             )
         if self.status == NO_LEAK:
             return "No leak was found: nothing that ran reads the labels better than by guessing."
-        who = "Parties that put their gradients together can read" if "+" in worst.party else "A party can read"
+        who = "Colluding parties can read" if "+" in worst.party else "A party can read"
         if worst.verdict["leak"]["leaks"]:
             read = reading(worst.value or 0.0, worst.null, found=True)
-            more = " At least so much: this run was not fully tested." if worst.partial else ""
+            more = " The leak may be larger: this run was not fully tested." if worst.partial else ""
             return f"{who} the labels from the gradients {read}.{more}"
         return f"{who} more of the labels with the gradients than from {worst.verdict['gain']['over']} alone."
 
@@ -305,13 +305,13 @@ class Headline:
         else:
             gain = worst.verdict["gain"]
             added = (
-                f"The {gain['over']} of {worst.title[0].lower()}{worst.title[1:]} read labels anyway, with an AUC of "
+                f"The {gain['over']} of {worst.title[0].lower()}{worst.title[1:]} alone reveal labels with an AUC of "
                 f"{number(gain['baseline'])}; with the gradients it is {number(gain['reached'])} ({worst.gain})."
             )
         alone = (
             ""
             if worst.value is None
-            else f" The gradients alone read {number(worst.value)}; what the columns tell is in it."
+            else f" The gradients alone reach {number(worst.value)}, which includes what the columns tell."
         )
         return f"{added}{alone if worst.gain else ''}"
 

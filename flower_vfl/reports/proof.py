@@ -114,10 +114,10 @@ class Epsilon:
         odds = self.prior / (1.0 - self.prior)
         high, low = (odds * by / (1.0 + odds * by) for by in (factor, 1.0 / factor))
         return (
-            "Whatever somebody works out from the messages of this training, the odds of a person's label move by a "
-            f"factor of at most {number(factor, 1)}. Who gave a person {share(self.prior)} before is then between "
-            f"{share(low)} and {share(high)}, and not beyond. The best test between two labels of one "
-            f"person, all else equal, has an AUC of at most {number(self.proof.auc)}."
+            "Whatever somebody computes from the messages of this training, the odds of a person's label change by a "
+            f"factor of at most {number(factor, 1)}. A probability of {share(self.prior)} for this label before "
+            f"the training lies between {share(low)} and {share(high)} after it. The best test between two labels of "
+            f"one person, all else equal, has an AUC of at most {number(self.proof.auc)}."
         )
 
     @property
@@ -131,15 +131,16 @@ class Epsilon:
         least = f"epsilon is at least {lower(found.lower)}" if self.shown else "no epsilon above 0 could be shown"
         if found.proven:
             return (
-                f"Measured: {least} ({sure}). Of labels that were coins, {counts} guesses from the messages were right."
+                f"Measured: {least} ({sure}). For labels that were drawn at random, {counts} guesses from the messages "
+                "were right."
             )
         expected = number(round(audit["expected"]))
-        compared = f"{counts} guesses from the messages were right, {expected} by the estimated odds."
+        compared = f"{counts} guesses from the messages were right; by the estimated odds alone, {expected} would be."
         if self.doubtful:
             return (
-                f"Not measured: without canaries the estimate is {lower(found.lower)}, above the proof. Then the odds "
-                "of labels were estimated too coarsely, or the proof fails. Canaries decide: attack.canaries = "
-                f"{CANARIES}."
+                f"Not measured: without canaries the estimate is {lower(found.lower)}, above the proof. Either the "
+                "odds of labels were estimated too coarsely, or the proof fails. A run with canaries decides: "
+                f"attack.canaries = {CANARIES}."
             )
         return f"Estimated: {least} ({sure}, if the odds of labels are as estimated). {compared}"
 
@@ -150,8 +151,8 @@ class Epsilon:
             return ""
         factor = number(math.exp(math.floor(100 * self.found.lower) / 100), 1)
         moved = (
-            f" {'So' if self.found.proven else 'If so,'} the messages move the odds of somebody's label by a factor of "
-            f"at least {factor}."
+            f" {'So' if self.found.proven else 'If so,'} the messages change the odds of a person's label by a factor "
+            f"of at least {factor}."
         )
         above = " Nothing is proven of this run: no number bounds epsilon from above."
         return f"{self.measured}{moved if self.shown else ''}{above}"
@@ -160,13 +161,14 @@ class Epsilon:
     def _trainings(self) -> str:
         """Trainings that the proof covers, in sentences: this one, or those that the ledger counts."""
         if not self.account:
-            return "One training on these labels. Another one with a new secret adds its own epsilon."
+            return "The proof is for one training on these labels. Another one with a new secret adds its own epsilon."
         count = self.account["trainings"]
         one = count == 1
         return (
             f"By the label party's ledger, {count} training{'' if one else 's'} on these labels "
             f"{'has' if one else 'have'} spent epsilon {upper(self.account['epsilon'])} of a limit of "
-            f"{self.account['limit']:.4g}{_at_delta(self.account['delta'])}. One without the ledger would add its own."
+            f"{self.account['limit']:.4g}{_at_delta(self.account['delta'])}. A training without the ledger would add "
+            "its own epsilon."
         )
 
     @property
@@ -176,23 +178,24 @@ class Epsilon:
         if self.proof is not None:
             sentences += [
                 self._trainings,
-                "What leaves in training is covered: gradients, requests, their number, order and end. Predictions "
-                "that are served, metrics that are published and the time that computing takes are not.",
-                "It is about one person's label, whatever is known of everybody else. What a party's own columns tell "
-                "about that label they tell at any epsilon, and so does a model of everybody.",
-                "The label party's secret is its own, and the software does what it says. The measurement tests that.",
+                "The proof covers what leaves the label party in training: gradients and requests, and their number, "
+                "order and end. It does not cover predictions that are served, metrics that are published and the time "
+                "that computing takes.",
+                "The proof is about one person's label, whatever is known about everybody else. No epsilon bounds what "
+                "a party's own columns, or a model of everybody, tell about that label.",
+                "Only the label party knows its secret, and the software does what it says. A measurement tests that.",
             ]
         if self.found is not None and self.found.proven:
             sentences.append(
-                "The measured number comes from labels that were replaced by coins before training. It holds whatever "
-                "the data are, with the stated confidence over all parties and numbers of guesses. Better readers may "
-                "read more: it is a bound from below."
+                "The measured number comes from labels that were drawn at random before training (canaries). It holds "
+                "for any data, with the stated confidence over all parties and numbers of guesses. It is a lower "
+                "bound: better readers may read more."
             )
         elif self.found is not None:
             sentences.append(
-                "The estimated number compares guesses with the odds that a model of all columns and embeddings that "
-                "are at hand gives. Odds that are wrong by a factor take its logarithm off. It proves nothing, and it "
-                "is no upper bound."
+                "The estimated number compares guesses with the odds of the labels. A model estimates these odds from "
+                "all columns and embeddings that the audit has. If the odds are wrong by a factor, the bound is "
+                "lower by the logarithm of that factor. The number proves nothing, and it is no upper bound."
             )
         return sentences
 

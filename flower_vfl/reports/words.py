@@ -83,7 +83,7 @@ def kept_model(result: Mapping[str, Any]) -> str:
         f"{limit}. The model that all parties kept is the {'best' if model.get('chosen_by') else 'last'} one from "
         f"before: of "
         f"step {number(model['step'])}, the end of epoch {number(model.get('epoch'))}. The leaks that are shown are of "
-        "everything that was sent, also afterwards."
+        "everything that was sent, also after that step."
     )
 
 
@@ -324,7 +324,9 @@ def _reasons(result: Mapping[str, Any], silent: Sequence[Mapping[str, Any]]) -> 
     for entry in sorted(silent, key=lambda entry: not entry.get("unavailable")):
         steps = entry.get("steps")
         unexplained = (
-            f"none of its {number(steps)} steps had both classes and its side information" if steps else "it never read"
+            f"none of its {number(steps)} steps had both classes and its side information"
+            if steps
+            else "it has no value"
         )
         found.setdefault(label_of(entry), str(entry.get("unavailable") or unexplained).rstrip("."))
     return {label: with_class_names(result, why) for label, why in sorted(found.items())}
@@ -354,8 +356,8 @@ def not_tested(run: Run) -> list[str]:
         )
     if not any(entry.get("layer") == "first" and entry.get("q95") is not None for entry in gradients):
         gaps.append(
-            "A party's first layer. The monitor sees what the label party sends, not what a party computes from it by "
-            "going on with back-propagation, and gradients often leak more there."
+            "A party's first layer. A party can continue back-propagation to this layer, and gradients often leak more "
+            "there. The monitor sees only what the label party sends."
         )
     if not any(entry.get("phase") == "inference" for entry in leakage):
         gaps.append("Embeddings: what a party can read from its own trained model, after training.")
@@ -363,13 +365,13 @@ def not_tested(run: Run) -> list[str]:
         gaps.append("Longitudinal attacks, which average noise away over the epochs.")
     elif _persistent(run) and not any(map(keeps_apart, leakage)):
         gaps.append(
-            "Readers that keep the epochs apart. Of noise that stays with a person little is left in what differs "
-            "between two epochs; remembered_quadratic(reads=epochs) reads that."
+            "Readers that keep the epochs apart. Noise that stays with a person largely cancels in the difference "
+            "between two epochs; remembered_quadratic(reads=epochs) reads this difference."
         )
     if len(run.parties()) > 1 and not any("+" in str(entry.get("party")) for entry in leakage):
-        gaps.append("Parties that put together what they see.")
+        gaps.append("Colluding parties, which combine what they receive.")
     return [
         *gaps,
-        "Active attackers, which send crafted embeddings to steer the training instead of only looking.",
-        "Leakage of features: what the label party can read about the columns of the others.",
+        "Active attackers, which send crafted embeddings to steer the training.",
+        "Leakage of features: what the label party can read about the other parties' columns.",
     ]

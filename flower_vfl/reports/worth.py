@@ -75,13 +75,14 @@ def _sentence(rows: tuple[Row, ...], together: float, margin: float, test_rows: 
     alone = _best_alone(rows)
     gain = together - alone.best
     if abs(gain) <= margin:
-        compared = f"no more than {test_rows:,} test rows can tell from"
+        compared = f"which {test_rows:,} test rows cannot distinguish from"
     else:
         compared = f"{number(abs(gain), 4)} {'above' if gain > 0 else 'below'}"
     words = (
-        f"Together {number(together, 4)}: {compared} the best party alone ({alone.columns}, {number(alone.best, 4)})"
+        f"Together the parties reach {number(together, 4)}, {compared} the best party alone "
+        f"({alone.columns}, {number(alone.best, 4)})"
     )
     joined = next((row for row in rows if row.columns == JOINED), None)
     if joined is not None:
-        words += f"; scikit-learn on the joined table, without any privacy, {number(joined.best, 4)}"
-    return f"{words}. One training on {test_rows:,} test rows: \u00b1 {number(margin, 4)}."
+        words += f"; scikit-learn on the joined table, without any privacy, reaches {number(joined.best, 4)}"
+    return f"{words}. The 95 % interval for one training and {test_rows:,} test rows is \u00b1 {number(margin, 4)}."

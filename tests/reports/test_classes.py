@@ -124,7 +124,7 @@ def test_of_very_many_classes_the_page_has_those_that_are_recognised_least(pets_
     names = [f"kind {place}" for place in range(count)]
     change(pets_folder, lambda found: found.update(classes=describe_classes(names, counts)))
     found = section(pets_folder)
-    assert f"The {MOST_SHOWN} of {count} classes" in found
+    assert f"the {MOST_SHOWN} of {count} classes" in found
     assert re.findall(r"<td>(kind \d+)</td>", found) == names[3:]
     assert 'class="matrix"' not in found
 
@@ -165,4 +165,4 @@ def test_many_classes_are_drawn_and_advised_by_their_accuracy(pets_folder, run_f
 def test_the_page_calls_files_of_the_user_tables_of_ones_own(pets_folder):
     assert "predicts the label of census-income" in page(render([pets_folder])).text
     change(pets_folder, lambda found: found["dataset"].update(name="files"))
-    assert "predicts the label of tables of one’s own ," in page(render([pets_folder])).text
+    assert "predicts the label of your own tables ," in page(render([pets_folder])).text

@@ -43,16 +43,16 @@ GAIN = informed(0.93, 1e-9, ("gradients", "embeddings"), advantage=0.03, advanta
         (complete(step("norm", 0.57)), "A party can read the labels from the gradients slightly better", "bad"),
         (complete(GAIN), "A party can read more of the labels with the gradients than from embeddings alone.", "bad"),
         (complete(), "No leak was found: nothing that ran reads the labels better than by guessing.", "good"),
-        (complete()[1:], "No leak was found, but not everything that could find one ran: not tested.", "warn"),
+        (complete()[1:], "Not tested: no leak was found, but not everything that could find one ran.", "warn"),
         (
             [step("norm", 0.57)],
-            "A party can read the labels from the gradients slightly better than by guessing. At least so much",
+            "A party can read the labels from the gradients slightly better than by guessing. The leak may be larger",
             "bad",
         ),
         ([], "Whether the gradients give the labels away was not tested.", "warn"),
         (
             [*complete(), *complete(step("residual", 0.9, "a+b"), party="a+b")],
-            "Parties that put their gradients together can read the labels from the gradients well.",
+            "Colluding parties can read the labels from the gradients well.",
             "bad",
         ),
     ],
@@ -145,7 +145,7 @@ def test_what_did_not_run_is_named_once_with_the_parties_of_which_it_is_true():
             "The evidence recommends local_head(epsilon=1), which has a proof",
         ),
         (complete(step("direction", 0.64)), {"defenses": FULL}, "Or make marvell_full(s=4) stronger"),
-        (complete(remembered(values=(0.6, 0.8))), {"defenses": FULL}, "it averages out over the epochs of a person"),
+        (complete(remembered(values=(0.6, 0.8))), {"defenses": FULL}, "noise averages out over the epochs of a person"),
         (complete(GAIN), {"defenses": FULL}, "people whose columns are similar"),
         (complete()[1:], {}, "add norm to attack.names"),
         ([e for e in complete() if e["phase"] != "audit"], {}, "attack.informed = 32768"),
@@ -200,14 +200,14 @@ def test_a_proof_that_allows_nearly_everything_is_no_comfort():
 def test_what_epsilon_means_is_said_in_odds():
     epsilon = headline_of(proven_run(dataset={"classes": 2, "positives": 0.083})).epsilon
     assert "a factor of at most 2.7." in epsilon.odds
-    assert "Who gave a person 8.3 % before is then between 3.2 % and 20 %" in epsilon.odds
+    assert "8.3 % for this label before the training lies between 3.2 % and 20 % after it" in epsilon.odds
     assert "an AUC of at most 0.731" in epsilon.odds
 
 
 def test_with_a_proof_it_is_to_be_weighed_and_no_other_defense_is_recommended():
     whole = proven_run(step("norm", 0.9))
     words = " ".join(advice(whole, headline_of(whole)))
-    assert "Decide whether this epsilon is enough" in words
+    assert "Decide whether this epsilon is small enough" in words
     assert "attack.canaries = 1000" in words
     assert "evidence recommends" not in words
     refuted = proven_run(epsilon=measured(1.7))
@@ -224,7 +224,7 @@ def test_a_measurement_without_a_proof_bounds_nothing_from_above(run_folder):
     nothing = none.epsilon.unbounded
     assert nothing.startswith("Estimated: no epsilon above 0 could be shown (95 % confidence, if")
     assert "factor" not in nothing
-    assert "1,396 by the estimated odds" in nothing
+    assert "by the estimated odds alone, 1,396 would be." in nothing
     assert "Nothing is proven of this run" in headline.epsilon.unbounded
     assert "Estimated: epsilon is at least 2.1" in headline.line
     folder = run_folder(steps=20, epochs=1, parties=("a",))
@@ -232,7 +232,7 @@ def test_a_measurement_without_a_proof_bounds_nothing_from_above(run_folder):
     text = page(render([folder])).text
     assert "Measured: epsilon is at least 2.1 (95 % confidence)" in text
     assert "479 of 666 guesses" in text
-    assert "comes from labels that were replaced by coins" in text
+    assert "comes from labels that were drawn at random" in text
 
 
 @pytest.mark.parametrize("used", [[], [{"name": "max_norm", "params": {}}]])
@@ -302,7 +302,7 @@ def test_a_federation_that_is_worse_than_one_party_alone_says_so_above_the_fold(
     worth = {"measure": "test_auc", "together": together, "margin": 0.02, "test_rows": 300, "baselines": baselines}
     change(folder, lambda found: found.update(worth=worth))
     above = page(render([folder])).text.partition("For engineers")[0]
-    assert ("not worth it. Test AUC. Together 0.8000: 0.1500 below the best party alone (label" in above) is worse
+    assert ("not worth it. Together the parties reach 0.8000, 0.1500 below the best party alone" in above) is worse
 
 
 ISO = [{"name": "iso", "params": {"t": 9.0}}]
@@ -336,7 +336,7 @@ def test_a_comparison_in_which_everything_leaks_recommends_nothing_and_names_the
     assert "Every run leaks: none can be recommended." in text
     least = "marvell(s=4) (run weak) leaks least: leak AUC 0.700, guessing reaches 0.550."
     assert f"{least} Others were not fully tested." in text
-    assert "Which leaks least was not tested" in page(render([folders[0], folders[2]])).text
+    assert "Which leaks least is not known" in page(render([folders[0], folders[2]])).text
 
 
 def test_a_comparison_recommends_no_run_that_was_not_tested(run_folder):

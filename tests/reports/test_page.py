@@ -75,7 +75,7 @@ def test_a_run_with_a_defense_names_it_and_its_strength(run_folder):
     text = page(render([run_folder(defenses=[{"name": "marvell", "params": {"s": 4.0}}], leak=0.5)])).text
     assert "Defense in use: marvell(s=4) ." in text
     assert "No defense" not in text
-    assert "No leak was found, but not everything that could find one ran: not tested." in text
+    assert "Not tested: no leak was found, but not everything that could find one ran." in text
     assert "residual, direction, shell, remembered_direction, informed reader of the gradients and" in text
     assert "add residual, direction, shell and remembered_direction to attack.names" in text
 
@@ -512,8 +512,8 @@ def test_what_is_certified_where_each_party_has_noise_of_its_own_counts_those_th
     found = page(render([tmp_path / "run"])).text
     assert "party a by itself" in found
     assert "parties a and b together" in found
-    assert found.count("It says nothing about parties that put together what they see") == 2
-    assert found.count("What is left at each of them adds up") == 1
+    assert found.count("It does not cover colluding parties") == 2
+    assert found.count("what the parties can still read adds up") == 1
 
 
 def test_a_target_that_was_asked_for_is_that_of_each_party_and_not_of_those_that_collude(tmp_path):

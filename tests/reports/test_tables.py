@@ -97,7 +97,7 @@ def test_the_headline_of_a_run(run_folder):
     path = render([short(run_folder, leakage=[leak("norm", 0.701, 0.552, steps=90), leak("cosine", 0.95, 0.553)])])
     text = page(path).text
     assert "cosine at party a, cut layer reads the labels almost completely (leak AUC 0.950)" in text
-    assert "Leak AUC: the gradients alone 0.701 0.5 1 of 1, which reads every label. Guessing reaches 0.552" in text
+    assert "Leak AUC: the gradients alone 0.701 0.5 1 1 reads every label. Guessing reaches 0.552" in text
     assert "Worst practical attack: norm 0.701 (guessing 0.552) , no higher in 95 of 100 steps" in text
     assert "Utility: how well the model predicts 0.9321 test AUC" in text
     assert "149,271 people, 8.3 % of them positive" in text
@@ -214,7 +214,7 @@ def test_what_is_remembered(run_folder):
         ["remembered_fit(k=5)", "5 rows of each class", "b", "first", "monitor", "defended", *numbers],
     ]  # fmt: skip
     text = page(path).text
-    assert "and knows 5 positives, read the labels of all people with 0.610 after epoch 2 and with 0.720 after" in text
+    assert "and knows 5 positives, reaches a leak AUC over all people of 0.610 after epoch 2 and of 0.720 after" in text
     assert "averages out" not in text  # there was no noise
 
 
@@ -222,8 +222,8 @@ def test_single_steps_beside_what_is_remembered_are_of_attacks_that_somebody_cou
     entry = leak("remembered_norm", 0.9, 0.531, phase="remembered", epochs=[1, 2], values=[0.8, 0.9])
     others = [leak("norm", 0.62, 0.55), leak("cosine", 0.99, 0.55), leak("norm", 0.85, 0.55, party="b")]
     text = page(render([short(run_folder, leakage=[entry, *others])])).text
-    assert "A single step gives away a leak AUC of 0.620 at most (norm," in text
-    assert "By the papers’ measure, single steps, the leak is 0.620" in text
+    assert "From a single step, attacks reach a leak AUC of 0.620 at most (norm," in text
+    assert "On single steps, the papers’ measure, the leak is 0.620" in text
 
 
 def test_attacks_on_the_trained_model(run_folder):
@@ -267,7 +267,7 @@ def test_the_budget(run_folder, monkeypatch):
     }
     text = page(render([short(run_folder, budget=budget)])).text
     assert "The measured leak AUC was limited to 0.600 ( attack.max_leak )" in text
-    assert ": passed in epoch 3, with 0.650 . Of 1 epoch it is not known." in text
+    assert ": passed in epoch 3, with 0.650 . For 1 epoch it is not known." in text
     assert "The defense’s bound on the leak AUC was limited to 0.800 ( attack.max_bound )" in text
     assert ": not passed , 0.690 at most." in text
     epochs, values, limit = drawn["leak"]

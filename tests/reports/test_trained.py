@@ -139,7 +139,11 @@ def test_the_page_of_a_run_answers_and_shows(trained_folder):
     folder = trained_folder(views=("received", "read"))
     text = page(render([folder])).text
     for wanted in (
-        *("What the trained model gives away", "32 leaked labels are enough to rebuild the model", "from scratch"),
+        *(
+            "What the trained model reveals about labels",
+            "32 leaked labels are enough to rebuild the model",
+            "from scratch",
+        ),
         *("Party a, as sent", "Party a, as the top model reads them", "the federation’s own model", "t-SNE"),
         *("two of one class", "one of each of two classes", "90° = π/2", "positive", "negative"),
         *("0.840 … 0.880", "Accuracy, mean over classes", "Some classes are rare", "0.920 (accuracy)"),

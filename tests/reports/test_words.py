@@ -111,7 +111,7 @@ def test_what_never_was_tested_is_always_named():
     for gap in ("norm", "Active attackers", "features", "Longitudinal attacks"):
         assert gap in text
     assert "Embeddings" not in text
-    assert "put together" not in text
+    assert "Colluding" not in text
 
 
 def test_behind_persistent_noise_readers_that_keep_the_epochs_apart_are_named():
@@ -124,8 +124,8 @@ def test_behind_persistent_noise_readers_that_keep_the_epochs_apart_are_named():
 
 
 def test_colluding_parties_are_named_where_there_could_be_some():
-    assert "put together" in said_by(leak(0.6), parties=("a", "b"))
-    assert "put together" not in said_by(leak(0.6), leak(0.6, party="a+b"), parties=("a", "b"))
+    assert "Colluding parties" in said_by(leak(0.6), parties=("a", "b"))
+    assert "Colluding" not in said_by(leak(0.6), leak(0.6, party="a+b"), parties=("a", "b"))
 
 
 def test_a_run_without_attacks_says_so():
@@ -154,7 +154,7 @@ def test_an_attack_that_measured_nothing_has_not_tested_anything():
         "hint, which ran and measured nothing: none of its 8 steps had both classes and its side information." in text
     )
     assert "clustering, which ran and measured nothing: it needs 1000 rows." in text
-    assert "remembered_norm, which ran and measured nothing: it never read." in text
+    assert "remembered_norm, which ran and measured nothing: it has no value." in text
     assert "Embeddings: what a party can read" in text
     assert "Longitudinal attacks, which average noise" in text
     assert "Any attack at all: none measured anything." in said_by(hint)
