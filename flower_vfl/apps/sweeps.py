@@ -75,9 +75,8 @@ def read_record(folder: Path) -> list[Entry]:
         raise InputError(f"{folder} holds no sweep: there is no {RECORD} in it") from None
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as a sweep's record: {error}") from None
+    _check_names(path, [entry.run for entry in entries])
     for entry in entries:
-        if Path(entry.run).name != entry.run or entry.run in ("", ".", ".."):
-            raise InputError(f"{path} names a run {entry.run!r}, which is no name of a folder beside it")
         for key, value in entry.values.items():
             if not isinstance(value, str | int | float):
                 raise InputError(f"{path} gives {entry.run!r} {key} = {value!r}; a text, a number or a truth is needed")
@@ -93,3 +92,28 @@ def runs_of(folder: Path) -> list[Path]:
     """Return the folders of a sweep's runs that have a result, in the order of the sweep."""
     folders = (folder / entry.run for entry in read_record(folder))
     return [path for path in folders if (path / CONFIG).is_file() and (path / RESULT).is_file()]
+
+
+def summarised_runs(folder: Path) -> list[Path]:
+    """Return the folders of the runs in a folder's summary, such as that of a demo; empty without a summary.
+
+    Raises
+    ------
+    InputError
+        When the summary cannot be read.
+    """
+    path = folder / SUMMARY
+    if not path.is_file():
+        return []
+    try:
+        names = [str(entry["run"]) for entry in json.loads(path.read_text(encoding="utf8"))]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read as a summary of runs: {error}") from None
+    _check_names(path, names)
+    return [folder / name for name in names]
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    for name in names:
+        if Path(name).name != name or name in ("", ".", ".."):
+            raise InputError(f"{path} names a run {name!r}, which is no name of a folder beside it")

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from flower_vfl.apps.alone import alone_by
 from flower_vfl.apps.folder import RESULT
 from flower_vfl.apps.result_schema import class_name, kept_utility, names_of, with_class_names
-from flower_vfl.apps.sweeps import is_sweep
+from flower_vfl.apps.sweeps import is_sweep, summarised_runs
 from flower_vfl.auditing.entries import TRAIN, phase_of, read
 from flower_vfl.errors import InputError
 from flower_vfl.files import write_text_atomic
@@ -65,7 +65,7 @@ def render(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Pat
     Parameters
     ----------
     run_dirs
-        Folders of the runs, or the folder of a sweep.
+        Folders of the runs, or the folder of a sweep or of a demo.
     out
         The file to write; by default ``report.html`` in the run's folder, and for several runs in the folder that
         holds them all.
@@ -85,6 +85,8 @@ def render(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Pat
         raise InputError("A report needs at least one run's folder.")
     if len(folders) == 1 and out is None and is_sweep(folders[0]):
         return render_sweep(folders[0])
+    if len(folders) == 1:
+        folders = summarised_runs(folders[0]) or folders
     runs = [load_run(folder) for folder in folders]
     if len(runs) == 1:
         target = folders[0] / PAGE

@@ -375,6 +375,22 @@ def test_runs_on_different_data_are_not_compared_silently(run_folder):
     assert "their numbers do not compare" in page(render(folders)).text
 
 
+def test_the_folder_of_a_demo_is_reported_as_the_comparison_of_its_runs(run_folder, tmp_path):
+    folders = [run_folder("one"), run_folder("two")]
+    summary = tmp_path / "summary.json"
+    summary.write_text(json.dumps([{"run": folder.name} for folder in folders]))
+    assert render([tmp_path]) == tmp_path / "report.html"
+    by_name = render(folders, tmp_path / "named.html")
+    assert (tmp_path / "report.html").read_text() == by_name.read_text()
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '[{"run": "../elsewhere"}]', "5"])
+def test_a_summary_that_names_no_runs_is_refused_by_its_name(tmp_path, text):
+    (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(InputError, match=r"summary\.json (cannot be read as a summary of runs|names a run)"):
+        render([tmp_path])
+
+
 def test_a_run_that_did_not_end_is_marked_in_a_comparison_and_in_no_figure(run_folder):
     folders = [run_folder("plain", steps=20), run_folder("diverged", steps=20, defenses=MARVELL, leak=0.5)]
     text = page(render(folders)).text
