@@ -183,7 +183,8 @@ class Epsilon:
                 "that computing takes.",
                 "The proof is about one person's label, whatever is known about everybody else. No epsilon bounds what "
                 "a party's own columns, or a model of everybody, tell about that label.",
-                "Only the label party knows its secret, and the software does what it says. A measurement tests the software.",
+                "Only the label party knows its secret, and the software does what it says. A measurement tests the "
+                "software.",
             ]
         if self.found is not None and self.found.proven:
             sentences.append(
