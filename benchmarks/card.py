@@ -30,7 +30,7 @@ from flower_vfl.data.store.memory import MemoryData, array_table
 
 TARGET = 1.15
 SECONDS = 10.0
-TOGETHER = 16
+STEPS_AT_ONCE = 16
 """Steps whose gradients are scored at once."""
 WIDTHS = {"isic cut": (128, 64 * 5 * 5), "isic first": (128, 64 * 84 * 84), "criteo cut": (1_024, 128)}
 """Rows and width of a step's gradients."""
@@ -72,7 +72,7 @@ def ratio(preset: str, quick: bool, device: str, precision: str) -> dict[str, An
         ("bare", split, bare, False, data),
         ("whole", joined, bare, data),
     ]
-    size = {"starts": 1, "blocks": 2, "steps": 2} if quick else {"starts": 3, "blocks": 48, "steps": TOGETHER}
+    size = {"starts": 1, "blocks": 2, "steps": 2} if quick else {"starts": 3, "blocks": 48, "steps": STEPS_AT_ONCE}
     with_all, defended, without, whole = compare(lanes, **size, seconds=SECONDS).times
     return {
         "ratio": with_all.over(whole).describe(),
@@ -86,7 +86,7 @@ def attack_milliseconds(quick: bool, device: str) -> dict[str, dict[str, float]]
     """Return the milliseconds of each attack for one step's gradients, scored together with those of other steps."""
     found: dict[str, dict[str, float]] = {}
     for shape, (rows, width) in WIDTHS.items():
-        steps = 1 if quick or rows * width > 2**24 else TOGETHER
+        steps = 1 if quick or rows * width > 2**24 else STEPS_AT_ONCE
         gradients = torch.randn(steps, rows, width if not quick else 64, device=device)
         known = gradients[:, :10]
         found[shape] = {}

@@ -21,7 +21,7 @@ import tomli_w
 
 from flower_vfl import errors
 from flower_vfl.apps.alignment.client import RESULT as ALIGNED
-from flower_vfl.apps.alignment.place import remove_empty, withdraw
+from flower_vfl.apps.alignment.place import remove_empty, remove_unfinished
 from flower_vfl.apps.alignment.start import sources_of
 from flower_vfl.apps.factories import open_data, parties_here
 from flower_vfl.apps.folder import check_folder, check_free, has_ended, read_result
@@ -128,7 +128,7 @@ def align_flower(config: Config, out: Path, *, resources: Sequence[str] = (), ad
         if not all(path.is_file() for path in found.values()):
             raise SessionError(f"the Flower run left no alignment (flwr run ended with {code}); its log is above")
     except BaseException:
-        withdraw(found.values())
+        remove_unfinished(found.values())
         remove_empty(out)
         raise
     return found

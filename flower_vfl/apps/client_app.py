@@ -6,7 +6,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from flower_vfl.apps.alignment.client import answer_alignment
-from flower_vfl.apps.error_redaction import discreet
+from flower_vfl.apps.error_redaction import redact_errors
 from flower_vfl.apps.factories import BottomFactory, DataFactory, TopFactory, default_bottom, default_top, open_data
 from flower_vfl.apps.prediction_client import PredictionClient
 from flower_vfl.apps.training_client import TrainingClient
@@ -43,7 +43,7 @@ def make_client_app(
         App for all feature parties; a node's party is in its node config (`party`), in a simulation its partition.
     """
     training, prediction = TrainingClient(bottom, top, data, optimizer, config), PredictionClient(bottom, data)
-    app = ClientApp(mods=[discreet])
+    app = ClientApp(mods=[redact_errors])
     app.train()(training.train)
     app.train("frames")(training.frames)
     app.query()(prediction.query)

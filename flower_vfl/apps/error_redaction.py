@@ -29,7 +29,7 @@ Outward = Callable[[Exception], Exception]
 _SENT = (ProtocolError, PermissionDeniedError, SessionError, WithheldError)
 
 
-def discreet(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+def redact_errors(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Answer a message, and redact errors before they leave this host (a mod of Flower's ClientApp)."""
     if not in_simulation():
         keep_private()

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from flower_vfl.apps.alignment.client import RESULT
-from flower_vfl.apps.alignment.place import remove_empty, withdraw
+from flower_vfl.apps.alignment.place import remove_empty, remove_unfinished
 from flower_vfl.apps.alignment.progress import Progress
 from flower_vfl.apps.alignment.start import align_as_label, sources_of
 from flower_vfl.apps.client_app import make_client_app
@@ -128,7 +128,7 @@ def align(config: Config, *, out: Path | str, progress: Progress | None = None) 
         with LocalGrid(make_client_app(config=config), len(sources) - 1, to_run_config(config)) as grid:
             align_as_label(grid, config, folder, progress)
     except BaseException:  # no party is running any more that would write again
-        withdraw(results.values())
+        remove_unfinished(results.values())
         remove_empty(folder)
         raise
     return results

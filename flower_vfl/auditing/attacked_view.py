@@ -9,7 +9,7 @@ from typing import Any
 
 from flower_vfl.attacks.base import Attack, AttackMethod
 from flower_vfl.attacks.longitudinal.base import Kept, MemoryAttack
-from flower_vfl.auditing.batched_scoring import TOGETHER
+from flower_vfl.auditing.batched_scoring import STEPS_AT_ONCE
 from flower_vfl.auditing.evaluator import AttackEvaluator, AuditLabels, Reference
 from flower_vfl.auditing.longitudinal import LongitudinalEvaluator, Take
 from flower_vfl.auditing.recorder import Recorder
@@ -83,7 +83,7 @@ class AttackedView:
             "view": prefix,
         }
         stepwise = [attack for attack in attacks if isinstance(attack, Attack)]
-        self._steps = AttackEvaluator(stepwise, layers, labels, every=every, together=TOGETHER, **shared)
+        self._steps = AttackEvaluator(stepwise, layers, labels, every=every, together=STEPS_AT_ONCE, **shared)
         longitudinal = [attack for attack in attacks if isinstance(attack, MemoryAttack)]
         self.history: LongitudinalEvaluator | None = None
         if longitudinal or keeps:

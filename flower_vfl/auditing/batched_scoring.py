@@ -30,10 +30,10 @@ from flower_vfl.protocol.tensors import brought
 from flower_vfl.protocol.transcript import Transcript
 from flower_vfl.registry import from_elsewhere
 
-TOGETHER = 16
+STEPS_AT_ONCE = 16
 """Number of steps that are scored in a row during training."""
 
-HELD = 2**27
+MOST_PENDING_BYTES = 2**27
 """Largest number of bytes of one party's tensors in pending steps."""
 
 Target = tuple[Attack, str]
@@ -107,7 +107,7 @@ class PendingStep:
             self.scores[-1] = ask(attack, partial(attack.score, transcript, layer, side), shown)
 
 
-Unasked = Sequence[tuple[PendingStep, SideInformation]]
+Unscored = Sequence[tuple[PendingStep, SideInformation]]
 """Steps that an attack has not scored yet, each with its side information."""
 
 
@@ -120,7 +120,7 @@ def answer(targets: Sequence[Target], waiting: Sequence[PendingStep]) -> None:
         When an attack does not return one number for each row.
     """
     shared: dict[Any, Tensor] = {}
-    calls: list[tuple[int, RowAttack, str, Unasked]] = []
+    calls: list[tuple[int, RowAttack, str, Unscored]] = []
     for place, (attack, layer) in enumerate(targets):
         if isinstance(attack, RowAttack):
             found = _unscored(waiting, place, layer, sequential=attack.sequential)
@@ -185,7 +185,7 @@ def rate(attack: RowAttack, rows: Tensor, known: Tensor | None) -> Tensor:
     return scores
 
 
-def _unscored(waiting: Sequence[PendingStep], place: int, layer: str, *, sequential: bool) -> list[Unasked]:
+def _unscored(waiting: Sequence[PendingStep], place: int, layer: str, *, sequential: bool) -> list[Unscored]:
     """Return groups of the steps that a target has not scored yet, on a GPU one for each shape of gradients.
 
     In main memory, and for a sequential attack, each step is a group of its own, in their order.
@@ -200,7 +200,7 @@ def _unscored(waiting: Sequence[PendingStep], place: int, layer: str, *, sequent
     return list(groups.values())
 
 
-def _score_together(attack: RowAttack, layer: str, steps: Unasked, shared: dict[Any, Tensor]) -> Tensor:
+def _score_together(attack: RowAttack, layer: str, steps: Unscored, shared: dict[Any, Tensor]) -> Tensor:
     """Return an attack's scores of steps with gradients of one shape; `shared` caches these for other attacks.
 
     The rows of a single step have no leading dimension.

@@ -17,7 +17,7 @@ from flower_vfl.attacks.base import HINTS, KINDS, LABELS, REFERENCE, Attack, Att
 from flower_vfl.attacks.embedding.clustering import matched_accuracy
 from flower_vfl.attacks.embedding.inference import LEAKED
 from flower_vfl.attacks.gradient.principal_direction import fresh_together
-from flower_vfl.auditing.batched_scoring import HELD, PendingStep, answer
+from flower_vfl.auditing.batched_scoring import MOST_PENDING_BYTES, PendingStep, answer
 from flower_vfl.auditing.recorder import Recorder
 from flower_vfl.auditing.shared_state import SharedStateCheck
 from flower_vfl.auditing.summaries import Measured, StepLeaks
@@ -329,7 +329,7 @@ class AttackEvaluator:
             step.add((leaks.attack, leaks.layer), transcript, side, shown)
             self._shared_state.compare(place, transcript, leaks.layer, side, step.scores[-1])
         self._pending.append(step)
-        if len(self._pending) >= self._together or sum(one.held for one in self._pending) > HELD:
+        if len(self._pending) >= self._together or sum(one.held for one in self._pending) > MOST_PENDING_BYTES:
             self.settle()
 
     def settle(self) -> None:

@@ -23,7 +23,7 @@ from flower_vfl.attacks.joint.regression import evidence
 from flower_vfl.attacks.longitudinal.base import centred_in_batch_units
 from flower_vfl.attacks.longitudinal.direction import score as direction_score
 from flower_vfl.attacks.rows import as_rows
-from flower_vfl.auditing.batched_scoring import HELD, TOGETHER
+from flower_vfl.auditing.batched_scoring import MOST_PENDING_BYTES, STEPS_AT_ONCE
 from flower_vfl.auditing.collected import Collected
 from flower_vfl.auditing.columns import joint_view, read_with_columns
 from flower_vfl.auditing.entries import AUDIT
@@ -184,7 +184,7 @@ class InformedAudit:
         self._pending.append((step, epoch, rows, z, g))
         last = step == self._schedule.steps_of(epoch)[-1]
         held = sum(z.nbytes + g.nbytes for *_, z, g in self._pending)
-        if last or len(self._pending) >= TOGETHER or held > HELD:
+        if last or len(self._pending) >= STEPS_AT_ONCE or held > MOST_PENDING_BYTES:
             self._settle()
         if last:
             self._end_epoch(step, epoch)

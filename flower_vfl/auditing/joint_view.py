@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from flower_vfl.attacks.embedding.inference import LEAKED
 from flower_vfl.attacks.joint import JointAttack, JointView, OwnRows
-from flower_vfl.attacks.longitudinal.base import NOBODY, KnownRows, Memory
+from flower_vfl.attacks.longitudinal.base import NO_KNOWN_ROWS, KnownRows, Memory
 from flower_vfl.auditing.evaluator import AuditLabels, draw_examples
 from flower_vfl.auditing.joint import TEST_ROWS, WIDE_ROWS, JointEvaluator, JointLabels, most_rows, sample_rows
 from flower_vfl.data.store.dataset import PartyTable
@@ -49,7 +49,7 @@ def known_among(attack: JointAttack, rows: NDArray[np.int64], truth: NDArray[np.
         (n,) true for rows of the class that is to be detected.
     """
     if LEAKED not in attack.needs:
-        return NOBODY
+        return NO_KNOWN_ROWS
     labels = np.full(int(rows[-1]) + 1 if len(rows) else 0, _UNSEEN, dtype=np.uint8)
     labels[rows] = truth
     try:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flower_vfl.attacks.base import HINTS
 from flower_vfl.attacks.embedding.inference import LEAKED
-from flower_vfl.attacks.longitudinal.base import NOBODY, Kept, KnownRows, Memory, MemoryAttack
+from flower_vfl.attacks.longitudinal.base import NO_KNOWN_ROWS, Kept, KnownRows, Memory, MemoryAttack
 from flower_vfl.auditing.batched_scoring import checked_scores
 from flower_vfl.auditing.evaluator import AuditLabels, draw_examples, draw_positives, naming
 from flower_vfl.auditing.read_only import ask
@@ -269,7 +269,7 @@ class LongitudinalEvaluator:
     def _known(self, attack: MemoryAttack, memory: Memory) -> KnownRows | None:
         """Return the rows that the attack knows, the same after each epoch; None where too few have occurred."""
         if not attack.needs:
-            return NOBODY
+            return NO_KNOWN_ROWS
         labels = np.full(len(self._labels.numbers), _UNSEEN, dtype=np.uint8)
         labels[memory.order] = self._labels.at(memory.order) == self._labels.positive(0)
         if HINTS in attack.needs:

@@ -177,7 +177,7 @@ class RowMemory:
         back = range(min(times, self._depth))
         sums = tuple(read_only(slots[(times - 1 - n) % len(slots)]) for n in back)
         places = () if in_place else tuple(read_only(self._places_of(epoch - n)) for n in back)
-        return Memory(read_only(self._schedule.came(epoch)), times, sums, places)
+        return Memory(read_only(self._schedule.trained_rows(epoch)), times, sums, places)
 
     def forget(self) -> None:
         """Release all sums, and delete the files."""
@@ -192,7 +192,9 @@ class RowMemory:
         if epoch not in self._places:
             found = _places.get((self._schedule, epoch))
             if found is None:
-                found = _places[self._schedule, epoch] = _inverse(self._schedule.came(epoch), self._schedule.rows)
+                found = _places[self._schedule, epoch] = _inverse(
+                    self._schedule.trained_rows(epoch), self._schedule.rows
+                )
             kept = {other: places for other, places in self._places.items() if other > epoch - self._depth}
             self._places = {**kept, epoch: found}
         return self._places[epoch]

@@ -133,7 +133,7 @@ def gather(source: FeatureSource, rows: Rows, placement: Placement) -> list[Tens
     """Return the features of any rows on the device of a model; large files of a table do not stay mapped."""
     found = placement.bring_all(source.gather(rows))
     if in_windows(source):
-        source.let_go()
+        source.release_pages()
     return found
 
 

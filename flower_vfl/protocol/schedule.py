@@ -141,7 +141,7 @@ class Schedule:
         """Return the number of earlier epochs that had the rows of an epoch (from 1)."""
         return 0 if self.periods else epoch - 1
 
-    def came(self, epoch: int) -> NDArray[np.integer]:
+    def trained_rows(self, epoch: int) -> NDArray[np.integer]:
         """Return the rows (N,) that were trained on by the end of an epoch (from 1), in their latest order."""
         if not self.periods:
             return self._order(epoch)

@@ -13,7 +13,7 @@ from torch import Tensor
 from flower_vfl.attacks import ATTACK_METHODS
 from flower_vfl.attacks.embedding.inference import LEAKED
 from flower_vfl.attacks.joint import JointAttack, JointScores, JointView, OwnRows
-from flower_vfl.attacks.longitudinal.base import NOBODY, KnownRows, centred_in_batch_units
+from flower_vfl.attacks.longitudinal.base import NO_KNOWN_ROWS, KnownRows, centred_in_batch_units
 from flower_vfl.testing.common import (
     AttackSubject,
     Check,
@@ -35,7 +35,7 @@ class JointSubject(AttackSubject[JointAttack]):
     def view(self, g: Tensor, *, test_rows: int = _TEST_ROWS) -> JointView:
         """Return a view of rows with these mean gradients (B, D), and the labels that the attack declares to know."""
         attack, rows = self.make(), len(g)
-        known = NOBODY
+        known = NO_KNOWN_ROWS
         if LEAKED in attack.needs:
             chosen = np.arange(2 * attack.leaks) % rows
             known = KnownRows(chosen, np.arange(len(chosen)) % 2)
@@ -117,7 +117,7 @@ def _repeatable(subject: JointSubject) -> Iterator[str]:
 def _known(subject: JointSubject) -> Iterator[str]:
     attack = subject.make()
     if attack.needs:
-        view = replace(subject.view(gradients((4 * attack.leaks + 160, 8))), known=NOBODY)
+        view = replace(subject.view(gradients((4 * attack.leaks + 160, 8))), known=NO_KNOWN_ROWS)
         yield from unknown_rows_problems(lambda: attack.read(view), argument="view.known")
 
 

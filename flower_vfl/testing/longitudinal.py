@@ -13,7 +13,7 @@ from torch import Tensor
 from flower_vfl.attacks import ATTACK_METHODS
 from flower_vfl.attacks.base import HINTS
 from flower_vfl.attacks.embedding.inference import LEAKED
-from flower_vfl.attacks.longitudinal.base import DEPTH, NOBODY, KnownRows, Memory, MemoryAttack, in_batch_units
+from flower_vfl.attacks.longitudinal.base import DEPTH, NO_KNOWN_ROWS, KnownRows, Memory, MemoryAttack, in_batch_units
 from flower_vfl.testing.common import (
     AttackSubject,
     Check,
@@ -52,7 +52,7 @@ class MemorySubject(AttackSubject[MemoryAttack]):
         if LEAKED in attack.needs:
             known = rows[np.arange(2 * attack.leaks) % len(rows)]
             return KnownRows(known, np.arange(len(known)) % 2)
-        return NOBODY
+        return NO_KNOWN_ROWS
 
     def score(self, memory: Memory) -> Any:
         """Return a new attack's scores of a memory."""
@@ -97,7 +97,7 @@ def _known(subject: MemorySubject) -> Iterator[str]:
     attack = subject.make()
     if attack.needs:
         memory = subject.memory(gradients((64, 8)))
-        yield from unknown_rows_problems(lambda: attack.score(memory, NOBODY), argument="known")
+        yield from unknown_rows_problems(lambda: attack.score(memory, NO_KNOWN_ROWS), argument="known")
 
 
 MEMORIES: tuple[Check[MemorySubject], ...] = (_declarations, _parameters, _memories, _repeatable, _known)

@@ -73,7 +73,7 @@ class ModelSelection:
             self._checkpointing.take_model(begun)
             self._keep(begun, f"the last one before the {outcome.stopped} was passed")
         else:
-            self.tell(self._links)
+            self.announce(self._links)
             self._training.discard_model()
             _log.warning("no model is kept: there is no checkpoint from before the %s was passed", outcome.stopped)
 
@@ -81,12 +81,12 @@ class ModelSelection:
         """Record the step of the model that the label party has restored, and let all parties keep theirs of it."""
         outcome = self._training.outcome
         outcome.kept, outcome.kept_epoch = step, self._schedule.epoch_of(step - 1)
-        self.tell(self._links)
+        self.announce(self._links)
         self._training.evaluate_again()
         level = logging.WARNING if outcome.limited else logging.INFO
         _log.log(level, "the model of step %d, epoch %d, is kept: %s", step, outcome.kept_epoch, why)
 
-    def tell(self, parties: Mapping[str, Link]) -> None:
+    def announce(self, parties: Mapping[str, Link]) -> None:
         """Send the step of the kept model to the parties, unless it is the last one."""
         outcome = self._training.outcome
         if outcome.model_step == outcome.steps:

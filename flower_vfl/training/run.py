@@ -235,7 +235,7 @@ class _Stages:
     def finish(self, timeout: float) -> None:
         """Let every party finish, and record the reports."""
         base, outcome = self._strategy.base, self._strategy.base.outcome
-        self._recovery.finish(timeout, self._selection.tell)
+        self._recovery.finish(timeout, self._selection.announce)
         for party in self._sessions.links:
             attacks = base.attacks if party in self._audited else []
             report = outcome.reports[party] = read_report(party, self._sessions.reports[party], attacks)

@@ -23,10 +23,10 @@ ENOUGH = 16
 """Number of rows of a class that must occur in each of several epochs before a correlation is estimated; half of its
 sample if that is less."""
 
-TOGETHER = 16
+STEPS_AT_ONCE = 16
 """Number of batches that are processed at once: between two steps the processor's caches lose the data for this."""
 
-HELD = 2**26
+MOST_PENDING_BYTES = 2**26
 """Number of bytes of gradients that may wait for that."""
 
 _NEGLIGIBLE = 1e-9
@@ -90,7 +90,7 @@ class DeviationCorrelation:
         are processed with later batches.
         """
         self._pending.append((g, y, rows, unit, means))
-        if len(self._pending) >= TOGETHER or sum(one[0].nbytes for one in self._pending) > HELD:
+        if len(self._pending) >= STEPS_AT_ONCE or sum(one[0].nbytes for one in self._pending) > MOST_PENDING_BYTES:
             self._process_pending()
 
     def _process_pending(self) -> None:

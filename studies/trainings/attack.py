@@ -21,7 +21,7 @@ from torch import Tensor
 from flower_vfl.attacks import MemoryAttack
 from flower_vfl.attacks.gradient import norm
 from flower_vfl.attacks.longitudinal import direction as remembered_direction
-from flower_vfl.attacks.longitudinal.base import NOBODY, KnownRows, Memory
+from flower_vfl.attacks.longitudinal.base import NO_KNOWN_ROWS, KnownRows, Memory
 from flower_vfl.attacks.rows import rarer_side_up
 from flower_vfl.strategies import Iso
 
@@ -58,7 +58,7 @@ class Notebook(MemoryAttack):
     name: ClassVar[str] = "notebook"
     latest: ClassVar[deque[tuple[NDArray[np.int64], Tensor]]] = deque(maxlen=1)
 
-    def score(self, memory: Memory, known: KnownRows = NOBODY) -> Tensor:
+    def score(self, memory: Memory, known: KnownRows = NO_KNOWN_ROWS) -> Tensor:
         """Keep the numbers of the seen rows and their means, and return zeros."""
         means = torch.cat(list(memory.pieces("mean")))
         self.latest.append((np.flatnonzero(memory.seen), means))

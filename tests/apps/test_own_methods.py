@@ -359,12 +359,12 @@ def test_an_attack_that_keeps_state_in_itself_runs(install):
 
 MEMORY_WRITER = """
 from flower_vfl.attacks.longitudinal import norm
-from flower_vfl.attacks.longitudinal.base import NOBODY
+from flower_vfl.attacks.longitudinal.base import NO_KNOWN_ROWS
 
 class Writer(norm.RememberedNormAttack):
     "Writes into the memory that it reads."
     name = "memory_writer"
-    def score(self, memory, known=NOBODY):
+    def score(self, memory, known=NO_KNOWN_ROWS):
         memory.{write}
         return super().score(memory, known)
 """

@@ -218,7 +218,7 @@ def test_memory_of_the_card_that_waits_for_attacks_is_bounded(monkeypatch):
     data = mixed_data()
     config = config_of({"training": {"epochs": 1}, "attack": {"monitor": False}}, "", ["norm"])
     steps = on_gpu(config, data).summary["cost"]["steps"]
-    monkeypatch.setattr("flower_vfl.auditing.evaluator.HELD", 1)
+    monkeypatch.setattr("flower_vfl.auditing.evaluator.MOST_PENDING_BYTES", 1)
     with counting() as waits:
         on_gpu(config, data)
     assert waits["tensors.brought"] == steps

@@ -54,7 +54,7 @@ def evaluated(schedule, part):
 @settings(max_examples=100, deadline=None)
 def test_rows_have_come_where_their_steps_have_their_places(schedule):
     for epoch in range(1, schedule.epochs + 1):
-        came = schedule.came(epoch)
+        came = schedule.trained_rows(epoch)
         last = {row: None for day in range(1, epoch + 1) for row in order(schedule, day)}
         assert sorted(came.tolist()) == sorted(last)
         for step in schedule.steps_of(epoch):

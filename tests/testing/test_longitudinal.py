@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from flower_vfl.attacks import MemoryAttack
-from flower_vfl.attacks.longitudinal.base import NOBODY
+from flower_vfl.attacks.longitudinal.base import NO_KNOWN_ROWS
 from flower_vfl.testing import CheckError, check_attack
 
 
@@ -15,7 +15,7 @@ class Right(MemoryAttack):
     name = "right"
     keeps = frozenset({"last"})
 
-    def score(self, memory, known=NOBODY):
+    def score(self, memory, known=NO_KNOWN_ROWS):
         """Return the first numbers."""
         return self.of(torch.cat(list(memory.pieces("last"))))
 
@@ -85,7 +85,7 @@ class Random(Right):
 class Writing(Right):
     """Changes the memory."""
 
-    def score(self, memory, known=NOBODY):
+    def score(self, memory, known=NO_KNOWN_ROWS):
         """Return the first numbers."""
         memory.sums[0][memory.order] += np.float32(1)
         return super().score(memory)

@@ -75,7 +75,7 @@ def staged(target: Path) -> Iterator[Path]:
         discard(target)
 
 
-def withdraw(targets: Iterable[Path]) -> None:
+def remove_unfinished(targets: Iterable[Path]) -> None:
     """Remove the keys, IDs and results that an unfinished alignment on one machine has left."""
     for target in targets:
         discard(target)

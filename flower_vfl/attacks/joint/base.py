@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from flower_vfl.attacks.base import AttackMethod
-from flower_vfl.attacks.longitudinal.base import NOBODY, KnownRows
+from flower_vfl.attacks.longitudinal.base import NO_KNOWN_ROWS, KnownRows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,7 +65,7 @@ class JointView:
     gradients: Tensor
     train: OwnRows
     test: OwnRows
-    known: KnownRows = NOBODY
+    known: KnownRows = NO_KNOWN_ROWS
     words: bool = False
     seed: int = 0
 

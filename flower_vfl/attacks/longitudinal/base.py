@@ -214,7 +214,7 @@ class KnownRows:
         return self
 
 
-NOBODY = KnownRows()
+NO_KNOWN_ROWS = KnownRows()
 
 
 class MemoryAttack(AttackMethod):
@@ -248,7 +248,7 @@ class MemoryAttack(AttackMethod):
         return 0
 
     @abstractmethod
-    def score(self, memory: Memory, known: KnownRows = NOBODY) -> Tensor:
+    def score(self, memory: Memory, known: KnownRows = NO_KNOWN_ROWS) -> Tensor:
         """Score all rows that have occurred.
 
         Parameters

@@ -10,7 +10,7 @@ import torch
 from flower_vfl.attacks.base import one_of
 from flower_vfl.attacks.gradient import norm
 from flower_vfl.attacks.longitudinal import direction
-from flower_vfl.attacks.longitudinal.base import NOBODY, Kept, KnownRows, Memory, MemoryAttack
+from flower_vfl.attacks.longitudinal.base import NO_KNOWN_ROWS, Kept, KnownRows, Memory, MemoryAttack
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +45,7 @@ class RememberedDifferenceAttack(MemoryAttack):
         """The measure by which differences are scored."""
         return {"by": self.by}
 
-    def score(self, memory: Memory, known: KnownRows = NOBODY) -> Tensor:
+    def score(self, memory: Memory, known: KnownRows = NO_KNOWN_ROWS) -> Tensor:
         """Return the scores of the differences, (N,)."""
         pieces = partial(memory.pieces, "difference")
         if self.by == "direction":

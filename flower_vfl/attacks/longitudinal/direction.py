@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import torch
 
-from flower_vfl.attacks.longitudinal.base import NOBODY, KnownRows, Memory, MemoryAttack
+from flower_vfl.attacks.longitudinal.base import NO_KNOWN_ROWS, KnownRows, Memory, MemoryAttack
 from flower_vfl.attacks.rows import rarer_side_up
 
 if TYPE_CHECKING:
@@ -97,6 +97,6 @@ class RememberedDirectionAttack(MemoryAttack):
 
     name: ClassVar[str] = "remembered_direction"
 
-    def score(self, memory: Memory, known: KnownRows = NOBODY) -> Tensor:
+    def score(self, memory: Memory, known: KnownRows = NO_KNOWN_ROWS) -> Tensor:
         """Return the coordinates of the mean gradients along their first direction, (N,)."""
         return score(partial(memory.pieces, "mean"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 import torch
 
 from flower_vfl.attacks.base import HINTS, one_of, whole
-from flower_vfl.attacks.longitudinal.base import NOBODY, KnownRows, Memory, MemoryAttack
+from flower_vfl.attacks.longitudinal.base import NO_KNOWN_ROWS, KnownRows, Memory, MemoryAttack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -87,7 +87,7 @@ class RememberedHintAttack(MemoryAttack):
         """The number of positives that it knows."""
         return self.k
 
-    def score(self, memory: Memory, known: KnownRows = NOBODY) -> Tensor:
+    def score(self, memory: Memory, known: KnownRows = NO_KNOWN_ROWS) -> Tensor:
         """Return the nearness of the mean gradients to those of the known positives, (N,)."""
         positives = known.require(1).rows[known.labels == 1]
         return score(partial(memory.pieces, "mean"), memory.at(positives, "mean"), self.measure)

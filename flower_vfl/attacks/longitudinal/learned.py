@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flower_vfl.attacks.base import whole
 from flower_vfl.attacks.embedding.inference import LEAKED
-from flower_vfl.attacks.longitudinal.base import NOBODY, Kept, KnownRows, Memory, MemoryAttack
+from flower_vfl.attacks.longitudinal.base import NO_KNOWN_ROWS, Kept, KnownRows, Memory, MemoryAttack
 from flower_vfl.attacks.readers import Reader
 from flower_vfl.errors import ConfigError
 from flower_vfl.registry import suggestion
@@ -82,7 +82,7 @@ class LearnedAttack(MemoryAttack):
             Function from histories (n, b, D) of float32 to scores; never NaN for finite ones.
         """
 
-    def score(self, memory: Memory, known: KnownRows = NOBODY) -> Tensor:
+    def score(self, memory: Memory, known: KnownRows = NO_KNOWN_ROWS) -> Tensor:
         """Return the fitted reader's scores of the rows' histories, (N,)."""
         positive = torch.from_numpy(known.require(0, 1).labels == 1)
         blocks = BLOCKS[self.reads]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from flower_vfl.attacks.gradient import norm
-from flower_vfl.attacks.longitudinal.base import NOBODY, KnownRows, Memory, MemoryAttack
+from flower_vfl.attacks.longitudinal.base import NO_KNOWN_ROWS, KnownRows, Memory, MemoryAttack
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,6 +24,6 @@ class RememberedNormAttack(MemoryAttack):
 
     name: ClassVar[str] = "remembered_norm"
 
-    def score(self, memory: Memory, known: KnownRows = NOBODY) -> Tensor:
+    def score(self, memory: Memory, known: KnownRows = NO_KNOWN_ROWS) -> Tensor:
         """Return the norms of the mean gradients, (N,)."""
         return torch.cat([norm.score(piece) for piece in memory.pieces("mean")])

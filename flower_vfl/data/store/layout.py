@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_vfl.data.store.mapped import let_go
+from flower_vfl.data.store.mapped import release_pages
 from flower_vfl.errors import ConfigError, DataError, OutputExistsError, StorageError
 from flower_vfl.files import FolderLock, replacing, reserve, write_text_atomic, writing_to
 
@@ -126,7 +126,7 @@ def chunks(array: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
     for start in range(0, len(array), step):
         yield start, array[start : start + step]
         if not array.flags.writeable:
-            let_go(array)
+            release_pages(array)
 
 
 def check_range(path: Path, array: NDArray[Any], cardinalities: Sequence[int]) -> None:

@@ -83,7 +83,7 @@ def file_of(array: NDArray[Any]) -> ArrayInFile | None:
     return ArrayInFile(Path(mapped.filename), mapped.offset, array.shape, array.dtype)
 
 
-def let_go(array: NDArray[Any]) -> None:
+def release_pages(array: NDArray[Any]) -> None:
     """Release the pages of a memory map from this process, so that reading a large array keeps none of it in memory."""
     mapped: Any = array
     while mapped is not None and not isinstance(mapped, mmap.mmap):

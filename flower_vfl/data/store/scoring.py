@@ -261,7 +261,7 @@ def id_column(dataset: VerticalData) -> str:
     return str(dataset.options.get("id", "id")) if isinstance(dataset, Dataset) else "id"
 
 
-def read_asked(path: Path, column: str) -> pa.Array:
+def read_requested_ids(path: Path, column: str) -> pa.Array:
     """Return the IDs of a list: a CSV or Parquet file with a column of that name, or a text file with one ID a line.
 
     Raises

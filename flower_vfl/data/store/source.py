@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_vfl.data.store.mapped import file_of, let_go
+from flower_vfl.data.store.mapped import file_of, release_pages
 from flower_vfl.errors import DataError
 
 if TYPE_CHECKING:
@@ -238,10 +238,10 @@ class ArraySource:
         pairs = zip(stored, self._dtypes, strict=True)
         return tuple(torch.from_numpy(array.astype(wanted, copy=False)) for array, wanted in pairs)
 
-    def let_go(self) -> None:
+    def release_pages(self) -> None:
         """Release the pages of its files from this process; the system may keep them in its cache."""
         for array in self._arrays:
-            let_go(array)
+            release_pages(array)
 
     def _check(self, rows: NDArray[np.integer]) -> None:
         if rows.ndim != 1 or rows.dtype.kind not in "iu":

@@ -112,7 +112,7 @@ def draw_noise(
     if imitating is None:
         normals, levels = source.draw(work, work.shape[1], stream=1), noise.levels
     else:
-        normals, levels = source.fresh(work, work.shape[1]), noise.alike.expand_as(noise.levels)
+        normals, levels = source.fresh(work, work.shape[1]), noise.common_levels.expand_as(noise.levels)
     if noise.everywhere > 0.0:
         stretched = beside(torch.from_numpy(np.sqrt(1.0 + levels.numpy() / noise.everywhere) - 1.0), work)
         inside = (normals @ directions).mul_(stretched.index_select(0, y.long()))

@@ -37,7 +37,7 @@ def accounted_epochs(width: int) -> int:
     return max(1, LARGEST // max(width, 1))
 
 
-TOGETHER = 64
+STEPS_AT_ONCE = 64
 """Number of batches whose places are drawn at once: between two training steps a generator takes ten times as long."""
 
 
@@ -128,7 +128,7 @@ class FullAccountant:
             return
         place = self._batches - 1
         if place >= CHAINS:  # reservoir sampling: all batches are equally likely
-            place = _drawn_places(self._epochs, place // TOGETHER)[place % TOGETHER]
+            place = _drawn_places(self._epochs, place // STEPS_AT_ONCE)[place % STEPS_AT_ONCE]
         if place < CHAINS:
             self._drawn[place : place + 1] = [partial(release, pair, parts)]
         if rows is not None and pair.square > 0.0:
@@ -195,7 +195,7 @@ class FullAccountant:
 @lru_cache(maxsize=4)
 def _drawn_places(epoch: int, block: int) -> list[int]:
     """Return the places drawn for the batches of a block, each below the number of batches up to its own."""
-    numbers = range(block * TOGETHER + 1, (block + 1) * TOGETHER + 1)
+    numbers = range(block * STEPS_AT_ONCE + 1, (block + 1) * STEPS_AT_ONCE + 1)
     return [int(np.random.default_rng([epoch, number]).integers(number)) for number in numbers]
 
 

@@ -106,7 +106,7 @@ class FullNoise:
     sum_kl: float
 
     @property
-    def alike(self) -> Tensor:
+    def common_levels(self) -> Tensor:
         """The part of the levels that both classes get, (R,)."""
         return self.levels.amin(dim=0)
 

@@ -113,7 +113,7 @@ def test_what_is_measured_is_the_leak_of_all_rows_that_came(monkeypatch):
             sums[rows] = sums[rows].astype(np.float32) + centred_in_batch_units(gradients["cut"]).numpy()
             epoch = schedule.epoch_of(step)
             if step == schedule.steps_of(epoch)[-1]:
-                seen = schedule.came(epoch)
+                seen = schedule.trained_rows(epoch)
                 scores, labels = norm.score(torch.from_numpy(sums[seen])), data.labels().train[seen]
                 values.append((leak_auc(scores, labels), auc_interval(scores, labels)))
 
@@ -129,7 +129,7 @@ def test_what_is_measured_is_the_leak_of_all_rows_that_came(monkeypatch):
     entry = entries_of(run(config, data=lambda _: data))["attacker", True, "cut", "remembered_norm", "a"]
     assert entry["values"] == pytest.approx([auc for auc, _ in values], abs=1e-4)
     assert entry["interval95"] == pytest.approx(values[-1][1], abs=1e-4)
-    labels = data.labels().train[schedule.came(1)]
+    labels = data.labels().train[schedule.trained_rows(1)]
     assert entry["q95_null"] == null_quantile([(int((labels == 0).sum()), int(labels.sum()))])
 
 
@@ -166,7 +166,7 @@ def test_rows_whose_labels_are_known_are_not_scored(monkeypatch):
     )
     data = toy_data(rows=300)
     run(config_of("remembered_hint(k=3)", "remembered_fit(k=4)", epochs=1, defenses=()), data=lambda _: data)
-    labels = data.labels().train[schedule_of(config_of(), 300, 150).came(1)]
+    labels = data.labels().train[schedule_of(config_of(), 300, 150).trained_rows(1)]
     n, p = len(labels), int(labels.sum())
     assert set(scored.values()) == {(n - 3, p - 3), (n - 8, p - 4)}
 
@@ -408,7 +408,7 @@ def test_one_class_is_read_against_the_rest(classes, positive):
     config = config_of(defenses=(), epochs=1, attack={"names": names, "positives": [positive]})
     data = toy_data(rows=300, classes=classes)
     entries = entries_of(run(config, data=lambda _: data))
-    labels = data.labels().train[schedule_of(config, 300, 150).came(1)]
+    labels = data.labels().train[schedule_of(config, 300, 150).trained_rows(1)]
     n, p = len(labels), int((labels == positive).sum())
     entry = entries["attacker", False, "cut", "remembered_hint", "a"]
     assert entry["q95_null"] == null_quantile([(n - p, p - 5)])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from flower_vfl.data.sources.catalog import prepare
 from flower_vfl.data.store import layout
 from flower_vfl.data.store.dataset import open_dataset
-from flower_vfl.data.store.scoring import Joined, ScoreRows, new_rows, read_asked, rows_of
+from flower_vfl.data.store.scoring import Joined, ScoreRows, new_rows, read_requested_ids, rows_of
 from flower_vfl.data.store.source import ArraySource
 from flower_vfl.errors import DataError
 from tests.toys import toy_data
@@ -226,23 +226,23 @@ def test_a_list_of_ids_is_read_in_its_order(tmp_path, name):
         (tmp_path / name).write_text("\n".join(lines), encoding="utf8")
     else:
         (tmp_path / name).write_text("\ufeff" + "\r\n".join(asked) + "\n\n", encoding="utf8")
-    assert read_asked(tmp_path / name, "person").to_pylist() == asked
+    assert read_requested_ids(tmp_path / name, "person").to_pylist() == asked
 
 
 def test_whole_numbers_are_ids_too(tmp_path):
     pq.write_table(pa.table({"id": [7, 3]}), tmp_path / "ids.parquet")
-    assert read_asked(tmp_path / "ids.parquet", "id").to_pylist() == ["7", "3"]
+    assert read_requested_ids(tmp_path / "ids.parquet", "id").to_pylist() == ["7", "3"]
 
 
 def test_a_list_without_the_column_names_those_that_there_are(tmp_path):
     (tmp_path / "ids.csv").write_text("pid\n1\n")
     with pytest.raises(DataError, match="has no column 'id'; did you mean 'pid'"):
-        read_asked(tmp_path / "ids.csv", "id")
+        read_requested_ids(tmp_path / "ids.csv", "id")
 
 
 def test_a_list_that_is_no_text_is_refused(tmp_path):
     (tmp_path / "ids").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match="cannot be read"):
-        read_asked(tmp_path / "ids", "id")
+        read_requested_ids(tmp_path / "ids", "id")
     with pytest.raises(DataError, match="there is no file"):
-        read_asked(tmp_path / "nowhere", "id")
+        read_requested_ids(tmp_path / "nowhere", "id")

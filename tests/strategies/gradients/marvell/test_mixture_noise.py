@@ -180,7 +180,7 @@ def test_every_row_that_will_come_has_its_place_and_nothing_else_is_left_after_a
         defense.base.begin_batch(rows)
         defense.protect(normals(len(rows), 3, seed=step), labels[rows])
     state = defense.state()["imitated"]["0"]
-    came = np.sort(schedule.came(1)).astype(np.int64)
+    came = np.sort(schedule.trained_rows(1)).astype(np.int64)
     expected = [came[labels.numpy()[came] == label].tolist() for label in (0, 1)]
     assert [len(rows) for rows in state["deviations"]] == [len(rows) for rows in expected]
     assert [sorted(rows.tolist()) for rows in state["rows"]] == expected
