@@ -55,12 +55,14 @@ def test_memory_that_the_system_does_not_say_is_never_taken_for_none(harness, mo
 @pytest.mark.parametrize(
     "name",
     [
-        *("inproc.py", "stream.py", "methods.py", "optimal_noise.py", "regularisers.py", "alignment.py", "links.py"),
+        *("inproc.py", "stream.py", "optimal_noise.py", "regularisers.py", "alignment.py"),
         *("checkpoints.py", "prepare.py", "sparse.py", "memory.py", "often.py", "accounting.py"),
         *(
             pytest.param(name, marks=pytest.mark.release)
             for name in (
                 "metrics.py",
+                "methods.py",
+                "links.py",
                 "own_data.py",
                 "watching.py",
                 "table_size.py",

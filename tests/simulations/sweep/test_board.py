@@ -163,6 +163,4 @@ def test_a_stack_is_no_trial_and_one_that_fails_leaves_its_trials_to_themselves(
         board.completed("2 together: b …")
     assert board.done == 1
     assert board.failures == board.ended == {}
-    assert (
-        text(board) == "1/6 not trained as a stack but one by one: 2 together: b …: RuntimeError: out of memory\n"
-    )
+    assert text(board) == "1/6 not trained as a stack but one by one: 2 together: b …: RuntimeError: out of memory\n"

@@ -180,9 +180,8 @@ def descendants(process: int) -> dict[int, str]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found in /proc")
-@pytest.mark.parametrize(
-    ("victim", "stacking"), [("raylet", "off"), pytest.param("driver", "on", marks=pytest.mark.release)]
-)
+@pytest.mark.release
+@pytest.mark.parametrize(("victim", "stacking"), [("raylet", "off"), ("driver", "on")])
 def test_a_kill_of_rays_process_or_of_the_driver_loses_and_repeats_nothing_and_leaves_no_trial_running(
     toy, tmp_path, victim, stacking
 ):
@@ -219,12 +218,10 @@ def ended(path: Path) -> bool:
     return json.loads(path.read_text())["status"] == "finished"
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("kibibytes", "least", "stacking"),
-    [
-        pytest.param(100, 0, "on", id="from the start", marks=pytest.mark.release),
-        pytest.param(4000, 1, "off", id="in the midst"),
-    ],
+    [pytest.param(100, 0, "on", id="from the start"), pytest.param(4000, 1, "off", id="in the midst")],
 )
 def test_a_full_disk_ends_a_sweep_by_name_and_with_space_it_goes_on_without_repeating_what_has_finished(
     toy, tmp_path, kibibytes, least, stacking
