@@ -42,7 +42,7 @@ def explain_key(
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs, or of one sweep or demo.")],
 ) -> None:
-    """Rebuild report.html of a run, sweep or demo; compare several runs."""
+    """Rebuild report.html of a run, sweep or demo; or compare runs."""
     _check_folders(folders, "the folder of a run, or that of a sweep or a demo")
     from flower_vfl.reports import render
 
