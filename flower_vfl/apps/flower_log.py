@@ -1,8 +1,10 @@
-"""The log of this package in the processes that Flower starts."""
+"""The log of this package: in the processes that Flower starts, and left out where it would mislead."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def log_as_flower_does() -> None:
@@ -12,3 +14,24 @@ def log_as_flower_does() -> None:
         ours.handlers = list(flower.handlers)
         ours.setLevel(logging.INFO)
         ours.propagate = False
+
+
+@contextmanager
+def without_log(name: str) -> Iterator[None]:
+    """Leave out what a logger writes meanwhile.
+
+    Examples
+    --------
+    >>> with without_log("one"):
+    ...     logging.getLogger("one").warning("not shown")
+    """
+    logger = logging.getLogger(name)
+
+    def refuse(_record: logging.LogRecord) -> bool:
+        return False
+
+    logger.addFilter(refuse)
+    try:
+        yield
+    finally:
+        logger.removeFilter(refuse)

@@ -19,6 +19,7 @@ from flower_vfl.apps.factories import (
     open_data,
     parties_here,
 )
+from flower_vfl.apps.flower_log import without_log
 from flower_vfl.apps.folder import check_free
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.result import RunResult
@@ -157,4 +158,5 @@ def run_alone(
             "privacy": PrivacyConfig(),  # nothing is sent to another party
         }
     )
-    return run(alone, data=lambda _: columns, observers=observers)
+    with without_log("flower_vfl.strategies.base"):  # it would warn of gradients without a defense: none is sent here
+        return run(alone, data=lambda _: columns, observers=observers)

@@ -1,6 +1,7 @@
 """pyproject.toml, constraints.txt and README.md agree with the code and with each other."""
 
 import importlib.metadata
+import json
 import re
 import runpy
 import subprocess
@@ -16,7 +17,7 @@ from packaging.utils import canonicalize_name
 from flower_vfl.config import from_run_config, leaf_paths
 from flower_vfl.config.parsing import call, parse_defenses
 from flower_vfl.simulations.demo.plan import RUNS
-from flower_vfl.simulations.demo.table import COLUMNS
+from flower_vfl.simulations.demo.table import COLUMNS, markdown
 from tests.packaging import run_config
 from tests.packaging.conftest import ROOT
 
@@ -88,6 +89,12 @@ def test_the_badges_say_what_the_project_file_says():
     ]
     assert f"python: {versions[0]} to {versions[-1]}" in made["python.svg"]
     assert "Apache-2.0" in made["license.svg"]
+
+
+@pytest.mark.parametrize("page", ["report", "watching"])
+def test_a_picture_shows_the_page_as_it_is_now(page):
+    pages = runpy.run_path(str(ROOT / "docs" / "images" / "pages.py"))
+    assert pages["taken"](page) == pages["digest"](page), f"run: python docs/images/pages.py {page}"
 
 
 def test_flwr_run_without_overrides_runs_the_preset_over_sessions():
@@ -162,6 +169,12 @@ def test_the_readmes_table_has_the_rows_and_columns_of_the_demo():
         assert all(0.0 <= float(cell) <= 1.0 for cell in line[1:])
     assert 0.0 <= float(lines[-1][1]) <= 1.0
     assert set(lines[-1][2:]) == {"–"}
+
+
+def test_the_readmes_table_has_the_numbers_of_the_run_in_its_picture():
+    pictured = json.loads((ROOT / "docs" / "images" / "pictured" / "marvell-full-s4" / "result.json").read_text())
+    *_, row = markdown([pictured]).splitlines()
+    assert f"{row}\n" in README
 
 
 def test_the_readme_and_the_classifiers_name_the_same_licence_and_python():

@@ -16,7 +16,9 @@ from tests.toys import toy_config, toy_data
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_what_parties_reach_alone_is_their_auc_and_of_more_classes_the_mean_over_them(classes, monkeypatch, capsys):
+def test_what_parties_reach_alone_is_their_auc_and_of_more_classes_the_mean_over_them(
+    classes, monkeypatch, capsys, caplog
+):
     data = toy_data(rows=300, classes=classes)
     monkeypatch.setattr(running, "open_data", lambda config: data)
     monkeypatch.setattr(running, "run_alone", partial(running.run_alone, data=lambda config: data))
@@ -27,8 +29,10 @@ def test_what_parties_reach_alone_is_their_auc_and_of_more_classes_the_mean_over
     assert set(alone) == {"a", "b"}
     assert alone["a"] == reached
     assert 0.0 < alone["b"] < 1.0
+    assert "no defense" not in caplog.text  # nothing is sent
     capsys.readouterr()
     print_results([{**run(config, data=lambda config: data).summary, "alone": alone}])
+    assert "no defense" in caplog.text
     name = "test AUC: party a" if classes == 2 else "test AUC, mean over classes: party a"
     assert name in " ".join(capsys.readouterr().out.split())
 
