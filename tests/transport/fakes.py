@@ -1,4 +1,4 @@
-"""A feature party that is nothing but arithmetic, the ClientApp that runs it, and a label party that talks to it."""
+"""A fake feature party without a model, the ClientApp that runs it, and a minimal label party."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from flower_vfl.transport.sessions import FINISHED, OFFER, OPEN, REPLY, SPARE
 
 
 class FakeParty:
-    """Answers each step with numbers that depend on every gradient so far, so that a lost or swapped frame shows.
+    """A feature party whose answers depend on every gradient so far, so that a lost or swapped frame changes them.
 
-    `at` maps a step, or `Kind.FINISH`, to something that is called before the answer: it may raise, sleep or look.
+    `at` maps a step, or `Kind.FINISH`, to a function that is called before the answer; it may raise or wait.
     """
 
     def __init__(self, name="a", *, rows=3, width=4, at=None):
@@ -26,8 +26,8 @@ class FakeParty:
         self.weight = torch.linspace(0.5, 1.0 + len(name), width)
 
     @property
-    def asked(self):
-        """The frames that it received, without gradients that no request came with: transports differ in these."""
+    def requests(self):
+        """The received (kind, step) pairs without gradients that came without a request: transports differ in these."""
         return [frame for frame in self.seen if frame != (Kind.STEP, -1)]
 
     @property
@@ -42,7 +42,7 @@ class FakeParty:
         if frame.kind is Kind.FINISH:
             self.finished = True
             self.at.get(frame.kind, lambda: None)()
-            return Frame(Kind.REPORT, fields={"report": f"{self.name} answered {len(self.asked)} requests"})
+            return Frame(Kind.REPORT, fields={"report": f"{self.name} answered {len(self.requests)} requests"})
         if frame.kind is not Kind.STEP:
             return None
         if frame.integer("gradient_of") >= 0:
@@ -56,7 +56,10 @@ class FakeParty:
 
 
 def client_app(parties, *, timeout=5.0):
-    """A ClientApp in which the node of partition i is party i, None a node too many, an exception one that fails."""
+    """Return a ClientApp in which the node of partition i runs party i.
+
+    Instead of a party: None for a spare node, an exception that the node fails with, or a function that answers.
+    """
     app = ClientApp()
 
     def party_of(context):
@@ -93,13 +96,13 @@ def client_app(parties, *, timeout=5.0):
 
 
 def fit(link, *, rows=3, width=4):
-    """What the label party settles with a newcomer."""
+    """Set the shape and the frame limit of a link, as the label party does in the handshake."""
     link.shape = (width,)
     link.frame_limit = OVERHEAD + 8 * rows * (width + 1)
 
 
 def converse(links, steps, *, ahead=1, timeout=10.0):
-    """Drive `steps` steps with `ahead` of them under way, and return every embedding in its order."""
+    """Run `steps` steps with `ahead` of them in flight; return the embeddings of each step by party."""
     answers = []
     for step in range(min(ahead, steps)):
         for link in links.values():

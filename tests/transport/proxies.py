@@ -1,4 +1,4 @@
-"""A line between a party and the label party that a test can cut, hold and slow."""
+"""A TCP proxy between a party and the label party that a test can cut, hold and slow."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import time
 
 
 class Line:
-    """Forwards TCP connections to `address`; every one of them can be cut at once.
+    """A TCP proxy in front of `address` that can cut all its connections at once.
 
-    `hold` stops what is on its way without telling either end, as a pulled cable does; `delay` is seconds each way.
+    While `held` is set, data is dropped and neither end is notified, as when a cable is pulled. `delay` is the number
+    of seconds that it adds in each direction.
     """
 
     def __init__(self, address, *, delay=0.0):
@@ -46,17 +47,17 @@ class Line:
             while data := source.recv(65536):
                 held = held or self.held.is_set()
                 if held or dead.is_set():
-                    continue  # a connection that was held once never speaks again
+                    continue  # a connection that was held once stays silent
                 time.sleep(self.delay)
                 target.sendall(data)
         if not held:
             for end in (source, target):
                 with contextlib.suppress(OSError):
-                    end.shutdown(socket.SHUT_RDWR)  # the other direction still reads there, and would keep it open
+                    end.shutdown(socket.SHUT_RDWR)  # the other direction still reads it, and would keep it open
                 end.close()
 
     def cut(self):
-        """Reset every connection: what is on its way is lost."""
+        """Reset every connection; data in flight is lost."""
         with self._lock:
             pairs, self._pairs = self._pairs, []
         for inner, outer, dead in pairs:
@@ -69,7 +70,7 @@ class Line:
                     end.close()
 
     def close(self):
-        """Stop listening, and cut what is there."""
+        """Stop listening, and reset every connection."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

@@ -1,4 +1,4 @@
-"""The certificates of a run: fresh, short-lived, each for one purpose, and their keys in no text."""
+"""The certificates of a run are fresh, short-lived and for one purpose each, and no text shows their keys."""
 
 import datetime
 from contextlib import nullcontext
@@ -51,10 +51,10 @@ def test_each_certificate_names_its_node_and_serves_one_purpose(authority):
 
 
 def test_a_partys_certificate_cannot_sign_others(authority):
-    for pem, may in ((authority.certificate, True), (authority.client("2").certificate, False)):
+    for pem, is_authority in ((authority.certificate, True), (authority.client("2").certificate, False)):
         constraints = parse(pem).extensions.get_extension_for_class(x509.BasicConstraints)
         assert constraints.critical
-        assert constraints.value.ca is may
+        assert constraints.value.ca is is_authority
 
 
 def test_certificates_are_valid_from_a_day_ago_and_those_of_offers_not_for_long(authority):
@@ -95,7 +95,7 @@ def test_no_text_shows_a_key(authority):
 
 
 @pytest.mark.parametrize(("days", "refused"), [(-2, True), (-0.9, False), (0, False), (30, False), (32, True)])
-def test_a_clock_that_is_days_off_is_told_with_both_times(authority, monkeypatch, days, refused):
+def test_a_clock_that_is_days_off_is_an_error_with_both_times(authority, monkeypatch, days, refused):
     now = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
 
     class Clock(datetime.datetime):
@@ -105,6 +105,6 @@ def test_a_clock_that_is_days_off_is_told_with_both_times(authority, monkeypatch
 
     certificate = authority.certificate
     monkeypatch.setattr(module.datetime, "datetime", Clock)
-    words = f"the clocks of the two hosts differ: .* this host's is {now:%Y-%m-%d %H:%M}; set the wrong one"
-    with pytest.raises(SessionError, match=words) if refused else nullcontext():
+    message = f"the clocks of the two hosts differ: .* this host's is {now:%Y-%m-%d %H:%M}; set the wrong one"
+    with pytest.raises(SessionError, match=message) if refused else nullcontext():
         check_clock(certificate)

@@ -1,4 +1,4 @@
-"""Whatever carries the frames, the same conversation gives the same numbers, and a failure names the party."""
+"""Every transport gives the same numbers for the same frames, and the error of a failure names the party."""
 
 import threading
 import time
@@ -16,19 +16,19 @@ KINDS = ["inproc", "stream", "messages"]
 CARRIED = ["stream", "messages"]
 
 
-def talk(sessions, kind, ahead, **config):
+def run_session(sessions, kind, ahead, **config):
     parties = [FakeParty(name, rows=5, width=7) for name in ("a", "bb", "ccc")]
     with sessions(kind, parties, rows=5, width=7, in_flight=ahead, **config) as opened:
         answers = converse(opened.links, 17, ahead=ahead)
         reports = {party: frame.text("report") for party, frame in opened.finish(10).items()}
         counted = {party: (link.bytes_up, link.bytes_down) for party, link in opened.links.items()}
     assert all(party.finished for party in parties)
-    return answers, reports, [party.weight for party in parties], [party.asked for party in parties], counted
+    return answers, reports, [party.weight for party in parties], [party.requests for party in parties], counted
 
 
 @pytest.mark.parametrize("ahead", [1, 3, 8])
 def test_the_same_conversation_gives_the_same_answers_over_every_transport_bit_for_bit(sessions, ahead):
-    first, *others = [talk(sessions, kind, ahead) for kind in KINDS]
+    first, *others = [run_session(sessions, kind, ahead) for kind in KINDS]
     for other in others:
         for one, two in zip(first[0], other[0], strict=True):
             assert list(one) == list(two) == ["a", "bb", "ccc"]
@@ -38,15 +38,15 @@ def test_the_same_conversation_gives_the_same_answers_over_every_transport_bit_f
         assert first[3] == other[3]
 
 
-def test_more_steps_under_way_give_other_numbers_so_that_the_order_is_really_looked_at(sessions):
-    one, two = talk(sessions, "inproc", 1)[0], talk(sessions, "inproc", 3)[0]
+def test_more_steps_in_flight_give_other_numbers_so_that_the_tests_above_check_the_order(sessions):
+    one, two = run_session(sessions, "inproc", 1)[0], run_session(sessions, "inproc", 3)[0]
     assert not torch.equal(one[-1]["a"], two[-1]["a"])
 
 
 @pytest.mark.parametrize(("wire_dtype", "error"), [("float16", 2**-9), ("bfloat16", 2**-6)])
 def test_half_precision_changes_little_and_the_same_over_every_wire(sessions, wire_dtype, error):
-    exact = talk(sessions, "inproc", 1)[0]
-    streamed, messaged = (talk(sessions, kind, 1, wire_dtype=wire_dtype)[0] for kind in CARRIED)
+    exact = run_session(sessions, "inproc", 1)[0]
+    streamed, messaged = (run_session(sessions, kind, 1, wire_dtype=wire_dtype)[0] for kind in CARRIED)
     for party in ("a", "bb", "ccc"):
         assert torch.equal(streamed[-1][party], messaged[-1][party])
         assert streamed[-1][party].dtype == torch.float32
@@ -55,14 +55,14 @@ def test_half_precision_changes_little_and_the_same_over_every_wire(sessions, wi
 
 
 def test_half_precision_halves_the_counted_bytes(sessions):
-    exact, half = (talk(sessions, "messages", 1, wire_dtype=dtype)[4]["a"] for dtype in ("exact", "bfloat16"))
+    exact, half = (run_session(sessions, "messages", 1, wire_dtype=dtype)[4]["a"] for dtype in ("exact", "bfloat16"))
     assert half[0] == exact[0] / 2
     assert half[1] == exact[1] / 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_bytes_of_the_tensors_are_counted(sessions, kind):
-    up, down = talk(sessions, kind, 1)[4]["bb"]
+    up, down = run_session(sessions, kind, 1)[4]["bb"]
     tensors = 17 * 5 * 7 * 4
     most = 0 if kind != "stream" else 40 * 512  # headers of at most 512 bytes a frame
     assert tensors <= up <= tensors + most
@@ -106,7 +106,7 @@ def test_a_party_writes_no_lines_of_its_own_into_the_label_partys_log(sessions, 
 
 
 @pytest.mark.parametrize("kind", ["stream", "messages"])
-def test_nor_does_the_label_party_into_a_partys(sessions, kind):
+def test_the_label_party_writes_no_lines_of_its_own_into_a_partys_log(sessions, kind):
     with sessions(kind, [FakeParty("a")]) as opened:
         converse(opened.links, 2)
         opened.links["a"].refuse("\x1b[2J\nINFO all is well")
@@ -115,7 +115,7 @@ def test_nor_does_the_label_party_into_a_partys(sessions, kind):
     assert str(failure) == r"the label party ended the session: \x1b[2J\nINFO all is well"
 
 
-def test_an_answer_that_does_not_travel_is_an_error_that_the_party_reports(sessions):
+def test_an_answer_that_cannot_be_sent_is_an_error_that_the_party_reports(sessions):
     party = FakeParty()
     party.handle = lambda frame: Frame(Kind.EMBEDDING, frame.step, {"text": "x" * 2**16})
     with sessions("stream", [party]) as opened:
@@ -199,9 +199,9 @@ def test_a_party_that_answers_with_the_wrong_frame_is_named(sessions, kind):
     with sessions(kind, [FakeParty()]) as opened:
         opened.links["a"].send(Frame(Kind.STEP, 3, {"gradient_of": -1}))
         frame = opened.links["a"].receive(10)
-        for wanted in ((Kind.EMBEDDING, 2), (Kind.REPORT, 3)):
+        for expected in ((Kind.EMBEDDING, 2), (Kind.REPORT, 3)):
             with pytest.raises(ProtocolError, match=r"party 'a' should have answered with .* it sent embedding 3"):
-                expect(frame, *wanted, "a")
+                expect(frame, *expected, "a")
         assert expect(frame, Kind.EMBEDDING, 3, "a") is frame
 
 
@@ -213,7 +213,7 @@ def test_a_party_that_does_not_report_at_the_end_is_named(sessions, kind):
         opened.finish(10)
 
 
-def test_the_report_of_an_error_has_a_kind_a_reason_and_an_end():
+def test_the_report_of_an_error_has_a_kind_a_reason_and_a_bounded_length():
     frame = error_frame(ValueError("x" * 10_000))
     assert frame.kind is Kind.ERROR
     assert frame.text("message").startswith("ValueError: xxx")

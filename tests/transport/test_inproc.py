@@ -1,4 +1,4 @@
-"""Without a carrier nothing is copied, and nobody waits for ever."""
+"""The in-process transport copies no tensors, and no party waits forever."""
 
 import threading
 
@@ -13,13 +13,13 @@ from tests.transport.fakes import FakeParty
 
 def test_tensors_travel_by_reference():
     party = FakeParty()
-    given = []
-    party.handle = lambda frame: given.append(frame) or frame
+    received = []
+    party.handle = lambda frame: received.append(frame) or frame
     link = InprocLink(party)
     tensor = torch.ones(2)
     link.send(Frame(Kind.STEP, 0, tensors={"gradient": tensor}))
     assert link.receive(1.0).tensors["gradient"] is tensor
-    assert given[0].tensors["gradient"] is tensor
+    assert received[0].tensors["gradient"] is tensor
 
 
 def test_a_frame_is_handled_when_its_answer_is_asked_for_and_not_before():
@@ -33,17 +33,17 @@ def test_a_frame_is_handled_when_its_answer_is_asked_for_and_not_before():
 
 
 def test_all_parties_learn_before_the_first_one_embeds_its_next_batch():
-    done = []
+    handled = []
     parties = {name: FakeParty(name) for name in "ab"}
     links = {name: InprocLink(party) for name, party in parties.items()}
     for name, party in parties.items():
         handle = party.handle
-        party.handle = lambda frame, name=name, handle=handle: done.append((name, frame.step)) or handle(frame)
+        party.handle = lambda frame, name=name, handle=handle: handled.append((name, frame.step)) or handle(frame)
         links[name].send(Frame(Kind.STEP, 1, {"gradient_of": 0}, {"gradient": torch.ones(3, 4)}))
     for link in links.values():
         link.flush()
     assert [link.receive(1.0).step for link in links.values()] == [1, 1]
-    assert done == [("a", -1), ("b", -1), ("a", 1), ("b", 1)]
+    assert handled == [("a", -1), ("b", -1), ("a", 1), ("b", 1)]
     assert {link.bytes_down for link in links.values()} == {3 * 4 * 4}
 
 
@@ -103,7 +103,7 @@ def test_a_party_that_arrives_while_the_session_closes_is_released_too():
     endpoint = InprocEndpoint("s3")
     party = FakeParty()
     hello = party.hello
-    party.hello = lambda: (endpoint.close(), hello())[1]  # between looking the session up and arriving
+    party.hello = lambda: (endpoint.close(), hello())[1]  # between the look-up of the session and the arrival
     thread, errors = attend_in_thread("s3", party)
     thread.join(3)
     assert not thread.is_alive()

@@ -1,4 +1,4 @@
-"""What a node's failure is called."""
+"""The reason of a node's failure, and whether it may be temporary."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIMULATION = f"{ClientAppException}:<'{ClientAppException('a.csv: row 2 holds ab
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("text", "expected"),
     [
         (SIMULATION, "a.csv: row 2 holds abc"),
         (str(ClientAppException("it's 'odd'")), "it's 'odd'"),
@@ -31,12 +31,12 @@ SIMULATION = f"{ClientAppException}:<'{ClientAppException('a.csv: row 2 holds ab
         ("ValueError: \x1b[2Jno", r"ValueError: \x1b[2Jno"),
     ],
 )
-def test_the_reason_is_the_partys_own_words_without_flowers_frame(given, said):
-    assert reason(SimpleNamespace(error=Error(7, given))) == said
+def test_the_reason_is_the_partys_own_message_without_flowers_wrapping(text, expected):
+    assert reason(SimpleNamespace(error=Error(7, text))) == expected
 
 
 @pytest.mark.parametrize(
-    ("given", "over"),
+    ("text", "temporary"),
     [
         ("<class 'flower_vfl.errors.OutputExistsError'>:<'party 'a': out is in use by process 7'>", True),
         ("FolderInUseError: out is in use by process 7", True),
@@ -48,6 +48,6 @@ def test_the_reason_is_the_partys_own_words_without_flowers_frame(given, said):
         ("", False),
     ],
 )
-def test_an_error_is_over_some_time_only_where_a_line_or_an_earlier_process_is_the_reason(given, over):
-    assert passes(SimpleNamespace(error=Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, given))) is over
-    assert passes(SimpleNamespace(error=Error(ErrorCode.NODE_UNAVAILABLE, given)))
+def test_an_error_is_temporary_only_if_a_connection_or_an_earlier_process_is_the_reason(text, temporary):
+    assert passes(SimpleNamespace(error=Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, text))) is temporary
+    assert passes(SimpleNamespace(error=Error(ErrorCode.NODE_UNAVAILABLE, text)))

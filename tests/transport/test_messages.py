@@ -1,4 +1,4 @@
-"""Frames in plain Flower messages: several in one, in their order, and nothing else in it."""
+"""Frames in plain Flower messages: several in one message, in order, and nothing else in it."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ FRAME = Frame(Kind.STEP, 3, {"gradient_of": 2}, {"gradient": torch.arange(6.0).v
 
 
 class CountingGrid(LocalGrid):
-    """Remembers how many frames each message carried."""
+    """A grid that records the number of frames in each message."""
 
     def push_messages(self, messages):
         messages = list(messages)
@@ -104,7 +104,7 @@ def test_the_limit_holds_for_each_frame_of_a_message():
 
 @given(st.dictionaries(st.text(max_size=12) | st.sampled_from(["0.header", "0.tensors"]), st.booleans(), max_size=5))
 @settings(max_examples=100, deadline=None)
-def test_any_records_are_a_protocol_error_or_nothing(names):
+def test_unknown_records_are_a_protocol_error_and_no_records_are_no_frames(names):
     records = RecordDict(
         {name: ConfigRecord({}) if is_config else ArrayRecord({}) for name, is_config in names.items()}
     )
@@ -141,11 +141,11 @@ def test_the_export_is_a_last_message_and_a_party_that_does_not_take_it_is_named
     assert [party.seen[-1][0] for party in parties] == [Kind.FINISH, Kind.FINISH, Kind.EXPORTED]
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 2
-    assert any(words.startswith("party 'a' failed: ValueError: its disk is full; its secret") for words in warnings)
-    assert any("no message for node 3" in words for words in warnings)
+    assert any(warning.startswith("party 'a' failed: ValueError: its disk is full; its secret") for warning in warnings)
+    assert any("no message for node 3" in warning for warning in warnings)
 
 
-def test_parties_that_keep_no_states_get_no_message_more(sessions):
+def test_parties_that_keep_no_states_get_no_further_message(sessions):
     party = FakeParty()
     with sessions("messages", [party]) as opened:
         opened.finish(10)

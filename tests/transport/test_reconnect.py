@@ -1,4 +1,4 @@
-"""A stream that breaks is taken up again by the same party at the next frame, and by nobody else."""
+"""A party, and nobody else, resumes its broken stream at the next frame."""
 
 import itertools
 import queue
@@ -26,7 +26,7 @@ from tests.transport.test_stream import SESSION, arrived, listening
 
 
 class Session:
-    """A party that reaches the endpoint over a line, and what went wrong there."""
+    """A party that attends a session through a `Line`, and its errors."""
 
     def __init__(self, endpoint, party, reconnect, **changes):
         self.line = Line(endpoint.address)
@@ -38,7 +38,7 @@ class Session:
     def _run(self, party, reconnect):
         try:
             attend(self.offer, SESSION, party, timeout=10, reconnect=reconnect)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the test looks at it
+        except Exception as error:  # noqa: BLE001 - the test checks every error
             self.errors.append(error)
 
     def end(self):
@@ -47,8 +47,8 @@ class Session:
         assert not self.thread.is_alive()
 
 
-def told(steps, ahead, disturb=lambda step, line: None, *, rows=3, width=4):
-    """Let a party take part over a line that `disturb` may spoil before each step; return answers and frames seen."""
+def run_through_line(steps, ahead, disturb=lambda step, line: None, *, rows=3, width=4):
+    """Run steps through a line that `disturb` may cut or hold; return embeddings, received frames, connections."""
     party = FakeParty(rows=rows, width=width)
     with listening(reconnect=20.0) as endpoint:
         session = Session(endpoint, party, 20.0)
@@ -66,20 +66,20 @@ def told(steps, ahead, disturb=lambda step, line: None, *, rows=3, width=4):
 
 @pytest.mark.parametrize("ahead", [1, 4])
 def test_a_line_that_is_cut_again_and_again_loses_no_frame_and_repeats_none(ahead):
-    dice = random.Random(ahead)
-    alone = told(40, ahead)
+    generator = random.Random(ahead)
+    undisturbed = run_through_line(40, ahead)
 
     def cut(step, line):
-        if dice.random() < 0.3:
-            threading.Timer(dice.random() * 0.01, line.cut).start()
+        if generator.random() < 0.3:
+            threading.Timer(generator.random() * 0.01, line.cut).start()
 
-    answers, seen, connections = told(40, ahead, cut)
+    answers, seen, connections = run_through_line(40, ahead, cut)
     assert connections > 3
-    assert seen == alone[1]
-    assert answers == alone[0]
+    assert seen == undisturbed[1]
+    assert answers == undisturbed[0]
 
 
-def test_a_report_that_is_lost_with_its_line_is_told_again():
+def test_a_report_that_is_lost_with_its_line_is_sent_again():
     party = FakeParty()
     with listening(reconnect=20.0) as endpoint:
         session = Session(endpoint, party, 20.0)
@@ -123,14 +123,14 @@ def test_a_party_that_knows_that_the_results_are_written_does_not_dial_again(cap
     assert "dialling again" not in caplog.text
 
 
-def test_large_frames_that_are_cut_half_way_come_whole():
-    alone = told(6, 2, rows=512, width=1024)
-    answers, seen, connections = told(
+def test_large_frames_that_are_cut_half_way_arrive_whole():
+    undisturbed = run_through_line(6, 2, rows=512, width=1024)
+    answers, seen, connections = run_through_line(
         6, 2, lambda step, line: threading.Timer(0.004, line.cut).start(), rows=512, width=1024
     )
     assert connections > 1
-    assert seen == alone[1]
-    assert answers == alone[0]
+    assert seen == undisturbed[1]
+    assert answers == undisturbed[0]
 
 
 @pytest.mark.slow
@@ -140,10 +140,10 @@ def test_a_line_that_falls_silent_is_noticed_and_dialled_anew():
             line.held.set()
             threading.Timer(1.0, line.held.clear).start()
 
-    answers, seen, connections = told(10, 1, silence)
+    answers, seen, connections = run_through_line(10, 1, silence)
     assert connections == 2
     assert [step for kind, step in seen if kind is Kind.STEP and step >= 0] == list(range(10))
-    assert answers == told(10, 1)[0]
+    assert answers == run_through_line(10, 1)[0]
 
 
 def test_a_line_that_stays_down_ends_both_sides_in_the_time_that_was_given():
@@ -194,7 +194,7 @@ def test_a_party_that_is_refused_does_not_dial_again():
 
 
 class Context:
-    """What gRPC gives of a stream, as far as a link uses it."""
+    """The part of a stream's gRPC context that a link uses."""
 
     cancelled = False
 
@@ -203,19 +203,19 @@ class Context:
 
 
 def opened():
-    """Return a link without a stream, with three frames for its party."""
+    """Return a link without a stream, with three queued frames for its party."""
     link = StreamLink("a", Frame(Kind.HELLO), "2", Wire(SESSION, "exact"), key=b"", reconnect=10.0)
     for step in range(3):
         link.send(Frame(Kind.STEP, step, {"gradient_of": -1}))
     return link
 
 
-def waiting(line):
-    return [line.get_nowait() for _ in range(line.qsize())]
+def take_all(messages):
+    return [messages.get_nowait() for _ in range(messages.qsize())]
 
 
-def test_what_still_comes_on_a_stream_that_another_one_has_replaced_is_not_taken():
-    """The party tells it again on the new one."""
+def test_a_message_that_still_arrives_on_a_replaced_stream_is_dropped():
+    """The party sends it again on the new stream."""
     link, party = opened(), Traffic()
     first = link.attach(Context(), 0)
 
@@ -225,7 +225,7 @@ def test_what_still_comes_on_a_stream_that_another_one_has_replaced_is_not_taken
         yield party.pack(b"two")
 
     link.drain(first, messages())
-    assert waiting(link.incoming) == [b"one"]
+    assert take_all(link.incoming) == [b"one"]
     assert link._traffic.taken == 1
 
 
@@ -235,36 +235,36 @@ def test_a_stream_that_another_one_replaces_is_ended_and_cancelled():
     assert not context.cancelled
     link.attach(Context(), 0)
     assert context.cancelled
-    assert waiting(first.outgoing)[-1] is None
+    assert take_all(first.outgoing)[-1] is None
 
 
-def test_a_party_that_comes_back_to_a_session_that_is_closed_hears_its_end():
+def test_a_party_that_comes_back_to_a_closed_session_is_sent_its_end():
     link = opened()
     link.close()
-    assert waiting(link.attach(Context(), 0).outgoing)[-1] is None
+    assert take_all(link.attach(Context(), 0).outgoing)[-1] is None
 
 
 def test_a_signature_holds_for_one_key_one_nonce_one_session_and_one_count():
-    given = list(itertools.product((b"k", b"l"), ("n", "m"), ("s", "t"), (1, 2)))
-    assert len({proof(*values) for values in given}) == 16
+    inputs = list(itertools.product((b"k", b"l"), ("n", "m"), ("s", "t"), (1, 2)))
+    assert len({proof(*values) for values in inputs}) == 16
     keys = [SessionKey(), SessionKey()]
-    said = [(key, words_to_sign(*values)) for key, (_, *values) in itertools.product(keys, given[:8])]
-    key, words = said[0]
+    signed = [(key, words_to_sign(*values)) for key, (_, *values) in itertools.product(keys, inputs[:8])]
+    key, words = signed[0]
     signature = key.sign(words)
-    holds = [is_signed(public_key(other.public), signature, text) for other, text in said]
-    assert holds == [True] + 15 * [False]
+    valid = [is_signed(public_key(other.public), signature, text) for other, text in signed]
+    assert valid == [True] + 15 * [False]
 
 
 KEY = SessionKey()
 
 
 def signed_by(key, nonce, *, session=SESSION, taken=0):
-    """Greet again as the owner of a session key does."""
+    """Return the fields of a greeting that the owner of a session key sends to resume."""
     return {"taken": taken, "signature": key.sign(words_to_sign(nonce, session, taken))}
 
 
 def greeted(offer, *fields_of):
-    """Greet with what each function makes of the nonce, one stream after the other; return the codes that come."""
+    """Open a stream for each function, with the fields that it returns for the nonce; return the status codes."""
     codes = []
     credentials = grpc.ssl_channel_credentials(offer["authority"], offer["key"], offer["certificate"])
     options = [("grpc.ssl_target_name_override", offer["server-name"])]
@@ -272,7 +272,7 @@ def greeted(offer, *fields_of):
         with grpc.secure_channel(offer["address"], credentials, options) as channel:
             outgoing = queue.SimpleQueue()
             call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter(outgoing.get, None), timeout=10)
-            nonce = dict(call.initial_metadata()).get(NONCE, "")  # none where the handshake fails
+            nonce = dict(call.initial_metadata()).get(NONCE, "")  # empty if the handshake failed
             frame = Frame(Kind.HELLO, fields={"party": "a", "key": KEY.public, **fields(nonce)})
             outgoing.put(encode(to_records(frame, SESSION)))
             try:
@@ -287,7 +287,7 @@ def greeted(offer, *fields_of):
 DENIED = grpc.StatusCode.PERMISSION_DENIED
 
 
-def test_a_party_comes_again_by_its_signature_and_a_listener_cannot():
+def test_a_party_comes_back_by_its_signature_and_an_eavesdropper_cannot():
     with listening(reconnect=20.0) as endpoint:
         offer = endpoint.offer("2")
         token, other_key = offer["token"], SessionKey()
@@ -308,7 +308,7 @@ def test_a_party_comes_again_by_its_signature_and_a_listener_cannot():
             lambda nonce: signed_by(other_key, nonce),
             lambda nonce: {**signed_by(other_key, nonce), "key": other_key.public},
             lambda nonce: {**signed_by(KEY, nonce), "signature": "é"},
-            lambda nonce: signed_by(KEY, nonce, taken=99),  # so many were never sent
+            lambda nonce: signed_by(KEY, nonce, taken=99),  # more than were ever sent
             lambda nonce: signed_by(KEY, nonce, taken=-1),
             lambda nonce: {},
         )
@@ -320,7 +320,7 @@ def test_a_party_comes_again_by_its_signature_and_a_listener_cannot():
 
 
 def test_who_has_the_offer_of_an_open_session_cannot_take_it_over():
-    """As whoever reads the SuperLink's database has it: with its certificate, key and token."""
+    """The thief has certificate, key and token of the offer, as in the SuperLink's database."""
     with listening(reconnect=20.0) as endpoint:
         session = Session(endpoint, FakeParty(), 20.0)
         link = arrived(endpoint)
@@ -332,16 +332,16 @@ def test_who_has_the_offer_of_an_open_session_cannot_take_it_over():
             proven = proof(key_of(session.offer["token"]), nonce, SESSION, taken)
             return {**signed_by(thief, nonce, taken=taken), "key": thief.public, "proof": proven}
 
-        taken = [forged, lambda nonce: {**forged(nonce), "token": session.offer["token"]}]
-        assert greeted(session.offer, *taken) == [DENIED, DENIED]
+        attempts = [forged, lambda nonce: {**forged(nonce), "token": session.offer["token"]}]
+        assert greeted(session.offer, *attempts) == [DENIED, DENIED]
         converse({"a": link}, 2)  # its own party goes on, and comes back over a new line
         session.line.cut()
-        assert greeted(session.offer, *taken) == [DENIED, DENIED]
+        assert greeted(session.offer, *attempts) == [DENIED, DENIED]
         converse({"a": link}, 2)
         link.send(Frame(Kind.FINISH))
         assert link.receive(30).kind is Kind.REPORT
         endpoint.close()
-        assert greeted(session.offer, forged) == [grpc.StatusCode.UNAVAILABLE]  # after the run nobody listens
+        assert greeted(session.offer, forged) == [grpc.StatusCode.UNAVAILABLE]  # after the run the port is closed
         session.end()
     assert session.errors == []
 
@@ -369,7 +369,7 @@ def test_a_party_whose_first_greeting_was_lost_is_admitted_by_the_proof_of_its_t
         key = key_of(offer["token"])
         assert greeted(
             offer,
-            lambda nonce: signed_by(KEY, nonce),  # who signs alone was never admitted
+            lambda nonce: signed_by(KEY, nonce),  # a signature by a key that was never admitted
             lambda nonce: {**signed_by(KEY, nonce), "proof": proof(key, nonce, SESSION, 0)},
             lambda nonce: signed_by(KEY, nonce),
         ) == [DENIED, None, None]
@@ -437,7 +437,7 @@ def test_many_frames_without_an_answer_are_confirmed_all_the_same():
 
 
 @given(st.lists(st.sampled_from(["a sends", "b sends", "a takes", "b takes", "break"]), max_size=200))
-def test_whatever_breaks_whenever_each_end_takes_what_the_other_sent_once_and_in_order(events):
+def test_each_end_takes_every_message_once_and_in_order_whenever_the_line_breaks(events):
     ends = {"a": Traffic(), "b": Traffic()}
     lines = {"a": [], "b": []}  # messages on their way to each end
     sent, taken = {"a": [], "b": []}, {"a": [], "b": []}

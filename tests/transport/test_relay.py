@@ -32,7 +32,7 @@ def port_of(endpoint):
 
 
 def hangs_up(endpoint, data):
-    """Send something as a stranger, and wait until the connection is closed."""
+    """Send bytes from an unknown host; return True once the connection is closed."""
     with socket.create_connection(("127.0.0.1", port_of(endpoint))) as connection:
         connection.settimeout(10)
         connection.sendall(data)
@@ -43,7 +43,7 @@ def hangs_up(endpoint, data):
 
 @pytest.fixture
 def served():
-    """An endpoint whose party is in the middle of a session, and what goes wrong at the party."""
+    """Yield an endpoint with one open session, the link of that session and the list of its party's errors."""
     errors, party = [], FakeParty()
     with listening(reconnect=20.0) as endpoint:
         offer = ConfigRecord(endpoint.offer("2"))
@@ -51,7 +51,7 @@ def served():
         def dial():
             try:
                 attend(offer, SESSION, party, timeout=10.0, reconnect=20.0)
-            except Exception as error:  # noqa: BLE001 - the test looks at it
+            except Exception as error:  # noqa: BLE001 - the test checks every error
                 errors.append(error)
 
         thread = threading.Thread(target=dial, daemon=True)
@@ -140,17 +140,17 @@ def test_connections_with_one_mark_are_few_and_do_not_end_the_session(served):
 
 def test_a_connection_that_is_admitted_again_takes_the_place_of_the_one_before(served):
     endpoint, link, _ = served
-    lines = []
-    endpoint._acceptor.admit, admit = lambda peer: lines.append(peer) or admit(peer), endpoint._acceptor.admit
+    peers = []
+    endpoint._acceptor.admit, admit = lambda peer: peers.append(peer) or admit(peer), endpoint._acceptor.admit
     for _ in range(3):
         link._connection.context.cancel()
         converse({"a": link}, 1, timeout=30)
-    assert len(set(lines)) == 3
+    assert len(set(peers)) == 3
 
 
-def test_the_last_words_of_an_endpoint_arrive_whatever_the_party_still_says():
+def test_the_last_bytes_of_an_endpoint_arrive_while_the_party_still_sends():
     acceptor, mark = Acceptor("127.0.0.1", 0), "5e" * 16
-    backend, words = socket.socket(socket.AF_UNIX), os.urandom(2**23)
+    backend, last = socket.socket(socket.AF_UNIX), os.urandom(2**23)
     backend.bind(acceptor.target.removeprefix("unix:"))
     backend.listen()
     acceptor.wait_ready()
@@ -161,15 +161,15 @@ def test_the_last_words_of_an_endpoint_arrive_whatever_the_party_still_says():
         endpoint, _ = backend.accept()
         with endpoint:
             endpoint.recv(2**16)
-            ending = threading.Thread(target=lambda: (endpoint.sendall(words), endpoint.close()), daemon=True)
+            ending = threading.Thread(target=lambda: (endpoint.sendall(last), endpoint.close()), daemon=True)
             ending.start()
-            heard = party.recv(2**16)
+            received = party.recv(2**16)
             while data := party.recv(2**16):
-                heard += data
+                received += data
                 party.sendall(b"still here")
             ending.join(10)
     acceptor.close()
-    assert heard == words
+    assert received == last
 
 
 RELAY = """
@@ -183,8 +183,8 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def apart():
-    """An endpoint in a process of its own, which may have few handles."""
+def endpoint_process():
+    """Yield a process that runs an endpoint with at most 200 handles, and the fields that it has printed."""
     process = subprocess.Popen(
         [sys.executable, "-c", RELAY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         cwd=Path(__file__).parents[2],
@@ -204,8 +204,8 @@ def gone(pid, seconds=20.0):
     return True
 
 
-def test_the_limit_of_handles_is_raised_and_strangers_take_none_of_the_runs(apart):
-    process, (limit, _, address) = apart
+def test_the_limit_of_handles_is_raised_and_strangers_take_none_of_the_runs(endpoint_process):
+    process, (limit, _, address) = endpoint_process
     assert limit == "200"
     handles = Path(f"/proc/{process.pid}/fd")
     before = len(list(handles.iterdir()))
@@ -217,8 +217,8 @@ def test_the_limit_of_handles_is_raised_and_strangers_take_none_of_the_runs(apar
             one.close()
 
 
-def test_the_relay_ends_with_a_run_that_is_killed_and_leaves_no_folder(apart):
-    process, (_, pid, _) = apart
+def test_the_relay_ends_with_a_run_that_is_killed_and_leaves_no_folder(endpoint_process):
+    process, (_, pid, _) = endpoint_process
     folder = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[4].decode()
     assert Path(folder).is_dir()
     assert Path(folder).stat().st_mode & 0o077 == 0
@@ -250,18 +250,18 @@ def test_the_busiest_address_gives_way_and_the_only_one_of_another_stays(address
         for address in addresses:
             connection = Connection(sock, address)
             waiting.append(connection)
-            if (worst := places.add(connection)) is not None:
+            if (evicted := places.add(connection)) is not None:
                 count = [one.address for one in waiting].count
-                assert count(worst.address) == max(count("a"), count("b"))
-                assert worst is next(one for one in waiting if one.address == worst.address)
-                places.remove(worst)
-                waiting.remove(worst)
+                assert count(evicted.address) == max(count("a"), count("b"))
+                assert evicted is next(one for one in waiting if one.address == evicted.address)
+                places.remove(evicted)
+                waiting.remove(evicted)
             assert len(places) == len(waiting) <= 4
 
 
 @pytest.mark.slow
 @given(st.binary(max_size=600), st.integers(0, 600), st.integers(0, 600))
-def test_no_greeting_is_read_out_of_bytes_that_are_none(data, start, end):
+def test_arbitrary_bytes_in_a_greeting_give_a_name_nothing_or_a_value_error(data, start, end):
     hello = client_hello("mark.label-party.flower-vfl")
     with contextlib.suppress(ValueError):
         name = Greeting().read(hello[:start] + data + hello[end:])
@@ -275,7 +275,7 @@ def test_a_greeting_is_read_in_whatever_pieces_it_comes(size):
     assert names == [None] * (len(names) - 1) + ["mark.label-party.flower-vfl"]
 
 
-def test_what_counts_as_one_address():
+def test_a_mapped_address_and_an_ipv6_network_count_as_one_address():
     assert address_of("192.0.2.7") == address_of("::ffff:192.0.2.7")
     assert address_of("2001:db8::1") == address_of("2001:db8::ffff:1") != address_of("2001:db8:0:1::1")
     assert address_of("fe80::1%eth0") == address_of("fe80::2")

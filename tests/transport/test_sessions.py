@@ -1,4 +1,4 @@
-"""Sessions open when every party has arrived, once; otherwise the error says what to set."""
+"""Sessions open when every party has arrived once; otherwise the error names the setting to change."""
 
 import threading
 import time
@@ -32,7 +32,7 @@ KINDS = ["inproc", "stream", "messages"]
 
 
 def opening(sessions, kind, parties, **settings):
-    """Open sessions, do nothing with them and return them."""
+    """Open sessions, close them without a step, and return them."""
     with sessions(kind, parties, **settings) as opened:
         return opened
 
@@ -53,16 +53,16 @@ def test_the_greeting_of_a_party_is_seen_and_its_token_is_not(sessions, kind):
 
 
 def test_an_offer_that_nobody_took_up_opens_nothing_once_all_parties_are_here(sessions):
-    kept = []
+    offers = []
 
     def spare(message):
-        kept.append(message.content[OFFER])
+        offers.append(message.content[OFFER])
         content = RecordDict({REPLY: ConfigRecord({"status": "spare", "reason": "not needed"})})
         return Message(content, reply_to=message)
 
     with sessions("stream", [spare, FakeParty("a")], names=["a"]) as opened:
         with pytest.raises(SessionError, match=r"PERMISSION_DENIED.* showed no valid token"):
-            attend(kept[0], kept[0]["session"], FakeParty("a"), timeout=5)
+            attend(offers[0], offers[0]["session"], FakeParty("a"), timeout=5)
         assert len(converse(opened.links, 3)) == 3
         opened.finish(10)
 
@@ -178,10 +178,10 @@ def test_a_node_that_sends_no_greeting_or_two_is_refused(sessions, count):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_party_greets_with_must_be_a_greeting(sessions, kind):
+def test_the_first_frame_of_a_party_must_be_its_greeting(sessions, kind):
     party = FakeParty("a")
     party.hello = lambda: Frame(Kind.EMBEDDING, fields={"party": "a"})
-    if kind == "stream":  # whose greeting is always one: what the party says is in its fields
+    if kind == "stream":  # always sends a HELLO: only its fields can be wrong
         party.hello = lambda: Frame(Kind.HELLO, fields={"party": "b"})
     with pytest.raises(PartyError, match="arrived; this run has a"):
         opening(sessions, kind, [party])
@@ -193,7 +193,7 @@ def failures_of(grid):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_party_that_is_refused_hears_the_reason_on_its_own_host(sessions, kind):
+def test_a_party_that_is_refused_gets_the_reason_on_its_own_host(sessions, kind):
     def check(link):
         raise PartyError("party 'a' does not fit: its version is '0', here it is '1'; install the same on both hosts")
 
@@ -208,7 +208,7 @@ def test_a_party_that_is_refused_hears_the_reason_on_its_own_host(sessions, kind
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_parties_that_have_arrived_hear_which_one_is_missing(sessions, kind):
+def test_parties_that_have_arrived_get_the_names_of_those_that_are_missing(sessions, kind):
     parties = [FakeParty("a")]
     grid = LocalGrid(client_app(parties), 1, {})
     with pytest.raises(SetupError, match="1 nodes are connected"):
@@ -221,10 +221,10 @@ def test_a_node_that_connects_when_others_have_their_offers_gets_one_too(session
     parties = [FakeParty("a"), FakeParty("b")]
     grid = LocalGrid(client_app(parties), 2, {})
     nodes, started = list(grid.get_node_ids()), time.monotonic()
-    gone = max(nodes) + 1  # a node that is listed and never answers, as after its host's power was cut
-    grid._contexts[gone] = grid._contexts[nodes[0]]
-    handle, grid._handle = grid._handle, lambda message: message.metadata.dst_node_id == gone or handle(message)
-    grid.get_node_ids = lambda: [nodes[0], gone, *(nodes[1:] if time.monotonic() - started > 0.4 else [])]
+    silent = max(nodes) + 1  # a node that is listed and never answers, as after its host's power was cut
+    grid._contexts[silent] = grid._contexts[nodes[0]]
+    handle, grid._handle = grid._handle, lambda message: message.metadata.dst_node_id == silent or handle(message)
+    grid.get_node_ids = lambda: [nodes[0], silent, *(nodes[1:] if time.monotonic() - started > 0.4 else [])]
     assert list(opening(sessions, kind, parties, grid=grid).links) == ["a", "b"]
 
 
@@ -236,7 +236,7 @@ def registered(grid, names):
 
 
 @pytest.mark.parametrize("kind", ["stream", "messages"])
-def test_a_party_that_claims_the_name_of_another_is_refused_by_what_its_node_is_registered_as(sessions, kind):
+def test_a_party_that_claims_the_name_of_another_is_refused_by_the_registered_name_of_its_node(sessions, kind):
     impostor = FakeParty("a")
     grid = registered(LocalGrid(client_app([impostor]), 1, {}), ["b"])
     with pytest.raises(PartyError, match="the node that is registered as 'b' says that it is party 'a'"):
@@ -244,7 +244,7 @@ def test_a_party_that_claims_the_name_of_another_is_refused_by_what_its_node_is_
     assert "registered as 'b' says that it is party 'a'" in failures_of(grid)[0]
 
 
-def test_a_node_that_is_asked_again_cannot_be_another_party_by_the_offer_that_it_had_before(sessions, monkeypatch):
+def test_a_node_that_is_asked_again_cannot_be_another_party_by_its_earlier_offer(sessions, monkeypatch):
     monkeypatch.setattr("flower_vfl.transport.sessions._INVITE_SECONDS", 1.0)
     impostor, offers, threads, refusals = FakeParty("a"), [], [], []
 
@@ -274,14 +274,14 @@ def test_a_node_that_is_asked_again_cannot_be_another_party_by_the_offer_that_it
 
 
 @pytest.mark.parametrize("kind", ["stream", "messages"])
-def test_registered_names_that_are_right_are_let_in_without_a_word(sessions, kind, caplog):
+def test_nodes_with_the_right_registered_names_are_admitted_without_a_warning(sessions, kind, caplog):
     parties = [FakeParty("a"), FakeParty("b")]
     grid = registered(LocalGrid(client_app(parties), 2, {}), ["a", "b"])
     assert list(opening(sessions, kind, parties, grid=grid, simulation=False).links) == ["a", "b"]
     assert "own word" not in caplog.text
 
 
-def test_in_a_deployment_a_node_without_a_registered_name_is_let_in_with_a_warning(sessions, caplog):
+def test_in_a_deployment_a_node_without_a_registered_name_is_admitted_with_a_warning(sessions, caplog):
     opening(sessions, "stream", [FakeParty("a")], simulation=False)
     assert "node 2 claims to be party 'a' without proof: flwr supernode register KEY --name a" in caplog.text
 
@@ -304,25 +304,25 @@ def test_frames_in_messages_are_refused_where_the_configuration_does_not_allow_t
 def offers_of(sessions, kind, **settings):
     seen = []
 
-    def look(message):
+    def record(message):
         seen.append(dict(message.content[OFFER]))
         raise ValueError("only looking")
 
     for _ in range(2):
         with pytest.raises(PartyError, match="only looking"):
-            opening(sessions, kind, [look], names=["a"], **settings)
+            opening(sessions, kind, [record], names=["a"], **settings)
     return seen
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_run_has_a_session_of_its_own_and_says_what_it_is(sessions, kind):
+def test_every_offer_has_a_session_of_its_own_and_states_its_kind(sessions, kind):
     first, second = offers_of(sessions, kind, simulation=False)
     assert (first["kind"], first["simulation"]) == (kind, False)
     assert first["session"] != second["session"]
     assert len(first["session"]) == 32
 
 
-def test_what_the_caller_adds_to_the_offer_cannot_replace_what_protects_it():
+def test_fields_that_the_caller_adds_to_an_offer_cannot_replace_its_own():
     grid = LocalGrid(client_app([]), 0, {})
     added = {"out": "folder", "fallback": "pigeon", "kind": "pigeon", "session": "mine", "simulation": "yes"}
     with Sessions(grid, [], TransportConfig(), simulation=False, offer=added) as opened:
@@ -364,7 +364,7 @@ def test_a_port_in_use_is_an_input_error_that_names_the_setting(sessions):
             opening(sessions, "stream", [FakeParty()], port=port)
 
 
-def test_fit_settles_what_the_links_of_these_tests_take(sessions):
+def test_fit_sets_the_frame_limit_of_a_link(sessions):
     link = opening(sessions, "inproc", [FakeParty()]).links["a"]
     before = link.frame_limit
     fit(link, rows=100)
@@ -372,7 +372,7 @@ def test_fit_settles_what_the_links_of_these_tests_take(sessions):
 
 
 def process_dies(party, times):
-    """Let the handler of a node end so often as it does when its process is killed, before it greets."""
+    """Return a node's handler that ends `times` times like that of a killed process, then greets."""
     left = [times]
 
     def train(message):
@@ -416,8 +416,8 @@ def test_a_party_that_was_let_go_is_asked_again_whatever_it_still_answers(sessio
         assert len(converse(opened.links, 3)) == 3
 
 
-def returns(party, *errors):
-    """Let a node take part, then answer each further offer with the next error; after the last one it is back."""
+def fails_after_opening(party, *errors):
+    """Return a node's handler that greets, then answers further offers with the errors in turn, then greets again."""
     answers = iter([None, *errors])
 
     def train(message):
@@ -430,8 +430,8 @@ def returns(party, *errors):
     return train
 
 
-def test_a_party_that_comes_back_and_says_what_is_wrong_with_it_ends_the_run_with_its_words(sessions):
-    parties = [returns(FakeParty("a"), *[ConfigError("data-path is no prepared data")] * 9), FakeParty("b")]
+def test_a_party_that_comes_back_with_a_configuration_error_ends_the_run_with_its_message(sessions):
+    parties = [fails_after_opening(FakeParty("a"), *[ConfigError("data-path is no prepared data")] * 9), FakeParty("b")]
     with sessions("messages", parties, names=["a", "b"], simulation=False, rejoin_timeout=9.0) as opened:
         opened.drop("a")
         with pytest.raises(PartyError, match="node 2 could not open its session: ConfigError: data-path is no prep"):
@@ -440,16 +440,16 @@ def test_a_party_that_comes_back_and_says_what_is_wrong_with_it_ends_the_run_wit
 
 def test_a_party_that_comes_back_before_its_earlier_process_has_ended_is_asked_until_it_has(sessions):
     held = OutputExistsError("party 'a': out is in use by process 7: wait until that run has ended")
-    parties = [returns(FakeParty("a"), held, held, UnreachableError("the line is down")), FakeParty("b")]
+    parties = [fails_after_opening(FakeParty("a"), held, held, UnreachableError("the line is down")), FakeParty("b")]
     with sessions("messages", parties, names=["a", "b"], simulation=False) as opened:
         opened.drop("a")
         opened.rejoin()
         assert list(opened.links) == ["a", "b"]
 
 
-def test_when_the_time_of_a_lost_party_is_up_it_is_told_what_its_node_said_last(sessions):
+def test_the_error_about_a_party_that_stays_lost_has_the_last_report_of_its_node(sessions):
     held = OutputExistsError("party 'a': out is in use by process 7")
-    parties = [returns(FakeParty("a"), *[held] * 9), FakeParty("b")]
+    parties = [fails_after_opening(FakeParty("a"), *[held] * 9), FakeParty("b")]
     with sessions("messages", parties, names=["a", "b"], simulation=False, rejoin_timeout=1.0) as opened:
         opened.drop("a")
         with pytest.raises(PartyError, match=r"did not come back .*: a; .*; node 2 reported: .* in use by process 7"):
@@ -457,7 +457,7 @@ def test_when_the_time_of_a_lost_party_is_up_it_is_told_what_its_node_said_last(
 
 
 def test_a_node_that_was_no_party_and_fails_does_not_keep_a_lost_one_from_coming_back(sessions, caplog):
-    parties = [returns(FakeParty("a")), ConfigError("this node says it is party 'c'")]
+    parties = [fails_after_opening(FakeParty("a")), ConfigError("this node says it is party 'c'")]
     grid = LocalGrid(client_app(parties), 2, {})
     nodes = list(grid.get_node_ids())
     grid.get_node_ids = lambda: nodes[:1]
@@ -477,7 +477,7 @@ def test_parties_that_were_invited_early_are_there_when_sessions_open(kind):
         time.sleep(0.3)
         assert len(converse(opened.open(fit), 3)) == 3
         opened.finish(10)
-    opened.__exit__(None, None, None)  # who made them may close them once more
+    opened.__exit__(None, None, None)  # closing twice is harmless
     assert failures_of(grid) == []
 
 
@@ -489,7 +489,7 @@ def invite_and_fail(grid, kind, parties):
 
 @pytest.mark.parametrize("after", [0.0, 0.5])
 @pytest.mark.parametrize("kind", KINDS)
-def test_nodes_that_were_invited_hear_that_nothing_comes_of_it_also_those_that_arrive_late(kind, after):
+def test_a_run_that_fails_early_ends_the_sessions_of_invited_nodes_even_of_late_ones(kind, after):
     def late(message):
         time.sleep(after)
         return app(message, grid._contexts[message.metadata.dst_node_id])
@@ -501,8 +501,8 @@ def test_nodes_that_were_invited_hear_that_nothing_comes_of_it_also_those_that_a
         invite_and_fail(grid, kind, ["a", "b"])
     grid.join(1)
     assert time.monotonic() - started < 5
-    words = "the label party ended the session: it failed before training began; the reason is in its own log"
-    assert failures_of(grid) == [words, words]
+    message = "the label party ended the session: it failed before training began; the reason is in its own log"
+    assert failures_of(grid) == [message, message]
 
 
 def test_a_node_that_never_arrives_is_not_waited_for_for_ever(monkeypatch):

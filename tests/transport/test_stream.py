@@ -43,14 +43,14 @@ def arrived(endpoint, timeout=10.0):
 
 @contextmanager
 def attending(endpoint, party, *, timeout=10.0, **changes):
-    """Let a party dial in a thread; yields the list of what went wrong there."""
+    """Let a party dial in a thread; yield the list of its errors."""
     errors = []
     offer = ConfigRecord({**endpoint.offer("2"), **changes})
 
     def run():
         try:
             attend(offer, SESSION, party, timeout=timeout)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the test looks at it
+        except Exception as error:  # noqa: BLE001 - the test checks every error
             errors.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -118,7 +118,7 @@ def test_a_party_whose_process_is_killed_is_named_within_seconds(request):
             with pytest.raises(PartyError, match="the session with party 'a' broke: it died or lost its connection"):
                 link.receive(60)
             assert time.monotonic() - started < 5
-            with pytest.raises(PartyError, match="broke"):  # and again, whoever asks
+            with pytest.raises(PartyError, match="broke"):  # and at every later call
                 link.receive(60)
         finally:
             process.kill()
@@ -135,7 +135,7 @@ def test_a_party_sees_within_seconds_that_the_label_party_has_gone():
         assert type(errors[0]) is SessionError
 
 
-def test_a_party_whose_clock_is_days_off_says_so_before_it_dials(monkeypatch):
+def test_a_party_whose_clock_is_days_off_fails_before_it_dials(monkeypatch):
     def wrong(certificate):
         raise SessionError("the clocks of the two hosts differ")
 
@@ -147,7 +147,7 @@ def test_a_party_whose_clock_is_days_off_says_so_before_it_dials(monkeypatch):
     assert "clocks" in str(errors[0])
 
 
-def test_a_party_that_cannot_reach_the_endpoint_says_which_address(monkeypatch):
+def test_a_party_that_cannot_reach_the_endpoint_names_the_address():
     with listening() as endpoint, attending(endpoint, FakeParty(), timeout=0.5, address="127.0.0.1:1") as errors:
         while not errors:
             time.sleep(0.01)
@@ -161,8 +161,8 @@ def test_an_endpoint_that_closes_while_a_party_greets_does_not_wait_for_it(monke
     with listening() as endpoint, attending(endpoint, FakeParty()) as errors:
         read_greeting, stop = endpoint._read_greeting, endpoint._server.stop
 
-        def late(*given):
-            greeting = read_greeting(*given)
+        def late(*arguments):
+            greeting = read_greeting(*arguments)
             greeted.set()
             closed.wait(10)
             return greeting
@@ -199,7 +199,7 @@ def test_a_free_port_is_found_and_freed_again():
         assert again.address == f"127.0.0.1:{port}"
 
 
-def test_what_is_advertised_is_what_parties_dial():
+def test_parties_dial_the_advertised_address():
     with listening(advertise="localhost") as endpoint, attending(endpoint, FakeParty()):
         assert endpoint.address.startswith("localhost:")
         assert endpoint.offer("3")["address"] == endpoint.address

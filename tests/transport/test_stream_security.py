@@ -1,4 +1,4 @@
-"""Who cannot show its own certificate and its own token, once, gets nothing and keeps nobody else from being served."""
+"""A session needs a party's own certificate and its own unused token; unknown hosts do not keep a party out."""
 
 import contextlib
 import json
@@ -48,7 +48,7 @@ def greeting(token, *, session=SESSION, kind=Kind.HELLO, **fields):
 
 
 def dial(offer, data, *, credentials=None, timeout=10.0):
-    """Open a stream, send one message and return the status that comes of it (None: still open after a moment)."""
+    """Open a stream, send one message and return the status code of its end, None without an error."""
     credentials = credentials or grpc.ssl_channel_credentials(offer["authority"], offer["key"], offer["certificate"])
     options = [("grpc.ssl_target_name_override", offer["server-name"]), ("grpc.enable_retries", 0)]
     with grpc.secure_channel(offer["address"], credentials, options) as channel:
@@ -63,7 +63,7 @@ def dial(offer, data, *, credentials=None, timeout=10.0):
 
 
 def admitted(endpoint, offer, data=None):
-    """Greet with the offer's own token, or with these bytes, and return the link that comes of it."""
+    """Greet with the token of the offer, or with `data`, and return the new link."""
     credentials = grpc.ssl_channel_credentials(offer["authority"], offer["key"], offer["certificate"])
     options = [("grpc.ssl_target_name_override", offer["server-name"])]
     with grpc.secure_channel(offer["address"], credentials, options) as channel:
@@ -74,7 +74,7 @@ def admitted(endpoint, offer, data=None):
 
 
 class Tap:
-    """Everything that crosses the network between a party and the endpoint, as an eavesdropper sees it."""
+    """A TCP proxy that records all bytes between a party and the endpoint, as an eavesdropper can."""
 
     def __init__(self, endpoint):
         self.seen = bytearray()
@@ -123,7 +123,7 @@ def test_an_eavesdropper_sees_no_embedding_no_gradient_no_token_and_no_name(endp
     for secret in (offer["token"].encode(), b"a-name-that-would-show", SESSION.encode() * 2, b"gradient", b"embedding"):
         assert secret not in tap.seen
     payload = max(plain, key=len)
-    assert b"gradient" in payload or b"embedding" in payload  # which in the clear would have shown
+    assert b"gradient" in payload or b"embedding" in payload  # it would show without encryption
     assert payload[-256:] not in tap.seen
 
 
@@ -146,7 +146,7 @@ def test_whoever_knows_the_whole_run_config_knows_nothing_that_opens_a_session()
             runs.append({"session": sessions.session, **sessions._endpoint.offer("2")})
     public = json.dumps(to_run_config(config))
     for name in ("session", "token", "authority", "certificate", "key"):
-        assert runs[0][name] != runs[1][name]  # so nothing that both runs have in common tells it
+        assert runs[0][name] != runs[1][name]  # so it does not follow from what both runs have in common
         assert str(runs[0][name]) not in public
 
 
@@ -168,7 +168,7 @@ def test_a_party_with_many_streams_that_never_greet_is_refused_and_the_others_ar
 
 
 def serves(endpoint):
-    """Whether a genuine party still gets its session."""
+    """Return True if a genuine party still gets its session."""
     with attending(endpoint, FakeParty()) as errors:
         link = arrived(endpoint, 5)
         fit(link)
@@ -236,12 +236,12 @@ def test_the_right_token_is_admitted_so_that_the_refusals_mean_something(endpoin
 
 
 @pytest.mark.parametrize("shown", ["right", "wrong", "rightx", "", 1, True, None])
-def test_how_far_a_guess_is_right_does_not_show_in_the_time_of_a_comparison(monkeypatch, shown):
-    compared, honest = [], stream.hmac.compare_digest
+def test_tokens_are_compared_in_constant_time(monkeypatch, shown):
+    compared, original = [], stream.hmac.compare_digest
 
     def compare(one, other):
         compared.append((one, other))
-        return honest(one, other)
+        return original(one, other)
 
     monkeypatch.setattr(stream.hmac, "compare_digest", compare)
     hello = Frame(Kind.HELLO, fields={} if shown is None else {"token": shown})
@@ -266,7 +266,7 @@ def test_an_offer_that_was_revoked_opens_nothing_and_the_next_one_does(endpoint)
     assert admitted(endpoint, again).party == "a"
 
 
-def test_who_has_dialled_by_an_offer_that_is_revoked_is_not_accepted_and_hears_the_end(endpoint):
+def test_a_party_that_has_dialled_by_a_revoked_offer_is_not_accepted_and_gets_the_end(endpoint):
     with attending(endpoint, FakeParty()) as errors:
         while endpoint._arrived.empty():
             time.sleep(0.005)
@@ -426,7 +426,7 @@ def test_tls_connections_that_stay_silent_do_not_keep_a_party_out(endpoint, tmp_
 
 
 def open_silently(endpoint, count):
-    """Streams of a genuine certificate that never say anything."""
+    """Return a channel, and `count` streams with a genuine certificate that send nothing."""
     offer = endpoint.offer("7")
     credentials = grpc.ssl_channel_credentials(offer["authority"], offer["key"], offer["certificate"])
     channel = grpc.secure_channel(
