@@ -1,13 +1,13 @@
-"""Parties are killed, disks fill, lines break, strangers flood: every run must end as one that nobody disturbed.
+"""A campaign of faults: parties are killed, disks fill, lines break, strangers flood, and no result may change.
 
-``python -m tests.faults.campaign --kills 200 --seed 1`` disturbs one run after another until so many parties were
-killed (SIGKILL), and prints one line of JSON: what was done, what broke, and how long it took until training went on.
-The same seed disturbs in the same way. A run that did not end as it should is kept, with the words of its processes.
+``python -m tests.faults.campaign --kills 200 --seed 1`` disturbs one run after another until 200 parties were killed
+(SIGKILL), and prints one line of JSON: the injected faults, the broken runs, and the seconds until training continued.
+The same seed injects the same faults. The folder of a broken run is kept, with the output of its processes.
 
-``--connections 10000`` has a stranger dial the session port so often at a time during each run over streams, and
-``--frames 1000000`` feeds mutated frames to both ends between the runs. With ``--record FILE`` the counts are kept
-after each run, and the same command goes on where an earlier one ended; ``--minutes`` ends a sitting. A run that broke
-is disturbed again in the next sitting, and one that then ends as it should stands under ``mended``.
+``--connections 10000`` has a stranger hold 10,000 connections to the session port during each run over streams, and
+``--frames 1000000`` feeds mutated frames to both ends between the runs. ``--record FILE`` stores the counts after each
+run, and the same command continues from them; ``--minutes`` limits a sitting. The next sitting disturbs broken runs
+again and lists those that then end correctly under ``mended``.
 """
 
 from __future__ import annotations
@@ -45,61 +45,61 @@ from flower_vfl.transport.stream import StreamEndpoint
 from tests.faults import fuzzing
 from tests.faults.common import ATTACKER_EPOCHS, STEPS, TRANSPORTS, assert_same, setup
 from tests.faults.flooding import flooding
-from tests.faults.processes import Case, ProcessGrid, fork, start_nursery
-from tests.faults.striking import CUT, EVENTS, FULL, HOLD, KILL, LABEL, WRITE, Fault, arm, tell
+from tests.faults.injection import CUT, EVENTS, FULL, HOLD, KILL, LABEL, WRITE, Fault, inject_faults, log_event
+from tests.faults.processes import Case, ProcessGrid, fork, start_fork_server
 from tests.transport.proxies import Line
 
 PHASES = {"hello": 1, "step": 6, "save": 4, "evaluate": 3, "restore": 3, "finish": 2, WRITE: 6}
-"""Moments, and how often each is chosen."""
+"""Phases of a run, with their weights in the draw."""
 
 ENDPOINT = "endpoint"
-"""The file of a plan that says where the label party listens now."""
+"""File in the folder of a plan with the current address of the label party."""
 
 FRAMES_AT_ONCE = 50_000
-"""Mutated frames between two runs."""
+"""Number of mutated frames between two runs."""
 
-LIVES = 60
-"""How often the label party is started in one run; more would be a run that does not come to its end."""
+MAX_STARTS = 60
+"""Number of starts of the label party after which a run counts as one that does not end."""
 
 
 class Progress(Observer):
-    """Writes down when a step is done."""
+    """An observer that logs an event after each step and each epoch."""
 
     def __init__(self, plan: Path) -> None:
         self._plan = plan
 
     def on_step(self, step: int, epoch: int, loss: float, leak: float) -> None:
-        tell(self._plan, LABEL, "step", step=step)
+        log_event(self._plan, LABEL, "step", step=step)
 
     def on_epoch(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:
-        tell(self._plan, LABEL, "epoch", step=step)
+        log_event(self._plan, LABEL, "epoch", step=step)
 
 
-def draw(dice: random.Random, transport: str = "") -> tuple[str, list[Fault], float]:
-    """Draw a transport, unless one is given, what happens in a run, and the seconds that its lines take each way."""
+def draw(generator: random.Random, transport: str = "") -> tuple[str, list[Fault], float]:
+    """Draw a run: its transport, unless one is given, its faults, and the delay of its lines in seconds."""
     # With messages a run takes ten times as long.
-    transport = transport or dice.choices(list(TRANSPORTS), (3, 6, 1))[0]
+    transport = transport or generator.choices(list(TRANSPORTS), (3, 6, 1))[0]
     faults = []
-    for _ in range(dice.randrange(8, 17)):
-        phase = dice.choices(list(PHASES), list(PHASES.values()))[0]
-        party = dice.choices((LABEL, "a", "b"), (4, 3, 3))[0]
-        step = dice.randrange(STEPS) if phase in ("step", "save", "evaluate", WRITE) else 0
-        do = dice.choices((KILL, FULL), (12, 1))[0]
-        after = dice.random() < 0.5
+    for _ in range(generator.randrange(8, 17)):
+        phase = generator.choices(list(PHASES), list(PHASES.values()))[0]
+        party = generator.choices((LABEL, "a", "b"), (4, 3, 3))[0]
+        step = generator.randrange(STEPS) if phase in ("step", "save", "evaluate", WRITE) else 0
+        do = generator.choices((KILL, FULL), (12, 1))[0]
+        after = generator.random() < 0.5
         if phase == "hello":
-            party, after = dice.choice("ab"), False
-        faults.append(Fault(party, phase, step, after, do, dice.choice((0, 100, 4000))))
+            party, after = generator.choice("ab"), False
+        faults.append(Fault(party, phase, step, after, do, generator.choice((0, 100, 4000))))
     delay = 0.0
     if transport == "stream":
-        delay = dice.choice((0.0, 0.0, 0.005))
-        for _ in range(dice.randrange(4)):
-            do = dice.choices((CUT, HOLD), (3, 1))[0]
-            faults.append(Fault(LABEL, "step", dice.randrange(STEPS), dice.random() < 0.5, do))
+        delay = generator.choice((0.0, 0.0, 0.005))
+        for _ in range(generator.randrange(4)):
+            do = generator.choices((CUT, HOLD), (3, 1))[0]
+            faults.append(Fault(LABEL, "step", generator.randrange(STEPS), generator.random() < 0.5, do))
     return transport, sorted(faults, key=lambda fault: fault.step), delay
 
 
-def be_label_party(case: Case, nursery: str, data: VerticalData, delay: float) -> None:
-    """Be the label party's process; with ``inproc`` all parties are in it."""
+def run_label_party(case: Case, fork_server: str, data: VerticalData, delay: float) -> None:
+    """Run the label party in this process; with ``inproc`` all parties."""
     lines: list[Line] = []
     offer = StreamEndpoint.offer
 
@@ -111,47 +111,47 @@ def be_label_party(case: Case, nursery: str, data: VerticalData, delay: float) -
 
     StreamEndpoint.offer = over_a_line
     config, run_config = case.config, to_run_config(case.config)
-    alone = config.transport.kind == "inproc"
-    arm(case.plan, (LABEL, *case.parties) if alone else (LABEL,), lines)
+    in_process = config.transport.kind == "inproc"
+    inject_faults(case.plan, (LABEL, *case.parties) if in_process else (LABEL,), lines)
     if not check_folder(case.out, config, resume=True):
         return
     server = make_server_app(
         config=config, data=lambda _: data, out=case.out, resume=True, observers=(Progress(case.plan),)
     )
-    if alone:
+    if in_process:
         client = make_client_app(config=config, data=lambda _: data)
         grid = LocalGrid(client, len(case.parties), run_config)
     else:
-        grid = ProcessGrid(case, nursery, run_config)
+        grid = ProcessGrid(case, fork_server, run_config)
     server(grid, Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=run_config))
 
 
-def live(case: Case, nursery: str, data: VerticalData, delay: float) -> str:
-    """Start a run again and again until it has ended; return what is wrong with that, or nothing."""
+def run_to_end(case: Case, fork_server: str, data: VerticalData, delay: float) -> str:
+    """Start a run again and again until it has ended; return the reason of a failure, else an empty text."""
     log = case.plan / "label.log"
-    for _ in range(LIVES):
-        struck = len(events(case.plan))
-        child = fork(log, lambda: be_label_party(case, nursery, data, delay))
+    for _ in range(MAX_STARTS):
+        before = len(events(case.plan))
+        child = fork(log, lambda: run_label_party(case, fork_server, data, delay))
         _, status = os.waitpid(child, 0)
         code = os.waitstatus_to_exitcode(status)
         if code == 0:
             return ""
-        if not any(event["what"] in (KILL, FULL) for event in events(case.plan)[struck:]):
+        if not any(event["what"] in (KILL, FULL) for event in events(case.plan)[before:]):
             return f"it ended with {code}, and nothing had been done to it"
         if code not in (-signal.SIGKILL, 1):
             return f"it ended with {code}"
-    return f"it did not end within {LIVES} lives"
+    return f"it did not end within {MAX_STARTS} starts"
 
 
 def events(plan: Path) -> list[dict[str, Any]]:
-    """Return what happened in a run so far; of what a party was writing when it was killed, there may be a part."""
+    """Return the events of a run so far, without one that a kill has cut off."""
     path = plan / EVENTS
     lines = path.read_text().splitlines() if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("}")]
 
 
 def recoveries(found: list[dict[str, Any]]) -> list[tuple[str, float]]:
-    """Return who was killed and the seconds until the next step, or the next evaluation, was done."""
+    """Return each killed party and the seconds until a step or an evaluation was complete, if no kill came between."""
     seconds = []
     for index, event in enumerate(found):
         if event["what"] == KILL:
@@ -162,26 +162,26 @@ def recoveries(found: list[dict[str, Any]]) -> list[tuple[str, float]]:
 
 
 class Campaign:
-    """One run after another, each disturbed, each compared with one that was not."""
+    """A series of disturbed runs, each of which is compared with an undisturbed one."""
 
     def __init__(self, root: Path, seed: int, transport: str = "", connections: int = 0) -> None:
         self._root, self._seed, self._transport, self._connections = root, seed, transport, connections
         self.data = open_data(build_config(setup()))
         model_completion.EPOCHS = ATTACKER_EPOCHS  # before its processes are forked
-        run(build_config(setup()))  # imports what is imported at first use, before there are hundreds of processes
-        self._nursery = str(root / "nursery")
-        self._nursery_id = start_nursery(self._nursery, self.data, root / "nursery.log")
+        run(build_config(setup()))  # loads what is imported at first use, before hundreds of processes are forked
+        self._fork_server = str(root / "fork-server")
+        self._fork_server_id = start_fork_server(self._fork_server, self.data, root / "fork-server.log")
         self.struck: Counter[str] = Counter()
         self.seconds: list[tuple[str, float, str]] = []
         self.broken: list[str] = []
         self.mended: list[str] = []
         self.flood: Counter[str] = Counter()
-        self._left_alone: dict[str, Path] = {}
+        self._undisturbed_runs: dict[str, Path] = {}
 
     def close(self) -> None:
-        """End the nursery."""
-        os.kill(self._nursery_id, signal.SIGKILL)
-        os.waitpid(self._nursery_id, 0)
+        """End the fork server."""
+        os.kill(self._fork_server_id, signal.SIGKILL)
+        os.waitpid(self._fork_server_id, 0)
 
     def _case(self, name: str, transport: str) -> Case:
         values = setup(transport)
@@ -191,39 +191,39 @@ class Campaign:
         return Case(build_config(values), plan, self._root / name / "run")
 
     def _undisturbed(self, transport: str) -> Path:
-        """Return the run that is left alone, done when it is first asked for."""
-        if transport not in self._left_alone:
+        """Return the folder of the undisturbed run over a transport; the first call executes it."""
+        if transport not in self._undisturbed_runs:
             case = self._case(f"alone-{transport}", transport)
-            wrong = live(case, self._nursery, self.data, 0.0)
-            if wrong:
-                raise RuntimeError(f"{transport}: {wrong}; see {case.plan}")
-            self._left_alone[transport] = case.out
-        return self._left_alone[transport]
+            failure = run_to_end(case, self._fork_server, self.data, 0.0)
+            if failure:
+                raise RuntimeError(f"{transport}: {failure}; see {case.plan}")
+            self._undisturbed_runs[transport] = case.out
+        return self._undisturbed_runs[transport]
 
-    def _live(self, case: Case, delay: float, flood: int | None) -> str:
-        """Let a run come to its end, in a flood where one is asked for; return what is wrong with that."""
+    def _run_to_end(self, case: Case, delay: float, flood: int | None) -> str:
+        """Run a case to its end, in a flood of this seed unless it is None; return as `run_to_end`."""
         if not self._connections or flood is None:
-            return live(case, self._nursery, self.data, delay)
+            return run_to_end(case, self._fork_server, self.data, delay)
         with flooding(str(case.plan / ENDPOINT), self._connections, seed=flood) as (_, counts):
-            wrong = live(case, self._nursery, self.data, delay)
+            failure = run_to_end(case, self._fork_server, self.data, delay)
         for name, count in counts.items():
             before = self.flood[name]
             self.flood[name] = max(before, int(count)) if name == "most open" else before + int(count)
         self.flood["runs"] += 1
-        return wrong
+        return failure
 
     def disturb(self, number: int) -> None:
-        """Disturb one run, and see how it ends."""
+        """Disturb one run, and compare its results with those of an undisturbed one."""
         transport, faults, delay = draw(random.Random(f"{self._seed}-{number}"), self._transport)
         case = self._case(f"run-{number}", transport)
         for position, fault in enumerate(faults):
             fault.write(case.plan, position)
-        wrong = self._live(case, delay, number if transport == "stream" else None)
-        if not wrong:
+        failure = self._run_to_end(case, delay, number if transport == "stream" else None)
+        if not failure:
             try:
                 assert_same(case.out, self._undisturbed(transport))
-            except Exception as error:  # noqa: BLE001 - this is what is looked for
-                wrong = f"{type(error).__name__}: {error}"[:1000]
+            except Exception as error:  # noqa: BLE001 - any error is a finding
+                failure = f"{type(error).__name__}: {error}"[:1000]
         found = events(case.plan)
         self.seconds += [
             (LABEL if who == LABEL or transport == "inproc" else "party", took, f"run {number}")
@@ -233,25 +233,25 @@ class Campaign:
             if "phase" in event:
                 who = "label" if event["who"] == LABEL else "party"
                 self.struck.update([event["what"], f"{event['what']} {transport} {who} {event['phase']}"])
-        if wrong:
-            self.broken.append(f"run {number} ({transport}), kept in {case.out.parent}: {wrong}")
+        if failure:
+            self.broken.append(f"run {number} ({transport}), kept in {case.out.parent}: {failure}")
         else:
             shutil.rmtree(case.out.parent, ignore_errors=True)  # a party that lost its label party may still be there
 
     def repeat_broken(self) -> None:
-        """Disturb the runs again that broke in an earlier sitting; those that now end as they should are mended."""
+        """Disturb the broken runs of earlier sittings again; those that now end correctly are mended."""
         before, self.broken = self.broken, []
-        for words in before:
-            found, count = re.match(r"run (\d+) ", words), len(self.broken)
+        for text in before:
+            found, count = re.match(r"run (\d+) ", text), len(self.broken)
             if found is None:
-                self.broken.append(words)
+                self.broken.append(text)
                 continue
             self.disturb(int(found[1]))
             if len(self.broken) == count:
-                self.mended.append(re.sub(", kept in [^:]*", "", words))  # of no use any more
+                self.mended.append(re.sub(", kept in [^:]*", "", text))  # that folder is of no use any more
 
     def summary(self) -> dict[str, object]:
-        """Return what was done, what broke and how long recoveries took."""
+        """Return the counts of faults, the broken and mended runs, and the recovery times."""
         times = {who: sorted((took, run) for one, took, run in self.seconds if one == who) for who in (LABEL, "party")}
         return {
             "seed": self._seed,
@@ -271,18 +271,18 @@ class Campaign:
 
 
 class Record:
-    """What a campaign has done so far, over all sittings; kept in a file where one is named."""
+    """The counts of a campaign over all its sittings, stored in a file if one is named."""
 
-    def __init__(self, path: Path | None, asked: dict[str, object]) -> None:
+    def __init__(self, path: Path | None, settings: dict[str, object]) -> None:
         self._path = path
         self.runs, self.frames, self.taken, self.sittings, self.minutes = 0, 0, 0, 1, 0.0
-        self._asked = asked
+        self._settings = settings
         self._old: dict[str, Any] = json.loads(path.read_text()) if path is not None and path.exists() else {}
-        if self._old and self._old["asked"] != asked:
-            raise SystemExit(f"{path} is the record of another campaign: {self._old['asked']}, not {asked}")
+        if self._old and self._old["asked"] != settings:
+            raise SystemExit(f"{path} is the record of another campaign: {self._old['asked']}, not {settings}")
 
     def load(self, campaign: Campaign) -> None:
-        """Go on from an earlier sitting."""
+        """Restore the counts of the earlier sittings."""
         old = self._old
         if not old:
             return
@@ -293,28 +293,28 @@ class Record:
         campaign.broken, campaign.mended = old["broken"], old.get("mended", [])
 
     def save(self, campaign: Campaign, minutes: float) -> None:
-        """Keep the counts."""
+        """Write the counts to the file."""
         if self._path is None:
             return
-        kept = {
-            **{"asked": self._asked, "runs": self.runs, "frames": self.frames, "taken": self.taken},
+        values = {
+            **{"asked": self._settings, "runs": self.runs, "frames": self.frames, "taken": self.taken},
             **{"sittings": self.sittings, "minutes": self.minutes + minutes, "struck": campaign.struck},
             **{"flood": campaign.flood, "seconds": campaign.seconds, "broken": campaign.broken},
             "mended": campaign.mended,
         }
         new = self._path.with_suffix(".new")
-        new.write_text(json.dumps(kept, indent=1))
+        new.write_text(json.dumps(values, indent=1))
         new.replace(self._path)
 
-    def feed(self, campaign: Campaign, seed: int, most: int) -> None:
+    def feed(self, campaign: Campaign, seed: int, total: int) -> None:
         """Feed the next mutated frames."""
-        count = min(FRAMES_AT_ONCE, most - self.frames)
+        count = min(FRAMES_AT_ONCE, total - self.frames)
         logging.disable(logging.WARNING)  # every frame would be a line
         try:
             found = fuzzing.check(count, 0, seed * 1_000_003 + self.frames)
         finally:
             logging.disable(logging.NOTSET)
-        campaign.broken += [f"frames from {self.frames}: {words}" for words in found["broken"]]  # type: ignore[attr-defined]
+        campaign.broken += [f"frames from {self.frames}: {text}" for text in found["broken"]]  # type: ignore[attr-defined]
         self.frames += count
         self.taken += int(str(found["taken"]))
 
@@ -328,45 +328,47 @@ def check(
     record: Path | None = None,
     minutes: float = math.inf,
 ) -> dict[str, object]:
-    """Disturb runs until so many parties were killed and so many frames were fed, or the time is up."""
-    done = Record(record, {"seed": seed, "transport": transport, "connections": connections})
+    """Disturb runs until `kills` parties were killed and `frames` frames were fed, or the time is up."""
+    counts = Record(record, {"seed": seed, "transport": transport, "connections": connections})
     root = Path(tempfile.mkdtemp(prefix="flower-vfl-faults-"))
     started = time.monotonic()
     campaign = Campaign(root, seed, transport, connections)
-    done.load(campaign)
+    counts.load(campaign)
 
-    def took() -> float:
+    def elapsed() -> float:
         return (time.monotonic() - started) / 60
 
     try:
         campaign.repeat_broken()
-        while (campaign.struck[KILL] < kills or done.frames < frames) and took() < minutes:
+        while (campaign.struck[KILL] < kills or counts.frames < frames) and elapsed() < minutes:
             if campaign.struck[KILL] < kills:
-                campaign.disturb(done.runs)
-                done.runs += 1
-            if done.frames < frames:
-                done.feed(campaign, seed, frames)
-            done.save(campaign, took())
+                campaign.disturb(counts.runs)
+                counts.runs += 1
+            if counts.frames < frames:
+                counts.feed(campaign, seed, frames)
+            counts.save(campaign, elapsed())
     finally:
         campaign.close()
     if not campaign.broken:
         shutil.rmtree(root, ignore_errors=True)
     return {
-        **{"runs": done.runs, "frames": done.frames, "frames_taken": done.taken, "sittings": done.sittings},
-        **{"minutes": round(done.minutes + took(), 1), "flood": campaign.flood, **campaign.summary()},
+        **{"runs": counts.runs, "frames": counts.frames, "frames_taken": counts.taken, "sittings": counts.sittings},
+        **{"minutes": round(counts.minutes + elapsed(), 1), "flood": campaign.flood, **campaign.summary()},
     }
 
 
 def main() -> None:
-    """Disturb as the command line says."""
+    """Run a campaign with the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--transport", choices=list(TRANSPORTS), default="", help="of all runs; else drawn for each")
-    parser.add_argument("--connections", type=int, default=0, help="that a stranger holds during runs over streams")
-    parser.add_argument("--frames", type=int, default=0, help="mutated frames to feed")
-    parser.add_argument("--record", type=Path, help="where counts are kept; goes on from there")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="of this sitting")
+    parser.add_argument(
+        "--connections", type=int, default=0, help="number that a stranger holds during runs over streams"
+    )
+    parser.add_argument("--frames", type=int, default=0, help="number of mutated frames to feed")
+    parser.add_argument("--record", type=Path, help="file with the counts, to continue from")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="limit of this sitting")
     print(json.dumps(check(**vars(parser.parse_args()))))  # noqa: T201
 
 

@@ -1,4 +1,4 @@
-"""A run with everything that has a state of its own, and what two of them must have in common."""
+"""The configuration of a run with all stateful parts, and the comparison of two runs."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ SETUP = {
         {"name": "potential_energy", "alpha": 0.5},
     ],
 }
-"""Everything that has a state of its own: generators, running estimates, scorers, dropout, early stopping.
+"""All stateful parts: generators, running estimates, scorers, dropout, early stopping.
 
-But the readers that are fitted to labels, which take half of a small run's time and have a test of their own.
+Without the readers that are fitted to labels, which take half of a small run's time and have a test of their own.
 """
 
 ATTACKER_EPOCHS = 50
-"""What is read of the trained model must be the same, not good: the paper's 1000 took most of a run's time."""
+"""Epochs of model completion: its results must be equal, not good, and the paper's 1000 take most of a run's time."""
 
 STEPS = 27
-"""Of which a checkpoint follows each fourth and the last of each epoch."""
+"""Number of steps; a checkpoint follows each fourth one and the last of each epoch."""
 
 TRANSPORTS = {"inproc": {}, "stream": {"kind": "stream", "in_flight": 3}, "messages": {"kind": "messages"}}
 
@@ -64,8 +64,8 @@ TRANSPORTS = {"inproc": {}, "stream": {"kind": "stream", "in_flight": 3}, "messa
 @contextmanager
 def small_disk(folder, kibibytes):
     folder.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", f"size={kibibytes}k", "tmpfs", str(folder)]
-    mounted = subprocess.run(words, capture_output=True, text=True, check=False)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={kibibytes}k", "tmpfs", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
     if mounted.returncode:
         pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.strip()}")
     try:
@@ -79,7 +79,7 @@ def setup(transport="inproc"):
 
 
 def outcome(folder):
-    """What a run found, without times and bytes."""
+    """Return the result of a run, without times and bytes."""
     result = json.loads((folder / "result.json").read_text())
     for name in ("seconds", "seconds_compute", "seconds_wait", "bytes_up", "bytes_down"):
         del result["cost"][name]
@@ -102,7 +102,7 @@ def assert_same(folder, other):
 
 
 class Interrupt(Observer):
-    """Ends a run after a step as Ctrl-C does."""
+    """An observer that ends a run after a step as Ctrl-C does."""
 
     def __init__(self, step):
         self.step = step

@@ -10,14 +10,14 @@ def attackers_train_briefly(monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def left_alone(tmp_path_factory):
-    """Runs that nobody disturbed, by transport."""
-    made = {}
+def undisturbed_run(tmp_path_factory):
+    """Return a function of a transport that returns the folder of its undisturbed run."""
+    folders = {}
 
     def of(transport):
-        if transport not in made:
-            made[transport] = tmp_path_factory.mktemp("alone") / transport
-            run(build_config(setup(transport)), out=made[transport])
-        return made[transport]
+        if transport not in folders:
+            folders[transport] = tmp_path_factory.mktemp("alone") / transport
+            run(build_config(setup(transport)), out=folders[transport])
+        return folders[transport]
 
     return of

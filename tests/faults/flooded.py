@@ -1,4 +1,4 @@
-"""A run whose lines are cut while strangers flood its port: what the tests of floods start as a process of its own."""
+"""A run whose lines are cut while strangers flood its port; the tests of floods start it as a process."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ WAIT_SECONDS = 60.0
 
 
 class CutInFlood(Observer):
-    """Waits after the first step until the flood is there, then cuts a line at every fifth step or so."""
+    """An observer that waits for the flood after the first step, and cuts a line after two of five steps on average."""
 
     def __init__(self, folder: Path, lines: list[Line]) -> None:
-        self.folder, self.lines, self.dice, self.cuts = folder, lines, random.Random(0), 0
+        self.folder, self.lines, self.generator, self.cuts = folder, lines, random.Random(0), 0
 
     def on_step(self, step: int, epoch: int, loss: float, leak: float) -> None:
         deadline = time.monotonic() + WAIT_SECONDS
         while not (self.folder / "flooded").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
-        if self.dice.random() < 0.4:
-            threading.Timer(0.02 * self.dice.random(), self.dice.choice(self.lines).cut).start()
+        if self.generator.random() < 0.4:
+            threading.Timer(0.02 * self.generator.random(), self.generator.choice(self.lines).cut).start()
             self.cuts += 1
 
 
 def main() -> None:
-    """Run in the folder, with the limits of handles, that the command line names; say where to flood."""
+    """Train in the folder and with the limits of handles of the command line; write the address to flood to a file."""
     folder, soft, hard = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     lines: list[Line] = []

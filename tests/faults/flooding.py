@@ -1,7 +1,7 @@
-"""A stranger's host: thousands of connections to one port, opened again as they are closed.
+"""A flood from a stranger's host: thousands of connections to one port, opened again when they are closed.
 
 ``python -m tests.faults.flooding 127.0.0.1:9093 --connections 10000`` floods until its standard input ends. It raises
-its own limit of handles; a plan's `endpoint` file in place of an address is read again whenever a port has gone.
+its own limit of handles. A file with an address, as a plan's `endpoint`, is read again before new connections.
 """
 
 from __future__ import annotations
@@ -35,37 +35,37 @@ def client_hello(name: str) -> bytes:
 
 
 class Flood:
-    """Connections of one attacker, some silent, some with garbage, some with a greeting that shows a wrong mark."""
+    """Connections of one attacker: some are silent, some send garbage, some a greeting with a wrong mark."""
 
     def __init__(self, connections: int, seed: int, sources: list[str]) -> None:
         self.most = min(connections, raise_handles() - 50)
-        self._dice, self._sources = random.Random(seed), sources
+        self._generator, self._sources = random.Random(seed), sources
         self._hello = client_hello(f"{0:032x}.label-party.flower-vfl")
         self._selector = selectors.DefaultSelector()
         self.counts: Counter[str] = Counter()
         self.open = 0
 
     def dial(self, target: tuple[str, int]) -> bool:
-        """Open one connection more; say whether that went."""
+        """Open one more connection; return True if that worked."""
         sock = socket.socket()
         sock.setblocking(False)
         try:
             if self._sources:
-                sock.bind((self._dice.choice(self._sources), 0))
+                sock.bind((self._generator.choice(self._sources), 0))
             code = sock.connect_ex(target)
         except OSError:
             code = -1
         if code not in (0, 115):  # EINPROGRESS
             sock.close()
             return False
-        self._selector.register(sock, selectors.EVENT_WRITE, self._dice.choice(KINDS))
+        self._selector.register(sock, selectors.EVENT_WRITE, self._generator.choice(KINDS))
         self.open += 1
         self.counts["dialled"] += 1
         self.counts["most open"] = max(self.counts["most open"], self.open)
         return True
 
     def work(self, seconds: float) -> None:
-        """Send what is to be sent, and notice who hung up."""
+        """Send the data of new connections, and drop those that were closed."""
         for key, _ in self._selector.select(seconds):
             sock = key.fileobj
             assert isinstance(sock, socket.socket)
@@ -75,7 +75,7 @@ class Flood:
                         self._drop(sock, "closed")
                     continue
                 if key.data != "silent":
-                    sock.send(self._hello if key.data == "greeting" else self._dice.randbytes(200))
+                    sock.send(self._hello if key.data == "greeting" else self._generator.randbytes(200))
                 elif sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                     raise ConnectionRefusedError
                 self.counts[key.data] += 1
@@ -85,15 +85,15 @@ class Flood:
             except OSError:
                 self._drop(sock, "closed")
 
-    def _drop(self, sock: socket.socket, why: str) -> None:
+    def _drop(self, sock: socket.socket, reason: str) -> None:
         self._selector.unregister(sock)
         sock.close()
         self.open -= 1
-        self.counts[why] += 1
+        self.counts[reason] += 1
 
 
 def _target(address: str) -> tuple[str, int] | None:
-    """Return where to dial; an address, or what a file says now."""
+    """Return host and port of an address, or of a file that holds one; None while it does not exist."""
     if "/" in address:
         path = Path(address)
         address = path.read_text() if path.exists() else ""
@@ -102,21 +102,21 @@ def _target(address: str) -> tuple[str, int] | None:
 
 
 def main() -> None:
-    """Flood as the command line says."""
+    """Flood with the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("address", help="HOST:PORT, or a file that holds one")
     parser.add_argument("--connections", type=int, default=1000)
     parser.add_argument("--rate", type=int, default=2000, help="most connections a second")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--sources", default="", help="addresses to come from, with commas")
-    given = parser.parse_args()
-    flood = Flood(given.connections, given.seed, [one for one in given.sources.split(",") if one])
-    wanted = selectors.DefaultSelector()
-    wanted.register(sys.stdin, selectors.EVENT_READ)
+    parser.add_argument("--sources", default="", help="source addresses, separated by commas")
+    options = parser.parse_args()
+    flood = Flood(options.connections, options.seed, [one for one in options.sources.split(",") if one])
+    stdin = selectors.DefaultSelector()
+    stdin.register(sys.stdin, selectors.EVENT_READ)
     started, full = time.monotonic(), False
-    while not wanted.select(0):
-        target = _target(given.address)
-        allowed = (time.monotonic() - started) * given.rate - flood.counts["dialled"]
+    while not stdin.select(0):
+        target = _target(options.address)
+        allowed = (time.monotonic() - started) * options.rate - flood.counts["dialled"]
         for _ in range(max(0, min(_AT_ONCE, int(allowed), flood.most - flood.open))):
             if target is None or not flood.dial(target):
                 break
@@ -130,7 +130,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def flooding(address: str, connections: int, *, seed: int = 0, sources: str = "", rate: int = 2000):
-    """Flood from a process of its own; yields it, and a dictionary that holds its counts afterwards."""
+    """Flood from a process of its own; yield it and a dictionary that holds its counts afterwards."""
     command = [sys.executable, "-m", "tests.faults.flooding", address, "--connections", f"{connections}"]
     command += ["--seed", f"{seed}", "--sources", sources, "--rate", f"{rate}"]
     counts: dict[str, float] = {}

@@ -1,7 +1,7 @@
-"""Mutated frames and files through the entry points that outsiders reach: what is not exactly right is refused.
+"""A fuzzer of frames and files: the entry points that outsiders reach must refuse mutated input.
 
-``python -m tests.faults.fuzzing --frames 1000000 --files 100000`` runs the whole of it and prints one line of JSON. The
-same seed mutates the same way. What breaks a rule is written to `tests/faults/corpus/`, which the tests feed again.
+``python -m tests.faults.fuzzing --frames 1000000 --files 100000`` runs all of it and prints one line of JSON. The same
+seed mutates the same way. An input that breaks a rule is written to `tests/faults/corpus/`; the tests feed it again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from tests.parties.test_feature import ask, gradient_for, make_party
 
 CORPUS = Path(__file__).parent / "corpus"
 SECONDS = 1.0
-"""No input may take longer, each of three times: once may be the fault of what else the machine does."""
+"""Limit of an input's time, by the fastest of three attempts: other work on the machine may slow one."""
 
 WIRE = Wire("5e55", "exact")
 EMBEDDING = torch.linspace(-1, 1, 64).view(16, 4)
@@ -60,38 +60,38 @@ DOWN = [
     Frame(Kind.BEST, 0),
     Frame(Kind.IN_FLIGHT, fields={"in_flight": 2}),
 ]
-"""Frames that a party may get."""
+"""Frames that a party may receive."""
 
 UP = Frame(Kind.EMBEDDING, 3, tensors={"embedding": EMBEDDING})
-"""The frame that the label party waits for."""
+"""Frame that the label party expects."""
 
 
-def mutate(data: bytes, dice: random.Random) -> bytes:
-    """Change a few bytes, cut, repeat or splice; the checksum of a frame is made right again every other time."""
+def mutate(data: bytes, generator: random.Random) -> bytes:
+    """Change a few bytes, cut, repeat or splice; every other time, correct the checksum of a frame."""
     out = bytearray(data)
-    for _ in range(dice.choice((1, 1, 2, 4, 16))):
-        at = dice.randrange(len(out)) if out else 0
-        kind = dice.randrange(6)
+    for _ in range(generator.choice((1, 1, 2, 4, 16))):
+        at = generator.randrange(len(out)) if out else 0
+        kind = generator.randrange(6)
         if kind == 0 and out:
-            out[at] ^= 1 << dice.randrange(8)
+            out[at] ^= 1 << generator.randrange(8)
         elif kind == 1 and out:
-            out[at] = dice.choice((0, 1, 9, 34, 44, 45, 48, 57, 91, 93, 123, 125, 127, 128, 255))
+            out[at] = generator.choice((0, 1, 9, 34, 44, 45, 48, 57, 91, 93, 123, 125, 127, 128, 255))
         elif kind == 2:
-            del out[at : at + dice.choice((1, 2, 8, 64))]
+            del out[at : at + generator.choice((1, 2, 8, 64))]
         elif kind == 3:
-            out[at:at] = bytes(dice.randrange(256) for _ in range(dice.choice((1, 4, 16))))
+            out[at:at] = bytes(generator.randrange(256) for _ in range(generator.choice((1, 4, 16))))
         elif kind == 4:
-            other = dice.randrange(len(out)) if out else 0
-            out[at:at] = out[other : other + dice.choice((4, 32, 256))]
+            other = generator.randrange(len(out)) if out else 0
+            out[at:at] = out[other : other + generator.choice((4, 32, 256))]
         else:
             del out[at:]
-    if data[:4] == b"FVFL" and len(out) > 14 and dice.random() < 0.5:
+    if data[:4] == b"FVFL" and len(out) > 14 and generator.random() < 0.5:
         out[10:14] = struct.pack("<I", zlib.crc32(out[14:]))
     return bytes(out)
 
 
 class Frames:
-    """Frames at a party and at the label party."""
+    """The receivers of frames: a party, and the label party's checks."""
 
     def __init__(self) -> None:
         self._down, self._up = [WIRE.pack(frame) for frame in DOWN], WIRE.pack(UP)
@@ -101,12 +101,12 @@ class Frames:
         self._party = make_party()
         self._party.handle(ask(0))
 
-    def seed(self, dice: random.Random) -> bytes:
-        """Return a right frame."""
-        return self._up if dice.random() < 0.3 else dice.choice(self._down)
+    def seed(self, generator: random.Random) -> bytes:
+        """Return a valid frame."""
+        return self._up if generator.random() < 0.3 else generator.choice(self._down)
 
     def feed(self, data: bytes, original: bytes) -> bool:
-        """Give it to both ends; say whether one of them took it."""
+        """Give a frame to both ends; return True if one of them accepted it."""
         taken = False
         try:
             frame = expect(WIRE.unpack(Traffic().take(bytes(8) + data), 2**20), Kind.EMBEDDING, 3, "a")
@@ -129,7 +129,7 @@ class Frames:
 
 
 def _checksum_changed(data: bytes, original: bytes) -> bool:
-    """Whether somebody who can compute a checksum made this: then it is another frame, and it may be a right one."""
+    """Return True if the checksum is another one: then this is another frame, which may be valid."""
     return data[10:14] != original[10:14]
 
 
@@ -137,7 +137,7 @@ Reader = Callable[[Path], object]
 
 
 class Files:
-    """Every file that a command reads from somebody else's hands or from a disk that may be damaged."""
+    """The readers of all files that come from others or from a disk that may be damaged."""
 
     def __init__(self, folder: Path) -> None:
         out = folder / "run"
@@ -160,13 +160,13 @@ class Files:
         self.known = list(self._readers)
         self._bytes = {path: path.read_bytes() for path in self._readers if path.is_file()}
 
-    def seed(self, dice: random.Random) -> tuple[Path, bytes]:
-        """Return a right file."""
-        path = dice.choice(sorted(self._bytes))
+    def seed(self, generator: random.Random) -> tuple[Path, bytes]:
+        """Return the path and the content of a valid file."""
+        path = generator.choice(sorted(self._bytes))
         return path, self._bytes[path]
 
     def feed(self, path: Path, data: bytes) -> bool:
-        """Let it be read; say whether it was taken."""
+        """Read a changed file; return True if it was accepted."""
         self._scratch.mkdir(exist_ok=True)
         for old in self._scratch.iterdir():
             old.unlink()
@@ -180,7 +180,7 @@ class Files:
 
 
 def own_data(folder: Path) -> dict[Path, Reader]:
-    """Write a user's files of each kind; return what reads each of them."""
+    """Write a user's files of each kind; return the reader of each."""
     folder.mkdir()
     rows = range(40)
     columns = {"id": [f"p{row}" for row in rows], "age": [20.5 + row % 7 for row in rows]}
@@ -209,7 +209,7 @@ def own_data(folder: Path) -> dict[Path, Reader]:
 
 
 def prepared_data(raw: Path, folder: Path) -> dict[Path, Reader]:
-    """Prepare a user's table; return what opens and reads the whole folder with one file of it changed."""
+    """Prepare a user's table; return, for each prepared file, a reader of the folder with that file changed."""
     prepare("files", out=folder, options={"files": {"a": str(raw / "a.csv")}})
     copy = folder.with_name("changed")
     shutil.copytree(folder, copy)
@@ -237,16 +237,16 @@ def prepared_data(raw: Path, folder: Path) -> dict[Path, Reader]:
 
 def _seconds(feed: Callable[[], bool]) -> float:
     started = time.perf_counter()
-    with suppress(Exception):  # the first time has told
+    with suppress(Exception):  # it was recorded the first time
         feed()
     return time.perf_counter() - started
 
 
 def check(frames: int, files: int, seed: int) -> dict[str, object]:
-    """Mutate and feed; return what came of it, and keep what broke a rule."""
+    """Feed mutated frames and files; return the counts and the broken rules, and store the inputs that broke one."""
     found: dict[str, object] = {"seed": seed, "frames": frames, "files": files, "broken": []}
     broken: list[str] = found["broken"]  # type: ignore[assignment]
-    dice = random.Random(seed)
+    generator = random.Random(seed)
     slowest, taken, memory = 0.0, 0, 0
     with tempfile.TemporaryDirectory(prefix="flower-vfl-fuzz-") as folder:
         ends, disk = Frames(), Files(Path(folder))
@@ -255,17 +255,17 @@ def check(frames: int, files: int, seed: int) -> dict[str, object]:
                 reset_peak()
                 memory = peak()
             if count < frames:
-                original = ends.seed(dice)
-                data, name = mutate(original, dice), "frame"
+                original = ends.seed(generator)
+                data, name = mutate(original, generator), "frame"
                 feed = partial(ends.feed, data, original)
             else:
-                path, original = disk.seed(dice)
-                data, name = mutate(original, dice), path.name
+                path, original = disk.seed(generator)
+                data, name = mutate(original, generator), path.name
                 feed = partial(disk.feed, path, data)
             started = time.perf_counter()
             try:
                 taken += feed()
-            except Exception as error:  # noqa: BLE001 - this is what is looked for
+            except Exception as error:  # noqa: BLE001 - any other error is a finding
                 broken.append(f"{name} {count}: {type(error).__name__}: {error}"[:300])
                 CORPUS.mkdir(exist_ok=True)
                 (CORPUS / f"{zlib.crc32(data):08x}-{name}").write_bytes(data)
@@ -280,7 +280,7 @@ def check(frames: int, files: int, seed: int) -> dict[str, object]:
 
 
 def main() -> None:
-    """Fuzz as the command line says."""
+    """Fuzz with the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in (("frames", 10_000), ("files", 1_000), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)

@@ -1,4 +1,4 @@
-"""Faults that a process does to itself at a moment that was chosen before: what the campaign arms its parties with."""
+"""Faults that a process of the campaign injects into itself at planned moments."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from tests.transport.proxies import Line
 
 LABEL = "label"
 WRITE = "write"
-"""The moment in which a file takes the place of the one before."""
+"""Phase in which a file replaces its earlier version."""
 
 KILL, FULL, CUT, HOLD = "kill", "full", "cut", "hold"
-"""SIGKILL; no file can grow beyond so many bytes; every line is reset; the lines fall silent for ever."""
+"""SIGKILL; no file can grow beyond `size` bytes; the connections of one line are reset, or stay silent."""
 
 EVENTS = "events.jsonl"
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to whom, and when: the first time that the phase is reached after so many steps.
+    """A fault of one party, injected the first time that it reaches a phase at a step or later.
 
     A phase is the kind of a frame, which the label party sends and a feature party handles, or a file that is written.
     """
@@ -46,14 +46,14 @@ class Fault:
     size: int = 0
 
     def write(self, plan: Path, number: int) -> None:
-        """Put it into the plan."""
+        """Write the fault into the folder of the plan."""
         (plan / f"{number:04d}-{self.party}.json").write_text(json.dumps(asdict(self)))
 
 
-def tell(plan: Path, who: str, what: str, **more: Any) -> None:
-    """Write down what happened and when, on a clock that all processes of the machine share.
+def log_event(plan: Path, who: str, what: str, **more: Any) -> None:
+    """Append an event with its time, by a clock that all processes of the machine share.
 
-    A kill may have left a part of a line, so each begins on one of its own.
+    A kill may have cut off the last line, so each event begins on a new one.
     """
     line = "\n" + json.dumps({"at": time.monotonic(), "who": who, "what": what, **more}) + "\n"
     handle = os.open(plan / EVENTS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -61,8 +61,8 @@ def tell(plan: Path, who: str, what: str, **more: Any) -> None:
     os.close(handle)
 
 
-class Striker:
-    """The faults of the parties that live in this process; each strikes once, whatever dies of it."""
+class Injector:
+    """Injects the faults of the parties of this process, each once."""
 
     def __init__(self, plan: Path, parties: tuple[str, ...], lines: list[Line]) -> None:
         self._plan, self._parties, self._lines = plan, parties, lines
@@ -70,7 +70,7 @@ class Striker:
         self._lock = threading.RLock()
 
     def reach(self, party: str, phase: str, *, after: bool, step: int | None = None) -> None:
-        """Say where a party is; its next fault strikes if its time has come."""
+        """Note the phase of a party, and inject its next fault if it is due."""
         with self._lock:
             if step is not None and step >= 0:
                 self._steps[party] = step
@@ -78,15 +78,15 @@ class Striker:
                 fault = Fault(**json.loads(path.read_text()))
                 if (fault.phase, fault.after) == (phase, after) and self._steps[party] >= fault.step:
                     path.unlink()
-                    self._strike(fault)
+                    self._inject(fault)
 
     def reach_write(self, *, after: bool) -> None:
-        """Say that a file is written, which any party of this process may have done."""
+        """Note that a file is written, which any party of this process may have done."""
         for party in self._parties:
             self.reach(party, WRITE, after=after)
 
-    def _strike(self, fault: Fault) -> None:
-        tell(self._plan, fault.party, fault.do, phase=fault.phase, step=self._steps[fault.party])
+    def _inject(self, fault: Fault) -> None:
+        log_event(self._plan, fault.party, fault.do, phase=fault.phase, step=self._steps[fault.party])
         if fault.do == KILL:
             os.kill(os.getpid(), signal.SIGKILL)
         elif fault.do == FULL:
@@ -100,50 +100,50 @@ class Striker:
 
 def _silence(line: Line) -> None:
     line.held.set()
-    time.sleep(0.5)  # whoever dials after that is through
+    time.sleep(0.5)  # connections that are opened later are not silent
     line.held.clear()
 
 
-def arm(plan: Path, parties: tuple[str, ...], lines: list[Line]) -> None:
-    """Let the parties of this process strike when they send, handle or write."""
-    striker = Striker(plan, parties, lines)
-    _around_replacing(striker)
+def inject_faults(plan: Path, parties: tuple[str, ...], lines: list[Line]) -> None:
+    """Inject the faults of these parties when they send, handle or write."""
+    injector = Injector(plan, parties, lines)
+    _wrap_replace(injector)
     if LABEL in parties:
         for link in (InprocLink, StreamLink, MessagesLink):
-            _around_sending(striker, link)
+            _wrap_send(injector, link)
     handle, hello = FeatureParty.handle, FeatureParty.hello
 
     def greeted(party: FeatureParty) -> Frame:
-        striker.reach(party.name, "hello", after=False)
+        injector.reach(party.name, "hello", after=False)
         return hello(party)
 
     def handled(party: FeatureParty, frame: Frame) -> Frame | None:
-        striker.reach(party.name, frame.kind, after=False, step=party._next_step)
+        injector.reach(party.name, frame.kind, after=False, step=party._next_step)
         answer = handle(party, frame)
-        striker.reach(party.name, frame.kind, after=True, step=party._next_step)
+        injector.reach(party.name, frame.kind, after=True, step=party._next_step)
         return answer
 
     FeatureParty.handle, FeatureParty.hello = handled, greeted
 
 
-def _around_sending(striker: Striker, link: Any) -> None:
+def _wrap_send(injector: Injector, link: Any) -> None:
     send: Callable[[Any, Frame], None] = link.send
 
     def sent(self: Any, frame: Frame) -> None:
         step = frame.fields.get("gradient_of", frame.step if frame.kind in ("save", "restore") else -1)
-        striker.reach(LABEL, frame.kind, after=False, step=step)
+        injector.reach(LABEL, frame.kind, after=False, step=step)
         send(self, frame)
-        striker.reach(LABEL, frame.kind, after=True)
+        injector.reach(LABEL, frame.kind, after=True)
 
     link.send = sent
 
 
-def _around_replacing(striker: Striker) -> None:
+def _wrap_replace(injector: Injector) -> None:
     replace = os.replace
 
     def replaced(*args: Any, **kwargs: Any) -> None:
-        striker.reach_write(after=False)
+        injector.reach_write(after=False)
         replace(*args, **kwargs)
-        striker.reach_write(after=True)
+        injector.reach_write(after=True)
 
     os.replace = replaced

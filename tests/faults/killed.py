@@ -1,4 +1,4 @@
-"""A run that kills itself, in a process of its own."""
+"""A run that kills its own process."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.faults.common import ATTACKER_EPOCHS
 
 
 def die() -> None:
-    """End as a plug that is pulled ends: no handler runs, nothing is written."""
+    """Kill this process: no handler runs, and nothing more is written."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 class KillAfter(Observer):
-    """Dies after a step, or after the evaluation of an epoch."""
+    """An observer that kills the process after a step, or after the evaluation of an epoch."""
 
     def __init__(self, step: int = -1, epoch: int = -1) -> None:
         self.step, self.epoch = step, epoch
@@ -35,7 +35,7 @@ class KillAfter(Observer):
 
 
 def kill_around_replacing(count: int, *, before: bool) -> None:
-    """Die just before or just after the n-th time that a file takes its place: in the middle of a checkpoint."""
+    """Kill the process just before or after the n-th `os.replace`: in the middle of a checkpoint."""
     replace, left = os.replace, [count]
 
     def counted(*args: object, **kwargs: object) -> None:

@@ -1,7 +1,7 @@
-"""Every party in a process of its own, so that one of them can be killed: SuperNodes without Flower.
+"""A grid with each party in a process of its own, so that one can be killed: SuperNodes without Flower.
 
-A nursery is a process without threads in which everything is imported. It forks a process for each message that a node
-gets, as a SuperNode starts one; who dies without an answer is reported as Flower does it.
+The fork server is a process without threads that has imported everything. It forks a process for each message that a
+node gets, as a SuperNode starts one; a death without an answer is reported as Flower does it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.node import STEPPED
 from flower_vfl.config import Config
 from flower_vfl.data.store.memory import VerticalData
-from tests.faults.striking import arm
+from tests.faults.injection import inject_faults
 
 SECONDS = 900
-"""A process that takes longer hangs: it writes where it stands and ends."""
+"""Limit of a process's time; one that takes longer writes its stack and ends."""
 
 _LENGTH = struct.Struct(">Q")
 
@@ -46,7 +46,7 @@ class Case:
 
 
 def fork(log: Path, work: Callable[[], None]) -> int:
-    """Do something in a process of its own whose words go to a file; return its id."""
+    """Call `work` in a forked process whose output goes to a file; return its id."""
     child = os.fork()
     if child:
         return child
@@ -58,7 +58,7 @@ def fork(log: Path, work: Callable[[], None]) -> int:
     try:
         work()
         code = 0
-    except BaseException:  # noqa: BLE001 - whatever it is, the process ends here
+    except BaseException:  # noqa: BLE001 - any error ends the process here
         traceback.print_exc()
     finally:
         sys.stderr.flush()
@@ -77,8 +77,8 @@ class _Handler(socketserver.BaseRequestHandler):
     server: _Server
 
     def handle(self) -> None:
-        """Be a party's process: take one Flower message and answer it."""
-        case, node, message, context = _take(self.request)
+        """Answer one Flower message as a party's process."""
+        case, node, message, context = _receive(self.request)
         with (case.plan / f"{node}.log").open("ab", buffering=0) as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
@@ -86,18 +86,18 @@ class _Handler(socketserver.BaseRequestHandler):
         os.environ["FLOWER_VFL_STATE"] = str(case.plan / "state")
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 0
         STEPPED.set(True)  # all of it is a simulation
-        arm(case.plan, (node,), [])
+        inject_faults(case.plan, (node,), [])
         try:
             app = make_client_app(config=case.config, data=lambda _: self.server.data)
             answer = app(message, context), context
         except Exception as error:  # noqa: BLE001 - it becomes an answer, as in Flower
             traceback.print_exc()
-            words = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error).__name__}: {error}")
-            answer = Message(words, reply_to=message), context
-        _give(self.request, answer)
+            failure = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error).__name__}: {error}")
+            answer = Message(failure, reply_to=message), context
+        _send(self.request, answer)
 
 
-def start_nursery(path: str, data: VerticalData, log: Path) -> int:
+def start_fork_server(path: str, data: VerticalData, log: Path) -> int:
     """Start the process that forks parties; return its id."""
 
     def serve() -> None:
@@ -110,32 +110,32 @@ def start_nursery(path: str, data: VerticalData, log: Path) -> int:
 
 
 class ProcessGrid(LocalGrid):
-    """A grid whose nodes are the nursery's; it runs in the label party's process."""
+    """A grid in the label party's process whose nodes are processes of the fork server."""
 
-    def __init__(self, case: Case, nursery: str, run_config: dict[str, str | int | float | bool]) -> None:
+    def __init__(self, case: Case, fork_server: str, run_config: dict[str, str | int | float | bool]) -> None:
         super().__init__(lambda *_: None, len(case.parties), run_config)
-        self._case, self._nursery = case, nursery
+        self._case, self._fork_server = case, fork_server
 
     def _handle(self, message: Message) -> None:
         node = message.metadata.dst_node_id
         party = self._case.parties[list(self._contexts).index(node)]
-        with socket(AF_UNIX, SOCK_STREAM) as line:
-            line.connect(self._nursery)
-            _give(line, (self._case, party, message, self._contexts[node]))
+        with socket(AF_UNIX, SOCK_STREAM) as connection:
+            connection.connect(self._fork_server)
+            _send(connection, (self._case, party, message, self._contexts[node]))
             try:
-                reply, self._contexts[node] = _take(line)
+                reply, self._contexts[node] = _receive(connection)
             except (EOFError, OSError):
                 reply = Message(Error(ErrorCode.CLIENT_APP_CRASHED, "its process died"), reply_to=message)
         self._replies[message.metadata.message_id] = reply
 
 
-def _give(line: socket, value: object) -> None:
+def _send(connection: socket, value: object) -> None:
     data = pickle.dumps(value)
-    line.sendall(_LENGTH.pack(len(data)) + data)
+    connection.sendall(_LENGTH.pack(len(data)) + data)
 
 
-def _take(line: socket) -> tuple[Case, str, Message, Context]:
-    file = line.makefile("rb")
+def _receive(connection: socket) -> tuple[Case, str, Message, Context]:
+    file = connection.makefile("rb")
     length = file.read(_LENGTH.size)
     if len(length) < _LENGTH.size:
         raise EOFError

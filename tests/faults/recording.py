@@ -1,7 +1,7 @@
-"""What leaves the label party: everything that its feature parties are handed, say, write and fail with, in one run.
+"""Recordings of all that leaves the label party in one run: messages, frames, and the parties' logs, errors and files.
 
 The run is a deployment in one process: nodes whose owners named their party and their folders, no audit channel,
-secrets from a file. What is random and says nothing (sessions, tokens, certificates) is the same in each run or left
+secrets from a file. Random values that depend on no data (sessions, tokens, certificates) are equal in each run or left
 out.
 """
 
@@ -30,28 +30,27 @@ from flower_vfl.transport.inproc import InprocLink
 from flower_vfl.transport.stream import StreamEndpoint
 
 _RANDOM = ("address", "server-name", "token", "authority", "certificate", "key")
-"""Of an offer: drawn by the operating system before anything is read."""
+"""Fields of an offer that the operating system draws before any data is read."""
 
 _CHANGING = re.compile(r'"seconds_compute", [0-9.e+-]+|"seconds_compute": [0-9.e+-]+|127\.0\.0\.1:\d+')
-"""Times and ports, which no two runs share."""
-
+"""Times and ports, which differ between runs."""
 
 _CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICATE-----\n")
-"""In the first message of a stream: of a key that the party drew."""
+"""Certificate of a key that the party drew, in the first message of a stream."""
 
 
 def fix_randomness(monkeypatch: Any, folder: Path) -> None:
-    """Let what is drawn anew for each run be the same in every run."""
+    """Give the secrets and the tokens of all runs the same values."""
     secret = folder / "secret"
     secret.write_bytes(b"as secret as can be in this test")
     monkeypatch.setenv("FLOWER_VFL_SECRET_FILE", str(secret))
     monkeypatch.setenv("FLOWER_VFL_STATE", str(folder / "state"))
     for module in ("flower_vfl.transport.sessions", "flower_vfl.apps.run_state", "flower_vfl.apps.alignment.label"):
-        monkeypatch.setattr(f"{module}.secrets", _Same)
+        monkeypatch.setattr(f"{module}.secrets", _ConstantSecrets)
 
 
-class _Same:
-    """The module `secrets`, without a secret."""
+class _ConstantSecrets:
+    """A replacement of the module `secrets` with constant tokens."""
 
     randbelow = staticmethod(secrets.randbelow)
 
@@ -65,36 +64,36 @@ class _Same:
 
 
 @dataclass
-class Heard:
-    """What came out of one run.
+class Recording:
+    """All that left the label party in one run.
 
     Attributes
     ----------
     parties : dict[str, list[object]]
-        What each feature party was handed, in its order: messages, frames, ends of streams.
-    said : dict[str, list[str]]
-        What its own log says, and what it failed with.
-    kept : dict[str, object]
-        What lies on its disk, by path.
+        Messages, frames and ends of streams that each feature party received, in order.
+    logs : dict[str, list[str]]
+        Log messages and errors of each feature party.
+    files : dict[str, object]
+        Contents of the feature parties' files, by path.
     error : str
-        What ended the run at the label party; it stays there.
+        Error that ended the run at the label party; it stays there.
     """
 
     parties: dict[str, list[object]] = field(default_factory=lambda: defaultdict(list))
-    said: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-    kept: dict[str, object] = field(default_factory=dict)
+    logs: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    files: dict[str, object] = field(default_factory=dict)
     error: str = ""
 
     @property
     def kinds(self) -> dict[str, list[str]]:
-        """What each party was handed, by its kinds alone; with ``inproc``."""
+        """Kinds of the messages and frames that each party received; with ``inproc``."""
         return {party: [entry[0] for entry in entries] for party, entries in self.parties.items()}
 
 
-def differences(one: Heard, other: Heard) -> list[str]:
-    """Return in which place of which party's view two runs differ first."""
+def differences(one: Recording, other: Recording) -> list[str]:
+    """Return the first difference in each party's entries, and the files that differ."""
     found = []
-    for name in ("parties", "said"):
+    for name in ("parties", "logs"):
         left, right = getattr(one, name), getattr(other, name)
         for party in sorted(left.keys() | right.keys()):
             for index, (mine, yours) in enumerate(zip(left[party], right[party], strict=False)):
@@ -104,20 +103,22 @@ def differences(one: Heard, other: Heard) -> list[str]:
             else:
                 if len(left[party]) != len(right[party]):
                     found.append(f"{party} {name}: {len(left[party])} | {len(right[party])} entries")
-    for path in sorted(one.kept.keys() | other.kept.keys()):
-        if one.kept.get(path) != other.kept.get(path):
-            found.append(f"kept {path}")
+    for path in sorted(one.files.keys() | other.files.keys()):
+        if one.files.get(path) != other.files.get(path):
+            found.append(f"file {path}")
     return found
 
 
 class Deployed(LocalGrid):
-    """Nodes on hosts of their own, as far as the apps can tell; it hears what is pushed and what handlers say."""
+    """A grid whose nodes are separate hosts for the apps; it records pushed messages and the handlers' errors."""
 
     simulation = False
 
-    def __init__(self, client: ClientApp, config: Mapping[str, Value], hosts: Mapping[str, Path], heard: Heard) -> None:
+    def __init__(
+        self, client: ClientApp, config: Mapping[str, Value], hosts: Mapping[str, Path], record: Recording
+    ) -> None:
         super().__init__(client, len(hosts), config)
-        self.heard, self._names = heard, dict(zip(self._contexts, hosts, strict=True))
+        self.record, self._names = record, dict(zip(self._contexts, hosts, strict=True))
         self.threads: dict[int, str] = {}
         for node, (party, host) in zip(self._contexts, hosts.items(), strict=True):
             self._contexts[node].node_config = {
@@ -131,16 +132,16 @@ class Deployed(LocalGrid):
             }
 
     def party_of(self, node: str) -> str:
-        """Return whose node it is."""
+        """Return the party of a node."""
         return self._names[int(node)]
 
     def push_messages(self, messages: Any) -> Any:
-        """Hear a message before it goes."""
+        """Record messages before they are pushed."""
         messages = list(messages)
         for message in messages:
             data = message.metadata
-            entry = ("message", data.message_type, data.ttl, data.group_id, _plain(message.content))
-            self.heard.parties[self._names[data.dst_node_id]].append(entry)
+            entry = ("message", data.message_type, data.ttl, data.group_id, _contents(message.content))
+            self.record.parties[self._names[data.dst_node_id]].append(entry)
         return super().push_messages(messages)
 
     def _handle(self, message: Any) -> None:
@@ -150,12 +151,12 @@ class Deployed(LocalGrid):
         super()._handle(message)
         mine = self._replies.get(message.metadata.message_id)
         if len(self.failures) > failures and mine is not None and mine.has_error():
-            self.heard.said[party].append(_still(mine.error.reason))
+            self.record.logs[party].append(_without_times(mine.error.reason))
         self.threads.pop(threading.get_ident(), None)
 
 
 class _PartyLog(logging.Handler):
-    """Hears what parties' handlers log."""
+    """A logging handler that records the messages of the parties' threads."""
 
     def __init__(self, grid: Deployed) -> None:
         super().__init__(logging.DEBUG)
@@ -164,14 +165,14 @@ class _PartyLog(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         party = self._grid.threads.get(record.thread or 0)
         if party is not None:
-            self._grid.heard.said[party].append(_still(record.getMessage()))
+            self._grid.record.logs[party].append(_without_times(record.getMessage()))
 
 
-def _still(text: str) -> str:
+def _without_times(text: str) -> str:
     return _CHANGING.sub("...", text)
 
 
-def _plain(content: RecordDict) -> dict[str, object]:
+def _contents(content: RecordDict) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, record in content.items():
         if isinstance(record, ArrayRecord):
@@ -181,28 +182,28 @@ def _plain(content: RecordDict) -> dict[str, object]:
     return found
 
 
-def tap(monkeypatch: Any) -> list[Deployed]:
-    """Listen at every transport; the list holds the grid of the run that is under way."""
+def record_transports(monkeypatch: Any) -> list[Deployed]:
+    """Record at every transport; return a list that must hold the grid of the current run."""
     grids: list[Deployed] = []
     send, end, refuse, serve = InprocLink.send, InprocLink.close, InprocLink.refuse, StreamEndpoint._serve
 
     def sent(link: InprocLink, frame: Any) -> None:
         tensors = [(name, str(t.dtype), tuple(t.shape), t.numpy().tobytes()) for name, t in frame.tensors.items()]
-        grids[0].heard.parties[link.party].append((str(frame.kind), frame.step, list(frame.fields.items()), tensors))
+        grids[0].record.parties[link.party].append((str(frame.kind), frame.step, list(frame.fields.items()), tensors))
         send(link, frame)
 
     def ended(link: InprocLink) -> None:
         if not link.closed.is_set():
-            grids[0].heard.parties[link.party].append(("end", link.refusal))
+            grids[0].record.parties[link.party].append(("end", link.refusal))
         end(link)
 
     def refused(link: InprocLink, reason: str) -> None:
-        grids[0].heard.parties[link.party].append(("refused", reason))
+        grids[0].record.parties[link.party].append(("refused", reason))
         refuse(link, reason)
 
     def served(endpoint: StreamEndpoint, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         party = grids[0].party_of(context.auth_context()["x509_common_name"][0].decode())
-        mine = grids[0].heard.parties[party]
+        mine = grids[0].record.parties[party]
         abort = context.abort
 
         def aborted(code: Any, details: str) -> None:
@@ -211,7 +212,7 @@ def tap(monkeypatch: Any) -> list[Deployed]:
 
         context.abort = aborted
         for message in serve(endpoint, requests, context):
-            # Before them stands how many of the party's own messages came until now.
+            # The first 8 bytes count the party's own messages that have arrived.
             mine.append(("bytes", _CERTIFICATE.sub(b"random", message[8:])))
             yield message
         mine.append(("end", ""))
@@ -223,20 +224,20 @@ def tap(monkeypatch: Any) -> list[Deployed]:
     return grids
 
 
-class Listener:
-    """Runs jobs with different labels on the same hosts, and hears each of them.
+class Recorder:
+    """Runs jobs with different labels on the same hosts, and records each of them.
 
     Parameters
     ----------
     monkeypatch
-        Undoes everything after the test.
+        Fixture that undoes the patches after the test.
     folder : Path
-        Where the hosts' folders are; each run finds the same, empty ones.
+        Parent of the hosts' folders, which are empty at the beginning of each job.
     """
 
     def __init__(self, monkeypatch: Any, folder: Path) -> None:
         fix_randomness(monkeypatch, folder)
-        self._grids, self._folder, self._done = tap(monkeypatch), folder, 0
+        self._grids, self._folder, self._done = record_transports(monkeypatch), folder, 0
 
     @property
     def hosts(self) -> dict[str, Path]:
@@ -244,62 +245,62 @@ class Listener:
         return {party: self._folder / "hosts" / party for party in ("a", "b")}
 
     def begin(self) -> None:
-        """Put the hosts of the last job aside: the next one finds none."""
+        """Move the folders of the last job's hosts away, and create empty ones."""
         if (self._folder / "hosts").exists():
             self._done += 1
             (self._folder / "hosts").rename(self._folder / f"hosts-{self._done}")
         for host in self.hosts.values():
             host.mkdir(parents=True)
 
-    def train(self, config: Config, data: MemoryData, blind: MemoryData) -> Heard:
-        """Train from the beginning: the label party with `data`, the others with what holds no labels."""
+    def train(self, config: Config, data: MemoryData, blind: MemoryData) -> Recording:
+        """Train from the beginning: the label party with `data`, the others with `blind`, which has no labels."""
         self.begin()
-        return self._do(config, data, blind, to_run_config(config), out=self._folder / "hosts" / "label")
+        return self._run(config, data, blind, to_run_config(config), out=self._folder / "hosts" / "label")
 
-    def predict(self, config: Config, data: MemoryData, blind: MemoryData) -> Heard:
-        """Score the test rows with what the last `train` left."""
+    def predict(self, config: Config, data: MemoryData, blind: MemoryData) -> Recording:
+        """Score the test rows with the model of the last `train`."""
         run = self._folder / "hosts" / "label"
         request = {"job": "predict", "predict-run": str(run), "predict-out": str(run / "scores.csv")}
-        return self._do(None, data, blind, {**to_run_config(config), **request})
+        return self._run(None, data, blind, {**to_run_config(config), **request})
 
-    def align(self, config: Config) -> Heard:
+    def align(self, config: Config) -> Recording:
         """Align the IDs of the hosts."""
-        return self._do(config, None, None, {**to_run_config(config), "job": "align"})
+        return self._run(config, None, None, {**to_run_config(config), "job": "align"})
 
-    def _do(
+    def _run(
         self,
         config: Config | None,
         data: MemoryData | None,
         blind: MemoryData | None,
         run_config: Mapping[str, Value],
         out: Path | None = None,
-    ) -> Heard:
-        heard = Heard()
+    ) -> Recording:
+        recording = Recording()
         server = make_server_app(config=config, out=out, data=lambda _: data)
         client = make_client_app(config=config, data=lambda _: blind)
-        grid = Deployed(client, run_config, self.hosts, heard)
+        grid = Deployed(client, run_config, self.hosts, recording)
         self._grids[:] = [grid]
-        ears, root = _PartyLog(grid), logging.getLogger()
-        root.addHandler(ears)
+        handler, root = _PartyLog(grid), logging.getLogger()
+        root.addHandler(handler)
         try:
             server(grid, Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=dict(run_config)))
-        except Exception as error:  # noqa: BLE001 - what ends a run is a finding, too
-            heard.error = f"{type(error).__name__}: {error}"
+        except Exception as error:  # noqa: BLE001 - the error is a part of the recording
+            recording.error = f"{type(error).__name__}: {error}"
         finally:
             grid.join(20.0)
-            root.removeHandler(ears)
+            root.removeHandler(handler)
         for party, host in self.hosts.items():
             for path in sorted(host.rglob("*")):
-                heard.kept[f"{party}/{path.relative_to(host)}"] = _content(path)
-        return heard
+                recording.files[f"{party}/{path.relative_to(host)}"] = _content(path)
+        return recording
 
 
 def _content(path: Path) -> object:
-    """Return what a file says, without times."""
+    """Return the content of a file, without times."""
     if path.is_dir():
         return "folder"
     if path.suffix != ".safetensors":
         return path.read_bytes()
     with safe_open(path, framework="np") as file:
         tensors = {name: file.get_tensor(name).tobytes() for name in file.keys()}  # noqa: SIM118 - not a dictionary
-        return tensors, _still(str(sorted((file.metadata() or {}).items())).replace('\\"', '"'))
+        return tensors, _without_times(str(sorted((file.metadata() or {}).items())).replace('\\"', '"'))

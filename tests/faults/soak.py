@@ -1,8 +1,8 @@
-"""Hours of training in little time: a small model, very many steps, and what that does to memory, handles and speed.
+"""A soak test: very many steps of a small model, and the change of memory, handles and speed.
 
 ``python -m tests.faults.soak --steps 1000000`` trains over real streams with checkpoints, a defense, attacks and
-journals, all parties in this process, and prints one line of JSON. Memory and handles are sampled a hundred times on
-the way, and shown on stderr now and then; growth is what the last tenth has more than the second: in the first, buffers
+journals, all parties in this process, and prints one line of JSON. Memory and handles are sampled a hundred times
+and shown on stderr now and then. Growth is the median of the last tenth minus that of the second: in the first, buffers
 and pools fill.
 """
 
@@ -27,8 +27,8 @@ SAMPLES = 100
 _BATCH = 8
 
 
-def soaked(steps: int, transport: str = "stream") -> Config:
-    """Return a run of at least so many steps, ten epochs or more of them, with a checkpoint each thousandth."""
+def soak_config(steps: int, transport: str = "stream") -> Config:
+    """Return a run of `steps` steps or more in at least ten epochs, with a checkpoint each thousandth of them."""
     epochs = max(10, steps // 10_000)
     rows = -(-steps // epochs) * _BATCH
     return build_config(
@@ -45,18 +45,18 @@ def soaked(steps: int, transport: str = "stream") -> Config:
 
 
 class Gauge(Observer):
-    """Samples this process while a run goes on."""
+    """An observer that samples memory, handles and times of this process."""
 
     def __init__(self) -> None:
         self.steps = 0
         self.memory: list[float] = []
-        """Resident, MiB."""
+        """Resident memory, MiB."""
         self.handles: list[int] = []
         self.threads: list[int] = []
         self.seconds: list[float] = []
-        """Since the sample before, by the clock on the wall."""
+        """Wall-clock time since the previous sample."""
         self.busy: list[float] = []
-        """The same, of all processors together."""
+        """Processor time since the previous sample, of all processors together."""
         self._every = 1
         self._at = (0.0, 0.0)
 
@@ -79,7 +79,7 @@ class Gauge(Observer):
             sys.stderr.write(f"step {step + 1}: {self.memory[-1]:.1f} MiB, {self.handles[-1]} handles\n")
 
     def found(self) -> dict[str, object]:
-        """Return what the samples say."""
+        """Return the growth and the speed that the samples show."""
         return {
             "steps": self.steps,
             "memory_mib": [round(self._tenth(self.memory, tenth), 1) for tenth in range(10)],
@@ -87,8 +87,8 @@ class Gauge(Observer):
             "handles_grown": self._grown(self.handles),
             "threads_grown": self._grown(self.threads),
             "step_ms": self._milliseconds(sum(self.seconds)),
-            "last_tenth_over_first": self._slower(self.seconds),
-            "last_tenth_over_first_busy": self._slower(self.busy),
+            "last_tenth_over_first": self._last_over_first(self.seconds),
+            "last_tenth_over_first_busy": self._last_over_first(self.busy),
         }
 
     def _tenth(self, samples: list[float], tenth: int) -> float:
@@ -99,7 +99,7 @@ class Gauge(Observer):
         values = [float(value) for value in samples]
         return self._tenth(values, 9) - self._tenth(values, 1)
 
-    def _slower(self, samples: list[float]) -> float:
+    def _last_over_first(self, samples: list[float]) -> float:
         return round(self._tenth(samples, 9) / self._tenth(samples, 0), 3)
 
     def _milliseconds(self, seconds: float) -> float:
@@ -107,15 +107,15 @@ class Gauge(Observer):
 
 
 def soak(steps: int, transport: str = "stream") -> dict[str, object]:
-    """Train so many steps; return what it did to this process."""
+    """Train `steps` steps or more; return the samples' summary, the status and the duration."""
     gauge = Gauge()
     with tempfile.TemporaryDirectory(prefix="flower-vfl-soak-") as folder:
-        result = run(soaked(steps, transport), out=Path(folder) / "run", observers=(gauge,))
+        result = run(soak_config(steps, transport), out=Path(folder) / "run", observers=(gauge,))
     return {**gauge.found(), "status": result.status, "minutes": round(result.outcome.seconds / 60, 1)}
 
 
 def main() -> None:
-    """Soak as the command line says."""
+    """Run the soak test with the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--transport", choices=("stream", "inproc", "messages"), default="stream")

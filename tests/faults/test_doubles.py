@@ -1,4 +1,4 @@
-"""A message that comes twice: no update is done twice, and a run that it ended can go on."""
+"""A message that comes twice: no update is applied twice, and a run that it ends can be resumed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from flower_vfl.transport.dialling import Dialler
 from flower_vfl.transport.stream import StreamLink
 from tests.faults.common import assert_same, setup
 
-pytestmark = pytest.mark.slow  # each does its run several times over
+pytestmark = pytest.mark.slow  # each trains several times
 
 
 def doubling(messages, number, doubled):
-    """Yield one message twice, the first time that so many have come."""
+    """Yield the messages, message `number` twice, unless `doubled` has one already."""
     for count, message in enumerate(messages):
         yield message
         if count == number and not doubled:
@@ -57,8 +57,8 @@ def in_flower(monkeypatch, number):
 
 @pytest.mark.parametrize("number", [3, 21, *(pytest.param(number, marks=pytest.mark.release) for number in (8, 34))])
 @pytest.mark.parametrize("where", [at_the_label_party, at_a_party, in_flower])
-def test_a_message_that_comes_twice_changes_no_result(tmp_path, left_alone, monkeypatch, where, number):
-    """It is refused, and the run can go on; or it asks for what was done already, such as a state that is kept."""
+def test_a_message_that_comes_twice_changes_no_result(tmp_path, undisturbed_run, monkeypatch, where, number):
+    """It is refused, and the run can be resumed; or it repeats a request without effect, such as to save a state."""
     monkeypatch.setenv("FLOWER_VFL_STATE", str(tmp_path / "state"))
     transport = "messages" if where is in_flower else "stream"
     config = build_config(setup(transport))
@@ -68,7 +68,7 @@ def test_a_message_that_comes_twice_changes_no_result(tmp_path, left_alone, monk
     except (PartyError, ProtocolError):
         run(config, out=tmp_path / "run", resume=True)
     assert len(doubled) == 1
-    assert_same(tmp_path / "run", left_alone(transport))
+    assert_same(tmp_path / "run", undisturbed_run(transport))
 
 
 @pytest.mark.parametrize("where", [at_the_label_party, at_a_party, in_flower])

@@ -18,14 +18,14 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_in_flood(folder, connections, *, limits, sources=""):
-    """Run with lines that are cut while so many connections come; return what the run and the flood counted."""
+    """Run with lines that are cut in a flood; return the counts of both, and the errors of the run."""
     command = [sys.executable, "-m", "tests.faults.flooded", str(folder), *map(str, limits)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         while not (folder / "endpoint").exists() and process.poll() is None:
             time.sleep(0.05)
         with flooding(str(folder / "endpoint"), connections, sources=sources) as (flood, counts):
-            flood.stdout.readline()  # until it is there
+            flood.stdout.readline()  # until the flood is complete
             (folder / "flooded").touch()
             out, errors = process.communicate(timeout=240)
     finally:
@@ -40,7 +40,7 @@ def run_in_flood(folder, connections, *, limits, sources=""):
     [(1200, (200, 400), "127.0.0.2"), (10_000, (1024, 0), "")],
     ids=["more than handles, from another address", "ten thousand, from the parties' address"],
 )
-def test_a_run_outlives_strangers_and_its_parties_come_back(tmp_path, left_alone, connections, limits, sources):
+def test_a_run_finishes_in_a_flood_and_its_parties_come_back(tmp_path, undisturbed_run, connections, limits, sources):
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if 0 <= hard < connections + 500:
         pytest.skip(f"a process may have {hard} file handles here; the stranger needs {connections + 500}")
@@ -49,4 +49,4 @@ def test_a_run_outlives_strangers_and_its_parties_come_back(tmp_path, left_alone
     assert ran["cuts"] > 3
     assert sum(ran["connections"]) > len(ran["connections"])  # parties came back
     assert "no party's were closed" in errors
-    assert_same(tmp_path / "run", left_alone("stream"))
+    assert_same(tmp_path / "run", undisturbed_run("stream"))

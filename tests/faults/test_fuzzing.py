@@ -1,4 +1,4 @@
-"""Bytes that were changed on their way are refused, quickly, and nothing else happens."""
+"""Changed bytes are refused quickly, and have no other effect."""
 
 import os
 import time
@@ -15,11 +15,11 @@ def test_changed_frames_and_files_are_refused_without_a_crash_a_hang_or_growing_
     found = fuzzing.check(frames=4_000, files=600, seed=seed)
     assert found["broken"] == []
     assert found["grown_mib"] < 64
-    assert 0 < found["taken"] < 1_000  # nearly all that was changed is noticed
+    assert 0 < found["taken"] < 1_000  # nearly all changes are noticed
 
 
 @pytest.mark.parametrize("path", sorted(fuzzing.CORPUS.glob("*")), ids=lambda path: path.name)
-def test_what_once_broke_a_rule_is_refused(path, tmp_path):
+def test_an_input_that_once_broke_a_rule_is_refused(path, tmp_path):
     data = path.read_bytes()
     if path.name.endswith("-frame"):
         fuzzing.Frames().feed(data, data)
@@ -31,9 +31,7 @@ def test_what_once_broke_a_rule_is_refused(path, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_check_that_is_left_out_is_found(monkeypatch, tmp_path):
-    """The fuzzer sees what it is there to see: a reader that lets an exception of its own through."""
-
+def test_a_reader_that_raises_an_error_of_its_own_is_found(monkeypatch, tmp_path):
     def careless(path):
         if len(path.read_bytes()) % 2:
             raise ValueError

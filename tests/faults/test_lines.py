@@ -1,4 +1,4 @@
-"""Lines between the parties break, again and again; the run ends as if they had not."""
+"""Lines between the parties break again and again; the run ends with the same result."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from tests.transport.proxies import Line
 
 
 class Cut(Observer):
-    """Cuts a line now and then, a moment after a step: somewhere in the next message, either way."""
+    """An observer that cuts a line shortly after every other step: within a message in either direction."""
 
     def __init__(self, lines, seed):
-        self.lines, self.dice, self.cuts = lines, random.Random(seed), 0
+        self.lines, self.generator, self.cuts = lines, random.Random(seed), 0
 
     def on_step(self, step, epoch, loss, leak):
-        if self.dice.random() < 0.5:
-            threading.Timer(0.02 * self.dice.random(), self.dice.choice(self.lines).cut).start()
+        if self.generator.random() < 0.5:
+            threading.Timer(0.02 * self.generator.random(), self.generator.choice(self.lines).cut).start()
             self.cuts += 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
-def test_a_run_whose_lines_are_cut_goes_on_to_the_same_result(tmp_path, left_alone, seed, monkeypatch):
+def test_a_run_whose_lines_are_cut_goes_on_to_the_same_result(tmp_path, undisturbed_run, seed, monkeypatch):
     lines = []
     offer = StreamEndpoint.offer
 
@@ -45,4 +45,4 @@ def test_a_run_whose_lines_are_cut_goes_on_to_the_same_result(tmp_path, left_alo
             line.close()
     assert cut.cuts > 5
     assert sum(line.connections for line in lines) > len(lines)
-    assert_same(tmp_path / "run", left_alone("stream"))
+    assert_same(tmp_path / "run", undisturbed_run("stream"))

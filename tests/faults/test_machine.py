@@ -1,4 +1,4 @@
-"""The machine under a run: disks that are full or slow, two runs in one folder, a clock that jumps, no memory."""
+"""Faults of a run's machine: disks that are full or slow, two runs in one folder, a clock that jumps, no memory."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def undisturbed(tmp_path_factory):
 
 @pytest.fixture
 def full(monkeypatch):
-    """Let a disk be full for files whose path ends so, from the n-th on; returns what ends it."""
+    """Return a function that fills the disk for paths with an ending, from the n-th on, and returns an undo."""
     sync, opened = flower_vfl.files._sync, flower_vfl.files.append_private
     armed = []
 
@@ -103,8 +103,8 @@ def test_a_full_disk_ends_a_run_that_goes_on_to_the_same_result_when_there_is_sp
 def test_a_small_disk_that_is_full_again_and_again_loses_nothing(tmp_path, undisturbed):
     with small_disk(tmp_path / "disk", 2048) as disk:
         for left in (8, 40, 90, 130, 180):
-            there = os.statvfs(disk)
-            (disk / "filler").write_bytes(bytes(there.f_bavail * there.f_frsize - left * 1024))
+            status = os.statvfs(disk)
+            (disk / "filler").write_bytes(bytes(status.f_bavail * status.f_frsize - left * 1024))
             with pytest.raises((FlowerVflError, OSError), match=r"could not be written: .*No space left"):
                 run(config(), out=disk / "run", resume=True)
             (disk / "filler").unlink()
@@ -126,9 +126,9 @@ def test_two_runs_do_not_work_in_one_folder(tmp_path, undisturbed):
 
 
 def test_a_kill_leaves_no_folder_locked(tmp_path):
-    words = "import sys, time; from pathlib import Path; from flower_vfl.files import FolderLock; "
-    words += "lock = FolderLock(Path(sys.argv[1])); print('locked', flush=True); time.sleep(600)"
-    with subprocess.Popen([sys.executable, "-c", words, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+    code = "import sys, time; from pathlib import Path; from flower_vfl.files import FolderLock; "
+    code += "lock = FolderLock(Path(sys.argv[1])); print('locked', flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
         process.stdout.readline()
         try:
             with pytest.raises(OutputExistsError, match=f"process {process.pid} on "):
@@ -176,14 +176,14 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path, undisturbed, monkeypatch):
 
 
 def test_nothing_waits_by_a_clock_that_can_jump():
-    """`time.time` says when something was; how long it took is `time.monotonic`'s or `time.perf_counter`'s."""
+    """`time.time` serves time stamps only; `time.monotonic` and `time.perf_counter` measure durations."""
     used = [
         (path.name, node.lineno)
         for path in Path(flower_vfl.__file__).parent.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute) and node.attr == "time" and ast.unparse(node) == "time.time"
     ]
-    stamps = ["follower.py", "live.py", "live.py", "metrics.py", "tracking.py"]  # time stamps for who watches
+    stamps = ["follower.py", "live.py", "live.py", "metrics.py", "tracking.py"]  # time stamps that users see
     assert sorted(name for name, _ in used) == stamps
 
 
@@ -191,14 +191,14 @@ def test_nothing_waits_by_a_clock_that_can_jump():
 def test_a_party_without_memory_is_named_and_the_run_goes_on_later(tmp_path, undisturbed, transport, monkeypatch):
     handle, left = FeatureParty.handle, [40]
 
-    def hungry(party, frame):
+    def failing(party, frame):
         left[0] -= 1
         if left[0] == 0:
             raise MemoryError
         return handle(party, frame)
 
     with monkeypatch.context() as patch:
-        patch.setattr(FeatureParty, "handle", hungry)
+        patch.setattr(FeatureParty, "handle", failing)
         with pytest.raises(PartyError, match=r"'[ab]'.*MemoryError"):
             run(config(transport), out=tmp_path / "run")
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "failed"
@@ -212,14 +212,14 @@ def test_a_party_without_memory_is_named_and_the_run_goes_on_later(tmp_path, und
 def test_a_label_party_without_memory_ends_the_run_which_goes_on_later(tmp_path, undisturbed, monkeypatch):
     train, left = LabelParty.train_step, [15]
 
-    def hungry(party, step, embeddings):
+    def failing(party, step, embeddings):
         left[0] -= 1
         if left[0] == 0:
             raise MemoryError
         return train(party, step, embeddings)
 
     with monkeypatch.context() as patch:
-        patch.setattr(LabelParty, "train_step", hungry)
+        patch.setattr(LabelParty, "train_step", failing)
         with pytest.raises(MemoryError):
             run(config(), out=tmp_path / "run")
     found = json.loads((tmp_path / "run" / "result.json").read_text())

@@ -1,4 +1,4 @@
-"""The documented proxy in front of a SuperLink: what a stranger sends costs neither its memory nor a party's turn."""
+"""The documented proxy in front of a SuperLink: strangers cannot fill its memory or keep parties out."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def gate(tmp_path_factory):
-    """A SuperLink behind the proxy; yields the hosts and a function that makes a connection."""
+    """Yield the hosts of a SuperLink behind the proxy, and a function that opens a connection."""
     folder = tmp_path_factory.mktemp("gate")
     with Hosts(folder, folder, {"a": folder}) as hosts:
         hosts.start_superlink()
@@ -52,7 +52,7 @@ def gate(tmp_path_factory):
 
 
 def memory(hosts):
-    """Return the MiB that the SuperLink and its children hold."""
+    """Return the memory of the SuperLink and its children in MiB."""
     own, total = hosts.process("superlink").pid, 0
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, StopIteration):
@@ -64,7 +64,7 @@ def memory(hosts):
 
 
 def post(line, body, **headers):
-    """Send a request that nobody signed; return its status, or None where the proxy hung up."""
+    """Send a request without a signature; return its status, None if the proxy closed the connection."""
     with contextlib.suppress(OSError):  # it may have answered before it hung up
         line.request("POST", PUSH, body, {"Content-Type": "application/protobuf", **headers})
     try:

@@ -16,11 +16,11 @@ from flower_vfl.protocol.frame import Kind
 from flower_vfl.transport.sessions import Sessions
 from tests.faults.common import assert_same, outcome, setup
 
-pytestmark = pytest.mark.slow  # each does its run several times over
+pytestmark = pytest.mark.slow  # each trains several times
 
 
 class Death(grpc.RpcError):
-    """What ends a party without a word to the label party, as a kill does."""
+    """An error that ends a party without a message to the label party, as a kill does."""
 
     def code(self):
         return grpc.StatusCode.UNAVAILABLE
@@ -31,7 +31,7 @@ class Death(grpc.RpcError):
 
 @pytest.fixture
 def dies(monkeypatch):
-    """Let parties die when it is time, by the frames that came to all of them together; returns what was counted."""
+    """Return a function that lets parties die when `is_time` of a frame's kind; it returns counts over all parties."""
     handle, counts = FeatureParty.handle, {"frames": 0, "deaths": 0}
 
     def at(is_time):
@@ -51,7 +51,7 @@ def dies(monkeypatch):
 
 
 def dying(transport, **changes):
-    """The usual run; a party whose line breaks does not dial again."""
+    """Return the usual configuration, in which a party whose line breaks does not dial again."""
     values = setup(transport)
     return build_config({**values, "transport": {**values["transport"], "reconnect_timeout": 0.0, **changes}})
 
@@ -59,24 +59,24 @@ def dying(transport, **changes):
 @pytest.mark.parametrize("transport", ["stream", "messages"])
 @pytest.mark.parametrize("seed", range(2))
 def test_parties_that_die_at_any_frame_come_back_to_the_same_result(
-    tmp_path, left_alone, dies, transport, seed, monkeypatch
+    tmp_path, undisturbed_run, dies, transport, seed, monkeypatch
 ):
     monkeypatch.setenv("FLOWER_VFL_STATE", str(tmp_path / "state"))
     frames = random.Random(seed).sample(range(12, 90), 4)
     counts = dies(lambda kind: counts["frames"] in frames)
     run(dying(transport), out=tmp_path / "run")
     assert counts["deaths"] == 4
-    assert_same(tmp_path / "run", left_alone(transport))
+    assert_same(tmp_path / "run", undisturbed_run(transport))
 
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("kind", [Kind.STEP, Kind.SAVE, Kind.EVALUATE, Kind.FINISH])
-def test_a_party_that_dies_in_any_phase_comes_back(tmp_path, left_alone, dies, kind, count):
-    number = count + 2 * (kind is Kind.SAVE)  # the first state of both is there when training begins
+def test_a_party_that_dies_in_any_phase_comes_back(tmp_path, undisturbed_run, dies, kind, count):
+    number = count + 2 * (kind is Kind.SAVE)  # both save a first state before training begins
     counts = dies(lambda now: now is kind and counts[kind] == number)
     run(dying("stream"), out=tmp_path / "run")
     assert counts["deaths"] == 1
-    assert_same(tmp_path / "run", left_alone("stream"))
+    assert_same(tmp_path / "run", undisturbed_run("stream"))
 
 
 def test_a_party_that_has_finished_is_left_alone_when_another_one_dies(tmp_path, dies):
@@ -87,31 +87,33 @@ def test_a_party_that_has_finished_is_left_alone_when_another_one_dies(tmp_path,
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_party_that_dies_while_all_go_back_comes_back(tmp_path, left_alone, dies, count):
+def test_a_party_that_dies_while_all_restore_a_checkpoint_comes_back(tmp_path, undisturbed_run, dies, count):
     counts = dies(lambda kind: counts["frames"] == 40 or (kind is Kind.RESTORE and counts[kind] == count))
     run(dying("stream"), out=tmp_path / "run")
     assert counts["deaths"] == 1 + (count < 3)
-    assert_same(tmp_path / "run", left_alone("stream"))
+    assert_same(tmp_path / "run", undisturbed_run("stream"))
 
 
-def test_a_party_that_dies_at_the_same_step_each_time_ends_the_run_which_can_be_resumed(tmp_path, left_alone, dies):
+def test_a_party_that_dies_at_the_same_step_each_time_ends_the_run_which_can_be_resumed(
+    tmp_path, undisturbed_run, dies
+):
     counts = dies(lambda kind: kind is Kind.EVALUATE)
     with pytest.raises(PartyLostError):
         run(dying("stream"), out=tmp_path / "run")
     assert counts["deaths"] == 4
     dies(lambda kind: False)
     run(dying("stream"), out=tmp_path / "run", resume=True)
-    assert_same(tmp_path / "run", left_alone("stream"))
+    assert_same(tmp_path / "run", undisturbed_run("stream"))
 
 
-def test_the_steps_in_flight_that_were_chosen_by_a_measurement_stay(tmp_path, left_alone, dies, monkeypatch):
+def test_the_steps_in_flight_that_were_chosen_by_a_measurement_stay(tmp_path, undisturbed_run, dies, monkeypatch):
     monkeypatch.setattr("flower_vfl.training.pipeline_depth.StepTiming.in_flight", 3)
     counts = dies(lambda kind: counts["frames"] in (70, 110))
     run(dying("stream", in_flight=0), out=tmp_path / "run")
     assert counts["deaths"] == 2
     result = outcome(tmp_path / "run")
     assert result["cost"]["in_flight"] == 3
-    assert result["weights"] == outcome(left_alone("stream"))["weights"]
+    assert result["weights"] == outcome(undisturbed_run("stream"))["weights"]
 
 
 @pytest.mark.parametrize(
@@ -122,36 +124,36 @@ def test_the_steps_in_flight_that_were_chosen_by_a_measurement_stay(tmp_path, le
     ],
 )
 def test_before_the_first_checkpoint_all_begin_anew_when_a_party_dies(
-    tmp_path, left_alone, dies, transport, kind, count, monkeypatch
+    tmp_path, undisturbed_run, dies, transport, kind, count, monkeypatch
 ):
     monkeypatch.setenv("FLOWER_VFL_STATE", str(tmp_path / "state"))
     counts = dies(lambda now: now is kind and counts[kind] == count)
     run(dying(transport), out=tmp_path / "run")
     assert counts["deaths"] == 1
     assert Kind.RESTORE not in counts
-    assert_same(tmp_path / "run", left_alone(transport))
+    assert_same(tmp_path / "run", undisturbed_run(transport))
 
 
 @pytest.mark.parametrize(("kind", "count"), [(Kind.PROBE, 3), (Kind.IN_FLIGHT, 2)])
-def test_all_begin_anew_when_a_party_dies_while_the_pace_is_settled(
-    tmp_path, left_alone, dies, kind, count, monkeypatch
+def test_all_begin_anew_when_a_party_dies_while_the_pipeline_depth_is_chosen(
+    tmp_path, undisturbed_run, dies, kind, count, monkeypatch
 ):
     monkeypatch.setattr("flower_vfl.training.pipeline_depth.StepTiming.in_flight", 3)
     counts = dies(lambda now: now is kind and counts[kind] == count)
     run(dying("stream", in_flight=0), out=tmp_path / "run")
     assert counts["deaths"] == 1
     assert Kind.RESTORE not in counts
-    assert outcome(tmp_path / "run")["weights"] == outcome(left_alone("stream"))["weights"]
+    assert outcome(tmp_path / "run")["weights"] == outcome(undisturbed_run("stream"))["weights"]
 
 
-def test_a_party_that_dies_before_the_first_checkpoint_again_and_again_ends_the_run(tmp_path, left_alone, dies):
+def test_a_party_that_dies_before_the_first_checkpoint_again_and_again_ends_the_run(tmp_path, undisturbed_run, dies):
     counts = dies(lambda kind: kind is Kind.SAVE)
     with pytest.raises(PartyLostError):
         run(dying("stream"), out=tmp_path / "run")
     assert counts["deaths"] in range(4, 9)  # each time one dies, or both
     dies(lambda kind: False)
     run(dying("stream"), out=tmp_path / "run", resume=True)
-    assert_same(tmp_path / "run", left_alone("stream"))
+    assert_same(tmp_path / "run", undisturbed_run("stream"))
 
 
 def test_where_no_states_are_kept_a_party_that_dies_in_training_ends_the_run(dies):
@@ -161,11 +163,11 @@ def test_where_no_states_are_kept_a_party_that_dies_in_training_ends_the_run(die
 
 
 def test_a_party_that_does_not_come_back_is_named_when_its_time_is_up(tmp_path, dies, monkeypatch):
-    invite, done = Sessions._invite, []
+    invite, calls = Sessions._invite, []
 
     def once(sessions):
-        done.append(True)
-        return invite(sessions) if len(done) == 1 else False
+        calls.append(True)
+        return invite(sessions) if len(calls) == 1 else False
 
     counts = dies(lambda kind: counts["frames"] == 30)
     monkeypatch.setattr(Sessions, "_invite", once)
@@ -175,27 +177,27 @@ def test_a_party_that_does_not_come_back_is_named_when_its_time_is_up(tmp_path, 
 
 @pytest.mark.parametrize("resumed", [False, True])
 def test_a_party_that_comes_back_with_other_embeddings_cannot_subtract_the_noise(tmp_path, dies, monkeypatch, resumed):
-    """With the same noise, far larger than the gradients, both times would give nearly the same numbers."""
+    """With equal noise, far larger than the gradients, both gradients would be nearly equal."""
     values = setup("stream") | {"defenses": [{"name": "iso", "t": 1000.0}], "attack": {"names": ["norm"]}}
     config = build_config({**values, "transport": {**values["transport"], "reconnect_timeout": 0.0}})
-    learn, embed, got = FeatureParty._learn, FeatureParty._embed, []
+    learn, embed, gradients = FeatureParty._learn, FeatureParty._embed, []
 
     def learning(party, step, frame):
         if (party.name, step) == ("a", 0):
-            got.append(frame.tensors["gradient"].clone().flatten())
+            gradients.append(frame.tensors["gradient"].clone().flatten())
         return learn(party, step, frame)
 
     def embedding(party, step):
         frame = embed(party, step)
-        return replace(frame, tensors={"embedding": frame.tensors["embedding"] * (1.0 + len(got))})
+        return replace(frame, tensors={"embedding": frame.tensors["embedding"] * (1.0 + len(gradients))})
 
     monkeypatch.setattr(FeatureParty, "_learn", learning)
-    counts = dies(lambda kind: bool(got) and (resumed or counts["deaths"] == 0))
+    counts = dies(lambda kind: bool(gradients) and (resumed or counts["deaths"] == 0))
     if resumed:
         with pytest.raises(PartyLostError):
             run(config, out=tmp_path / "run")
         dies(lambda kind: False)
     monkeypatch.setattr(FeatureParty, "_embed", embedding)
     run(config, out=tmp_path / "run", resume=resumed)
-    assert len(got) == 2
-    assert abs(torch.corrcoef(torch.stack(got))[0, 1]) < 5 / got[0].numel() ** 0.5
+    assert len(gradients) == 2
+    assert abs(torch.corrcoef(torch.stack(gradients))[0, 1]) < 5 / gradients[0].numel() ** 0.5

@@ -1,4 +1,4 @@
-"""Killed at any moment, any number of times, a run that goes on gives what nobody's run gives that was left alone."""
+"""A run that is killed at any moment, any number of times, and resumed has the results of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KILLS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_an_interrupted_run_goes_on_to_the_same_result(tmp_path, left_alone, transport, monkeypatch):
+def test_an_interrupted_run_goes_on_to_the_same_result(tmp_path, undisturbed_run, transport, monkeypatch):
     monkeypatch.setenv("FLOWER_VFL_STATE", str(tmp_path / "state"))
     config = build_config(setup(transport))
     for step in (5, 17, 17):
@@ -38,11 +38,11 @@ def test_an_interrupted_run_goes_on_to_the_same_result(tmp_path, left_alone, tra
             run(config, out=tmp_path / "run", resume=True, observers=(Interrupt(step),))
         assert outcome(tmp_path / "run")["status"] == "interrupted"
     run(config, out=tmp_path / "run", resume=True)
-    assert_same(tmp_path / "run", left_alone(transport))
+    assert_same(tmp_path / "run", undisturbed_run(transport))
 
 
 @pytest.mark.slow
-def test_readers_fitted_to_labels_read_after_an_interruption_what_they_read_without(tmp_path):
+def test_readers_fitted_to_labels_find_the_same_after_an_interruption(tmp_path):
     attack = {"names": ["norm"], "informed": 200, "every": 1, "snapshots": [3]}
     config = toy_config(attack=attack, checkpoint={"every": 2})
     config = config.model_copy(update={"defenses": [{"name": "marvell", "s": 1.0}]})
@@ -76,15 +76,15 @@ def test_full_marvell_goes_on_with_the_noise_of_the_latest_batch_with_both_class
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kill", KILLS, ids=json.dumps)
-def test_a_killed_run_goes_on_to_the_same_result(tmp_path, left_alone, kill):
+def test_a_killed_run_goes_on_to_the_same_result(tmp_path, undisturbed_run, kill):
     assert start(tmp_path, setup("inproc"), kill) == -signal.SIGKILL
     assert start(tmp_path, setup("inproc"), {}) == 0
-    assert_same(tmp_path / "run", left_alone("inproc"))
+    assert_same(tmp_path / "run", undisturbed_run("inproc"))
     assert list((tmp_path / "run").rglob(LEFTOVERS)) == []
 
 
-def test_a_party_has_all_that_it_found_on_its_disk_when_it_reports(tmp_path, left_alone, monkeypatch):
-    """It may be killed, or be slow to leave, the moment after: nobody asks it again."""
+def test_a_party_has_written_all_its_results_when_it_reports(tmp_path, undisturbed_run, monkeypatch):
+    """It may be killed, or end slowly, right after its report, and is not asked again."""
     handle, found = FeatureParty.handle, {}
 
     def watched(party, frame):
@@ -99,13 +99,13 @@ def test_a_party_has_all_that_it_found_on_its_disk_when_it_reports(tmp_path, lef
     monkeypatch.setattr(FeatureParty, "handle", watched)
     run(build_config(setup("stream")), out=tmp_path / "run")
     for party, weights in found.items():
-        kept = load_file(left_alone("stream") / "weights" / f"{party}.safetensors")
+        kept = load_file(undisturbed_run("stream") / "weights" / f"{party}.safetensors")
         assert all(torch.equal(weights[name], kept[name]) for name in kept)
     assert sorted(found) == ["a", "b"]
 
 
-def test_the_result_that_says_that_a_run_has_ended_comes_last(tmp_path, monkeypatch):
-    """Whoever is killed before can go on; whoever is killed after has everything."""
+def test_the_result_of_a_finished_run_is_written_last(tmp_path, monkeypatch):
+    """A run that is killed before can be resumed; one that is killed after is complete."""
     write, found = RunFolder.write_result, []
 
     def watched(folder, *more):

@@ -1,8 +1,8 @@
-"""Nothing but what a defense has passed tells a feature party anything of the labels.
+"""Nothing that a feature party receives depends on the labels but what a defense has passed.
 
-Each test runs twice with other labels and the same of everything else. A defense that sends the same gradients whatever
-the labels are freezes the one thing that may depend on them. What leaves the label party must then be the same bit for
-bit: kinds, steps, fields, tensors, sizes and order of frames, what the parties log, fail with and keep on disk.
+Each test runs twice with different labels and everything else equal. Gradients, which alone may depend on labels, come
+from a defense that ignores them. All that leaves the label party must then be equal bit for bit: kinds, steps, fields,
+tensors, sizes and order of frames, and the logs, errors and files of the parties.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from flower_vfl.training.loop import Training
 from flower_vfl.transport.sessions import Sessions
 from tests.apps.alignment.common import people, write_people
 from tests.faults.common import TRANSPORTS
-from tests.faults.listening import Listener, differences
+from tests.faults.recording import Recorder, differences
 from tests.toys import toy_data
 
 ROWS, TEST_ROWS = 192, 64
 DATA = toy_data(ROWS, TEST_ROWS, label_features=True)
 BLIND = replace(DATA, target=Labels(np.zeros(ROWS, np.int64), np.zeros(TEST_ROWS, np.int64), 2))
-DICE = np.random.default_rng(5)
+GENERATOR = np.random.default_rng(5)
 LABELS = {
     "true": DATA.target,
-    "others": Labels(DICE.integers(0, 2, ROWS), DICE.integers(0, 2, TEST_ROWS), 2),
+    "others": Labels(GENERATOR.integers(0, 2, ROWS), GENERATOR.integers(0, 2, TEST_ROWS), 2),
     "nearly all of one class": Labels(np.arange(ROWS) // 190, np.arange(TEST_ROWS) // 62, 2),
 }
 EVERYTHING = {
@@ -66,7 +66,7 @@ def setup(transport="inproc", **sections):
 
 
 class Frozen(Defense):
-    """Sends the same gradients whatever the labels are; at a step of the test's choice it does what the test says."""
+    """A defense whose gradients do not depend on the labels; at step `at` its loss is `then` of the loss."""
 
     name = "frozen"
     at, then = None, None
@@ -92,63 +92,63 @@ class Frozen(Defense):
 
 
 @pytest.fixture
-def listener(monkeypatch, tmp_path):
-    return Listener(monkeypatch, tmp_path)
+def recorder(monkeypatch, tmp_path):
+    return Recorder(monkeypatch, tmp_path)
 
 
 @pytest.fixture
 def frozen(monkeypatch):
-    """Freeze what may depend on labels."""
+    """Send gradients that do not depend on labels; return the class of the defense."""
     defend = label_party.defend
     monkeypatch.setattr(label_party, "defend", lambda strategy, entries: Frozen(defend(strategy, entries)))
     return Frozen
 
 
-def heard(listener, config, *names):
-    """What is heard of a training with each of these labels, or of two."""
-    return [listener.train(config, replace(DATA, target=LABELS[name]), BLIND) for name in names or ("true", "others")]
+def record(recorder, config, *names):
+    """Return recordings of a training with each of the named labels, by default with two."""
+    return [recorder.train(config, replace(DATA, target=LABELS[name]), BLIND) for name in names or ("true", "others")]
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_nothing_of_a_training_depends_on_labels_but_what_a_defense_has_passed(listener, frozen, transport):
-    one, *others = heard(listener, setup(transport, attack={"informed": ROWS}), *LABELS)
+def test_nothing_of_a_training_depends_on_labels_but_what_a_defense_has_passed(recorder, frozen, transport):
+    one, *others = record(recorder, setup(transport, attack={"informed": ROWS}), *LABELS)
     assert not one.error
     assert [differences(one, other) for other in others] == [[], []]
     assert all(len(entries) > 20 for entries in one.parties.values())
-    assert {path.partition("/")[0] for path in one.kept} == {"a", "b"}
-    assert any(path.endswith(".safetensors") for path in one.kept)
+    assert {path.partition("/")[0] for path in one.files} == {"a", "b"}
+    assert any(path.endswith(".safetensors") for path in one.files)
 
 
 @pytest.mark.parametrize("defense", DEFENSES)
-def test_under_each_defense_nothing_else_depends_on_labels(listener, frozen, defense):
-    one, other = heard(listener, setup(defenses=DEFENSES[defense]), "true", "nearly all of one class")
+def test_under_each_defense_nothing_else_depends_on_labels(recorder, frozen, defense):
+    one, other = record(recorder, setup(defenses=DEFENSES[defense]), "true", "nearly all of one class")
     assert differences(one, other) == []
     assert not one.error
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_what_is_sent_without_a_defense_is_heard(listener, transport):
-    one, other = heard(listener, setup(transport))
+def test_without_a_defense_what_parties_receive_depends_on_labels(recorder, transport):
+    one, other = record(recorder, setup(transport))
     found = differences(one, other)
     assert [text.partition(" ")[0] for text in found if "parties" in text] == ["a", "b"]
 
 
-def test_with_flipped_labels_frozen_the_true_ones_are_not_heard_at_all(listener, monkeypatch):
+def test_with_flipped_labels_frozen_nothing_depends_on_the_true_ones(recorder, monkeypatch):
     """Label differential privacy: gradients, class weights and regularisers are all of the flipped labels."""
     flipped = torch.from_numpy(LABELS["nearly all of one class"].train)
     monkeypatch.setattr(label_dp, "flip", lambda labels, **_: flipped)
     defenses = [{"name": "label_dp", "flip": 0.1}, {"name": "potential_energy", "alpha": 0.5}]
-    one, other = heard(listener, setup(defenses=defenses))
+    one, other = record(recorder, setup(defenses=defenses))
     assert differences(one, other) == []
     assert not one.error
 
 
 @pytest.mark.parametrize(("transport", "classes"), [("inproc", 3), ("stream", 2), ("messages", 2)])
-def test_with_randomised_labels_frozen_local_heads_say_nothing_of_the_true_ones(
-    listener, monkeypatch, transport, classes
+def test_with_randomised_labels_frozen_nothing_of_local_heads_depends_on_the_true_ones(
+    recorder, monkeypatch, transport, classes
 ):
-    """All that leaves, with class weights, clipping, checkpoints, snapshots and a limit of the leak that warns."""
-    drawn = torch.from_numpy(DICE.integers(0, classes, ROWS))
+    """This holds with class weights, clipping, checkpoints, snapshots and a limit of the leak that warns."""
+    drawn = torch.from_numpy(GENERATOR.integers(0, classes, ROWS))
     monkeypatch.setattr(mechanisms, "flip", lambda labels, **_: drawn.clone())
     config = setup(transport, defenses=[{"name": "local_head"}], attack={"names": ["norm"]}, training={"refit": 2})
     runs = []
@@ -156,7 +156,7 @@ def test_with_randomised_labels_frozen_local_heads_say_nothing_of_the_true_ones(
         labels = LABELS[name]
         target = Labels((labels.train + labels.train[::-1]) % classes, labels.test, classes)
         blind = replace(BLIND, target=Labels(BLIND.target.train, BLIND.target.test, classes))
-        runs.append(listener.train(config, replace(DATA, target=target), blind))
+        runs.append(recorder.train(config, replace(DATA, target=target), blind))
     assert differences(*runs) == []
     assert not runs[0].error
     assert all(len(entries) > 20 for entries in runs[0].parties.values())
@@ -166,7 +166,7 @@ STOPS = {
     "early stopping": (
         {"training": {"epochs": 6, "patience": 1}},
         ("true", "others"),
-        ["keep", *["evaluate"] * 3],  # the best epoch's
+        ["keep", *["evaluate"] * 3],  # of the best epoch
     ),
     "a limit of the leak": (
         {"attack": {"names": ["norm"], "max_leak": 0.85, "on_leak": "stop"}},
@@ -179,21 +179,21 @@ STOPS = {
             "defenses": [{"name": "marvell", "s": 4.0}],
         },
         ("true", "nearly all of one class"),
-        ["keep", *["evaluate"] * 3],  # there is a model from before
+        ["keep", *["evaluate"] * 3],  # with the model of an earlier epoch
     ),
 }
 
 
 def without_best(parties):
-    """What the parties heard, but for the copies of their weights that patience asks for."""
+    """Return the entries of the parties without the requests of patience to copy their weights."""
     return {party: [entry for entry in entries if entry[0] != "best"] for party, entries in parties.items()}
 
 
 @pytest.mark.parametrize("stop", STOPS)
-def test_of_early_stopping_and_of_a_limit_it_is_heard_when_they_end_training_and_nothing_else(listener, frozen, stop):
-    """As SECURITY.md says: with patience also which epochs were better, and at the end which model stays."""
+def test_early_stopping_and_a_limit_reveal_when_they_end_training_and_nothing_else(recorder, frozen, stop):
+    """SECURITY.md adds: with patience also which epochs were better, and at the end which model is kept."""
     sections, names, kept = STOPS[stop]
-    runs = [without_best(one.parties) for one in heard(listener, setup(**sections), *names)]
+    runs = [without_best(one.parties) for one in record(recorder, setup(**sections), *names)]
     shorter, longer = sorted(runs, key=lambda parties: len(parties["a"]))
     for party in ("a", "b"):
         kinds = [entry[0] for entry in shorter[party]]
@@ -211,44 +211,46 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_label_party_that_fails_because_of_its_labels_says_nothing_of_them(listener, frozen, transport, monkeypatch):
+def test_a_label_party_that_fails_because_of_its_labels_reveals_nothing_of_them(
+    recorder, frozen, transport, monkeypatch
+):
     runs = []
     monkeypatch.setattr(frozen, "at", 5)
     for name, then in zip(LABELS, FAILURES.values(), strict=True):
         monkeypatch.setattr(frozen, "then", staticmethod(then))
-        runs += heard(listener, setup(transport), name)
+        runs += record(recorder, setup(transport), name)
     assert len({one.error for one in runs}) == len(runs)
     assert [differences(runs[0], other) for other in runs[1:]] == [[], []]
-    words = " ".join(text for texts in runs[0].said.values() for text in texts)
-    assert not re.search(r"\bnan\b|loss|labels \[", words)
+    logged = " ".join(text for texts in runs[0].logs.values() for text in texts)
+    assert not re.search(r"\bnan\b|loss|labels \[", logged)
 
 
 class Wrong(MemoryData):
-    """Labels that are none of the two classes."""
+    """Data with labels that are none of the two classes."""
 
     def labels(self):
         return Labels(np.full(ROWS, 7), self.target.test, 2)
 
 
-def test_labels_that_do_not_fit_end_a_run_before_anybody_hears_of_it(listener):
-    one = listener.train(setup(), Wrong(DATA.name, DATA.tables, DATA.label_party, DATA.target), BLIND)
+def test_labels_that_do_not_fit_end_a_run_before_any_party_gets_a_message(recorder):
+    one = recorder.train(setup(), Wrong(DATA.name, DATA.tables, DATA.label_party, DATA.target), BLIND)
     assert "given 0 to 7" in one.error
     assert not one.parties
 
 
-def test_nothing_of_a_prediction_depends_on_labels(listener, frozen):
+def test_nothing_of_a_prediction_depends_on_labels(recorder, frozen):
     runs = []
     for name in ("true", "others"):
         data = replace(DATA, target=LABELS[name])
-        listener.train(setup(), data, BLIND)
-        runs.append(listener.predict(setup(), data, BLIND))
+        recorder.train(setup(), data, BLIND)
+        runs.append(recorder.predict(setup(), data, BLIND))
     assert [one.error for one in runs] == ["", ""]
     assert differences(*runs) == []
     assert "predict" in runs[0].kinds["a"]
 
 
 @pytest.mark.parametrize("method", ["psi", "hash"])
-def test_nothing_of_an_alignment_depends_on_labels(listener, monkeypatch, tmp_path, method):
+def test_nothing_of_an_alignment_depends_on_labels(recorder, monkeypatch, tmp_path, method):
     monkeypatch.setattr("flower_vfl.alignment.group.secrets.randbelow", lambda most: 12345)
     same = SimpleNamespace(urandom=lambda count: bytes(index % 251 for index in range(count)))
     for module in ("psi", "table"):
@@ -256,12 +258,12 @@ def test_nothing_of_an_alignment_depends_on_labels(listener, monkeypatch, tmp_pa
     config = build_config({"parties": {"features": ["a", "b"]}, "align": {"method": method, "processes": 1}})
     runs = []
     for column in ("label", "income"):
-        listener.begin()
+        recorder.begin()
         for party, span in {"a": (20, 90), "b": (5, 50)}.items():
-            write_people(listener.hosts[party] / "people.csv", people(party, *span), ["x"])
+            write_people(recorder.hosts[party] / "people.csv", people(party, *span), ["x"])
         monkeypatch.setenv("FLOWER_VFL_IDS", write_people(tmp_path / "label.csv", people("", 0, 60), [column]))
-        monkeypatch.setenv("FLOWER_VFL_ALIGNMENT", str(listener.hosts["a"].parent / "alignment.parquet"))
-        runs.append(listener.align(config))
+        monkeypatch.setenv("FLOWER_VFL_ALIGNMENT", str(recorder.hosts["a"].parent / "alignment.parquet"))
+        runs.append(recorder.align(config))
     assert [one.error for one in runs] == ["", ""]
     assert differences(*runs) == []
 
@@ -323,7 +325,7 @@ def with_a_batch_that_is_asked_for_by_its_labels(monkeypatch):
         (with_a_batch_that_is_asked_for_by_its_labels, "inproc"),
     ],
 )
-def test_a_leak_that_is_planted_is_found(listener, frozen, monkeypatch, transport, plant):
+def test_a_leak_that_is_planted_is_found(recorder, frozen, monkeypatch, transport, plant):
     plant(monkeypatch)
-    one, other = heard(listener, setup(transport))
+    one, other = record(recorder, setup(transport))
     assert differences(one, other)

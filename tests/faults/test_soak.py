@@ -1,4 +1,4 @@
-"""A sample of the long run: what would grow without end over a million steps can be seen to grow over thousands."""
+"""A sample of the soak test: growth without end over a million steps shows over thousands of steps."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from tests.faults import soak
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def alone(call: str) -> dict[str, Any]:
-    """Do that in a process of its own: what other tests have left in this one goes away meanwhile."""
+def in_new_process(call: str) -> dict[str, Any]:
+    """Evaluate a call in a new process: in this one, memory of earlier tests is freed meanwhile."""
     code = f"import json; from tests.faults import soak, test_soak; print(json.dumps({call}))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def hoard(steps: int) -> dict[str, Any]:
+def soak_with_leak(steps: int) -> dict[str, Any]:
     train, held = LabelParty.train_step, []
 
-    def hoarding(party, step, embeddings):
+    def leaking(party, step, embeddings):
         held.append((bytearray(64 * 1024), open(os.devnull) if step % 50 == 0 else None))  # noqa: SIM115
         return train(party, step, embeddings)
 
-    LabelParty.train_step = hoarding
+    LabelParty.train_step = leaking
     return soak.soak(steps, "inproc")
 
 
 @pytest.mark.slow
 @pytest.mark.release
 def test_memory_handles_and_threads_stay_as_they_are_over_thousands_of_steps():
-    found = alone(f"soak.soak({int(os.environ.get('FLOWER_VFL_SOAK_STEPS', '3000'))})")
+    found = in_new_process(f"soak.soak({int(os.environ.get('FLOWER_VFL_SOAK_STEPS', '3000'))})")
     assert found["status"] == "finished"
     assert found["steps"] >= 3000
     assert found["memory_grown_mib"] < 16
@@ -47,7 +47,7 @@ def test_memory_handles_and_threads_stay_as_they_are_over_thousands_of_steps():
 
 
 @pytest.mark.slow
-def test_what_is_held_for_good_is_found():
-    found = alone("test_soak.hoard(1000)")
+def test_memory_and_handles_that_are_never_released_are_found():
+    found = in_new_process("test_soak.soak_with_leak(1000)")
     assert found["memory_grown_mib"] > 32
     assert found["handles_grown"] >= 8
