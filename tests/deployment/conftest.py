@@ -12,7 +12,7 @@ from flower_vfl.data.store.parts import write_part
 
 
 def write_parts(root, rows=1200, seed=0):
-    """Prepare data of the shop, the club and the bank, which has the label, and take it apart."""
+    """Prepare data of the shop, the club and the bank, which has the label, and write each part; return the folder."""
     rng = np.random.default_rng(seed)
     ids = [f"p{number:05}" for number in range(rows)]
     age, wage, savings = rng.normal(size=(3, rows))

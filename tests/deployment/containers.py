@@ -35,7 +35,7 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
 
 def compose(name: str, variables: dict[str, str]) -> dict:
-    """Read a compose file with its variables put in, as `docker compose config` does."""
+    """Read a compose file and substitute its variables, as `docker compose config` does."""
 
     def value(match: re.Match[str]) -> str:
         name, kind, word = match["name"], match["kind"], match["word"]
@@ -55,8 +55,8 @@ def compose(name: str, variables: dict[str, str]) -> dict:
     return interpolated(yaml.safe_load((FOLDER / name / "compose.yaml").read_text()))
 
 
-def why_not() -> str:
-    """Say why this cannot run here, or nothing."""
+def reason_to_skip() -> str:
+    """Return the reason that containers cannot run here, else an empty text."""
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
     for tool in ("ip", "nginx", "unshare", "setpriv", "chroot"):
         if shutil.which(tool, path=path) is None:
@@ -94,16 +94,16 @@ class Pod:
 
     def run(self, service: str, *command: str, timeout: float = 240.0) -> subprocess.CompletedProcess[str]:
         """Run a command of the service, as `docker compose run` does."""
-        words = self._command(service, list(command))
-        return self._done(words, timeout)
+        arguments = self._command(service, list(command))
+        return self._completed(arguments, timeout)
 
     def execute(self, service: str, *command: str, timeout: float = 30.0) -> subprocess.CompletedProcess[str]:
         """Run a command in a container like the service's, without its entry point, as `docker exec` does."""
-        return self._done(self._command(service, list(command), entry=False), timeout)
+        return self._completed(self._command(service, list(command), entry=False), timeout)
 
     @staticmethod
-    def _done(words: list[str], timeout: float) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(words, capture_output=True, text=True, timeout=timeout, check=False)
+    def _completed(arguments: list[str], timeout: float) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(arguments, capture_output=True, text=True, timeout=timeout, check=False)
 
     def wait_healthy(self, service: str, seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
@@ -123,7 +123,7 @@ class Pod:
             process.wait()
 
     def _command(self, name: str, instead: list[str] | None = None, *, entry: bool = True) -> list[str]:
-        """Return what starts a service, or another command in it, with nothing that its compose file does not give."""
+        """Return the command of a service, or of `instead` in its container, with only what its compose file gives."""
         service = self.compose["services"][name]
         assert (service["network_mode"], service["read_only"], service["cap_drop"]) == ("service:host", True, ["ALL"])
         root = f"{self.folder}/root"
@@ -142,9 +142,9 @@ class Pod:
         environment = {"PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/bin", "LANG": "C.UTF-8"}
         environment |= {"PYTHONPATH": str(ROOT / "src"), **service.get("environment", {})}
         first = service.get("entrypoint", proxy_entrypoint() if name == "proxy" else []) if entry else []
-        words = ["env", "-i", f"--chdir={service.get('working_dir', '/')}"]
-        words += [f"{key}={value}" for key, value in environment.items()]
-        words += [*first, *(instead or service.get("command", []))]
+        command = ["env", "-i", f"--chdir={service.get('working_dir', '/')}"]
+        command += [f"{key}={value}" for key, value in environment.items()]
+        command += [*first, *(instead or service.get("command", []))]
         user, group = service["user"].split(":")
         drop = [
             "setpriv",
@@ -156,8 +156,8 @@ class Pod:
             "--bounding-set=-all",
             "--inh-caps=-all",
         ]
-        drop += ["--pdeathsig", "KILL"]  # a change of user takes off the one of `unshare --kill-child`
-        lines += [f"exec chroot {root} {shlex.join([*drop, '--no-new-privs', *words])}"]
+        drop += ["--pdeathsig", "KILL"]  # a change of user removes the signal of `unshare --kill-child`
+        lines += [f"exec chroot {root} {shlex.join([*drop, '--no-new-privs', *command])}"]
         unshared = [
             "unshare",
             "--mount",
@@ -173,18 +173,18 @@ class Pod:
         return ["ip", "netns", "exec", self.network, *unshared]
 
     def _mounts(self, service: dict) -> list[tuple[Path, Path, bool]]:
-        """Return source, target and whether read only: what stands for the image, then what the service is given."""
+        """Return source, target and "read only" of each mount: those in place of the image, then the service's own."""
         image = {*_SYSTEM, str(ROOT), sys.prefix, sys.base_prefix}
         mounts = [(Path(path).resolve(), Path(path), True) for path in sorted(image) if Path(path).exists()]
         mounts += [(Path(path), Path(path), False) for path in _DEVICES]
         for kind in ("secrets", "configs"):
-            for given in service.get(kind, []):
-                definition = self.compose[kind][given["source"]]
-                file = Path(definition.get("file", self.folder / given["source"]))
+            for reference in service.get(kind, []):
+                definition = self.compose[kind][reference["source"]]
+                file = Path(definition.get("file", self.folder / reference["source"]))
                 if "content" in definition:
                     file.write_text(definition["content"])
                 assert file.is_file()
-                mounts.append((file, Path(given["target"]), True))
+                mounts.append((file, Path(reference["target"]), True))
         for volume in service.get("volumes", []):
             assert Path(volume["source"]).is_dir(), volume
             mounts.append((Path(volume["source"]), Path(volume["target"]), volume.get("read_only", False)))
@@ -208,12 +208,12 @@ def proxy_entrypoint() -> list[str]:
 
 @contextlib.contextmanager
 def pods(folder: Path, parties: list[str]):
-    """The label party's pod and one a feature party, each an address, joined by a switch; nothing is started."""
+    """Yield the pods of the label party and the feature parties, joined by a switch; no service is started."""
     tag = f"pod{os.getpid()}"
     names = ["label", *parties]
 
-    def ip(*words: str) -> None:
-        subprocess.run(["ip", *words], check=True)
+    def ip(*arguments: str) -> None:
+        subprocess.run(["ip", *arguments], check=True)
 
     made: list[Pod] = []
     try:

@@ -1,4 +1,4 @@
-"""A whole deployment on this machine, as docs/deployment/ describes it: each host a folder and an environment."""
+"""A deployment on this machine, as docs/deployment/ describes it; each host is a folder and an environment."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Hosts:
                 process.kill()
 
     def environment(self, host: str, **more: str) -> dict[str, str]:
-        """What the owner of a host sets; nothing is shared with another host."""
+        """Return the environment of a host, which shares no folder with another host."""
         own = {
             "FLWR_HOME": str(self.folder / host / "flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
@@ -94,7 +94,7 @@ class Hosts:
         process.wait(20)
 
     def exit_code(self, name: str, seconds: float = 60.0) -> int:
-        """Wait until a process has ended by itself."""
+        """Wait until a process has ended by itself; return its exit code."""
         return self._processes.pop(name).wait(seconds)
 
     def log(self, name: str) -> str:
@@ -104,12 +104,12 @@ class Hosts:
         """Return what a host has logged since it was last started."""
         return (self.folder / f"{name}.log").read_bytes()[self._begun.get(name, 0) :].decode(errors="replace")
 
-    def wait_for(self, name: str, words: str, seconds: float = 60.0) -> None:
-        """Wait until a host has logged these words since it was last started."""
+    def wait_for(self, name: str, text: str, seconds: float = 60.0) -> None:
+        """Wait until a host has logged a text since it was last started."""
         deadline = time.monotonic() + seconds
-        while words not in self._logged(name):
+        while text not in self._logged(name):
             if time.monotonic() > deadline or (name in self._processes and self._processes[name].poll() is not None):
-                raise AssertionError(f"{name} did not say {words!r}:\n{self.log(name)[-3000:]}")
+                raise AssertionError(f"{name} did not log {text!r}:\n{self.log(name)[-3000:]}")
             time.sleep(0.2)
 
     def start_superlink(self) -> None:
@@ -130,8 +130,8 @@ class Hosts:
         if self.isolation == "process":
             self._start_superexec("superlink", self.port, environment, tls=True)
 
-    def start_gate(self, nginx: str) -> None:
-        """Put the proxy of docs/deployment/ in front of the SuperLink, at a port of its own."""
+    def start_proxy(self, nginx: str) -> None:
+        """Start the proxy of docs/deployment/ in front of the SuperLink, at a port of its own."""
         self.dialled, keys = free_port(), self.keys / "superlink"
         text = (ROOT / "docs" / "deployment" / "nginx.conf").read_text()
         for documented, here in {
@@ -144,7 +144,7 @@ class Hosts:
             text = text.replace(documented, here)
         (self.folder / "nginx.conf").write_text(text)
         command = [nginx, "-e", "stderr", "-c", str(self.folder / "nginx.conf"), "-g", "daemon off;"]
-        self.start("gate", command, self.environment("superlink"))
+        self.start("proxy", command, self.environment("superlink"))
 
     def _start_superexec(self, host: str, port: int, environment: dict[str, str], *, tls: bool) -> None:
         keys = self.keys / host
@@ -170,9 +170,9 @@ class Hosts:
         config: str = "",
         more: dict[str, str] | None = None,
     ) -> None:
-        """Start the SuperNode of a host; what it is, has and trusts can be another's, and it can be one too many.
+        """Start the SuperNode of a host, on request with another party, data, authority or node configuration.
 
-        `more` comes into its environment.
+        `name` is the name of the process, and `more` adds variables to its environment.
         """
         keys, port = self.keys / host, free_port()
         environment = self.environment(host, **self._secret(host), **(more or {}))
@@ -195,19 +195,19 @@ class Hosts:
             self._start_superexec(host, port, environment, tls=False)
 
     def start_later(self, host: str, seconds: float) -> None:
-        """Start a SuperNode while something else goes on."""
+        """Start a SuperNode after some seconds, without waiting for it."""
         self._timer = threading.Timer(seconds, self.start_node, (host,))
         self._timer.start()
 
     def restart(self, host: str, **changed: object) -> None:
-        """End a SuperNode and start it anew, with another configuration perhaps."""
+        """Stop a SuperNode and start it again, with changed arguments of `start_node`."""
         self.stop(host)
         self.start_node(host, **changed)
 
-    def flwr(self, *words: str, timeout: float = 240.0) -> subprocess.CompletedProcess[str]:
+    def flwr(self, *arguments: str, timeout: float = 240.0) -> subprocess.CompletedProcess[str]:
         environment = self.environment("superlink", COLUMNS="300")
         return subprocess.run(
-            [tool("flwr"), *words],
+            [tool("flwr"), *arguments],
             env=environment,
             cwd=self.folder,
             text=True,
@@ -224,7 +224,7 @@ class Hosts:
             write_deployment(app, config, self.folder / name)
         return self.flwr("run", str(app), NAME, "--stream", timeout=timeout)
 
-    def everything(self) -> str:
+    def all_logs(self) -> str:
         return "\n".join(
             f"== {path.name}\n{path.read_text(errors='replace')[-4000:]}" for path in self.folder.glob("*.log")
         )
@@ -232,13 +232,13 @@ class Hosts:
 
 @contextlib.contextmanager
 def deployed(folder, label_data, parties, *, isolation="subprocess", seed=None, nginx=None):
-    """All hosts up, nodes registered and connected."""
+    """Yield the hosts of a deployment with registered and started nodes."""
     with Hosts(folder, label_data, parties, isolation=isolation) as hosts:
         if seed is not None:
             hosts.repeat_simulation(seed)
         hosts.start_superlink()
         if nginx is not None:
-            hosts.start_gate(nginx)
+            hosts.start_proxy(nginx)
         for party in parties:
             hosts.register(party)
             hosts.start_node(party)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.deployment.containers import ROOT, pods, running, why_not
+from tests.deployment.containers import ROOT, pods, reason_to_skip, running
 
 RUN = """
 [data]
@@ -30,7 +30,7 @@ connect_timeout = 240
 @pytest.mark.flower
 @pytest.mark.timeout(400)
 def test_the_services_of_three_hosts_train_together(parts, tmp_path):
-    if reason := why_not():
+    if reason := reason_to_skip():
         pytest.skip(reason)
     with pods(tmp_path, ["shop", "club"]) as (label, *others):
         for pod, party in zip((label, *others), ("bank", "shop", "club"), strict=True):
@@ -65,15 +65,15 @@ def test_the_services_of_three_hosts_train_together(parts, tmp_path):
             pod.wait_healthy("clientapp")
         for service in ("proxy", "serverapp"):
             label.wait_healthy(service)
-        _check_walls(label, others[0])
+        _check_isolation(label, others[0])
     deadline = time.monotonic() + 30
     while running():
         assert time.monotonic() < deadline
         time.sleep(0.2)
 
 
-def _check_walls(label, party):
-    """What a service must not have, it does not have."""
+def _check_isolation(label, party):
+    """Check that no service can read, write or reach what it must not."""
     for pod, service, path in (
         (label, "superlink", "/srv/flower-vfl"),
         (label, "serverapp", "/etc/flower-vfl/server.key"),

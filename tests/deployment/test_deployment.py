@@ -1,4 +1,4 @@
-"""SuperLink and SuperNodes with TLS and authentication: what runs there ends as it does in one process."""
+"""SuperLink and SuperNodes with TLS and authentication: a run there ends as it does in one process."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ assert GRACEFUL in PAGE
 
 
 def ended_as_explained(hosts, name):
-    """Wait for the end of a SuperNode that is refused; say whether it ends in one of the two ways the pages explain.
+    """Wait for the end of a refused SuperNode; return True if it ends in one of the two ways that the pages explain.
 
-    Flower interrupts itself and raises at once, and either may come first: it ends with an error and says 305, or with
-    0 and says that it ended gracefully.
+    Flower interrupts itself and raises at once, and either may come first: it ends with an error and logs 305, or with
+    0 and logs that it ended gracefully.
     """
     code, log = hosts.exit_code(name, 120), hosts.log(name)
     return (code > 0 and REFUSED in log) or (code == 0 and GRACEFUL in log)
@@ -84,7 +84,7 @@ def check_equal(hosts, name, local):
 
 def test_a_deployment_ends_with_the_weights_of_the_local_run_bit_for_bit(hosts, parts):
     done = hosts.run(config(informed=4096), "stream")
-    assert done.returncode == 0, done.stdout + hosts.everything()
+    assert done.returncode == 0, done.stdout + hosts.all_logs()
     result = check_equal(hosts, "stream", locally(parts))
     assert any(entry["label"] == "informed" for entry in result["leakage"])
     assert result["environment"]["transport"] == "stream"
@@ -99,7 +99,7 @@ def test_a_deployment_ends_with_the_weights_of_the_local_run_bit_for_bit(hosts, 
 def test_messages_need_no_port_and_end_with_the_same_weights(hosts, parts):
     two_steps = {"batch_size": 500, "epochs": 1}  # each takes seconds
     done = hosts.run(config(kind="messages", **two_steps), "messages", timeout=500)
-    assert done.returncode == 0, done.stdout + hosts.everything()
+    assert done.returncode == 0, done.stdout + hosts.all_logs()
     result = check_equal(hosts, "messages", locally(parts, **two_steps))
     assert result["environment"]["transport"] == "messages"
     assert result["cost"]["steps"] == 2
@@ -109,7 +109,7 @@ def test_messages_need_no_port_and_end_with_the_same_weights(hosts, parts):
 def test_processes_of_their_own_end_with_the_same_weights(parts, tmp_path):
     with deployed(tmp_path, parts / "bank", feature_parts(parts), isolation="process", seed=SEED) as hosts:
         done = hosts.run(config(), "stream")
-        assert done.returncode == 0, done.stdout + hosts.everything()
+        assert done.returncode == 0, done.stdout + hosts.all_logs()
         check_equal(hosts, "stream", locally(parts))
 
 
@@ -124,7 +124,7 @@ def nginx():
 def test_behind_the_proxy_parties_train_and_nobody_else_commands_the_superlink(parts, tmp_path, nginx):
     with deployed(tmp_path, parts / "bank", feature_parts(parts), seed=SEED, nginx=nginx) as hosts:
         done = hosts.run(config(), "stream")
-        assert done.returncode == 0, done.stdout + hosts.everything()
+        assert done.returncode == 0, done.stdout + hosts.all_logs()
         check_equal(hosts, "stream", locally(parts))
         context = ssl.create_default_context(cafile=str(hosts.keys / "shop" / "ca.crt"))
 
@@ -142,8 +142,8 @@ def test_doctor_finds_the_deployed_hosts_ready(hosts, parts):
     for party in ("shop", "club"):
         keys = hosts.keys / party
         address = f"127.0.0.1:{hosts.port}"
-        asked = Host(parts / party, party, address, keys / "ca.crt", keys / f"{party}.key")
-        states = {what: state for what, state, _ in findings(asked) if what != "root certificates"}  # they end soon
+        host = Host(parts / party, party, address, keys / "ca.crt", keys / f"{party}.key")
+        states = {what: state for what, state, _ in findings(host) if what != "root certificates"}  # they end soon
         assert set(states.values()) == {"ok"}
         assert {"data", "key", "clock", f"SuperLink {address}"} <= set(states)
 
@@ -152,11 +152,11 @@ def test_a_node_that_joins_late_takes_part(hosts, parts):
     hosts.stop("club")
     hosts.start_later("club", 12.0)
     done = hosts.run(config(), "late")
-    assert done.returncode == 0, done.stdout + hosts.everything()
+    assert done.returncode == 0, done.stdout + hosts.all_logs()
     check_equal(hosts, "late", locally(parts))
 
 
-def test_a_node_with_other_data_is_refused_and_both_hosts_say_what_to_do(hosts, parts, tmp_path):
+def test_a_node_with_other_data_is_refused_and_both_hosts_say_what_to_do(hosts, tmp_path):
     others = write_parts(tmp_path / "others", rows=900)
     hosts.restart("club", data=others / "club")
     done = hosts.run(config(), "other")
@@ -167,7 +167,7 @@ def test_a_node_with_other_data_is_refused_and_both_hosts_say_what_to_do(hosts, 
         assert "prepare or align the data again at both parties" in log
 
 
-def test_what_is_wrong_with_a_nodes_data_is_said_on_its_host_alone(hosts, parts, tmp_path):
+def test_an_error_in_a_nodes_data_is_described_on_its_host_alone(hosts, parts, tmp_path):
     shutil.copytree(parts / "club", tmp_path / "damaged")
     (tmp_path / "damaged" / "club" / "party.json").write_text('["a row of the club"]')
     hosts.restart("club", data=tmp_path / "damaged")
@@ -194,7 +194,7 @@ def test_a_node_whose_owner_named_no_party_takes_no_part_and_both_hosts_say_what
         assert "this node has no party: start its SuperNode with --node-config" in log
 
 
-def test_a_missing_party_is_named_and_the_other_host_hears_it(hosts):
+def test_a_missing_party_is_named_and_the_other_host_logs_it(hosts):
     hosts.stop("club")
     done = hosts.run(config(connect_timeout=40), "missing")
     hosts.start_node("club")
@@ -219,7 +219,7 @@ def test_a_key_that_nobody_registered_ends_as_the_pages_explain(hosts, tmp_path)
 
 @pytest.fixture
 def another_clock(tmp_path):
-    """What makes a process believe in another time, by the Debian package `libfaketime`."""
+    """Return environment variables that change the time of a process, by the Debian package `libfaketime`."""
     place = os.environ.get("FAKETIME_LIBRARY") or next(iter(glob("/usr/lib/*/faketime/libfaketimeMT.so.1")), None)
     if place is None:
         pytest.skip("libfaketime is not installed, and FAKETIME_LIBRARY names none")
@@ -260,6 +260,6 @@ def test_a_wrong_authority_ends_the_supernode_and_doctor_says_what_to_do(hosts, 
     hosts.start_node("club", name="club-misled", authority=wrong)
     assert ended_as_explained(hosts, "club-misled")
     assert "CERTIFICATE_VERIFY_FAILED" in hosts.log("club-misled")
-    asked = Host(superlink=f"127.0.0.1:{hosts.port}", authority=wrong)
-    (words,) = [text for what, state, text in findings(asked) if what.startswith("SuperLink") and state == "wrong"]
-    assert "ask the label party for the ca.crt" in words
+    host = Host(superlink=f"127.0.0.1:{hosts.port}", authority=wrong)
+    (advice,) = [text for what, state, text in findings(host) if what.startswith("SuperLink") and state == "wrong"]
+    assert "ask the label party for the ca.crt" in advice

@@ -1,4 +1,4 @@
-"""A deployed run that a closed port, a leak or a signal would end: what each host says, and what stays on its disk."""
+"""A deployed run with a closed port, a leak above its limit or a signal: the logs and the files of each host."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.deployment.test_recovery import below, command
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(590)]
 
 CLOSED = {"grpc_proxy": "http://127.0.0.1:9", "no_grpc_proxy": "127.0.0.1"}
-"""In a SuperNode's environment: nobody serves at that proxy, so the host can dial no name, as behind a firewall."""
+"""Environment of a SuperNode that can dial no name, as behind a firewall: no proxy listens at that address."""
 UNREACHED = r"session endpoint localhost:\d+ could not be reached within 25 s"
 
 
@@ -41,9 +41,9 @@ def changed(settings, **sections):
 def test_a_party_that_cannot_reach_the_port_uses_messages_where_the_run_allows_it(hosts, parts, fallback):
     """One epoch of one batch, as each message takes seconds; the other party goes on by its stream."""
     short = {"training": {"epochs": 1}, "checkpoint": {"every": -1}}
-    through = {"host": "127.0.0.1", "advertise": "localhost", "fallback": fallback, "connect_timeout": 50.0}
+    transport = {"host": "127.0.0.1", "advertise": "localhost", "fallback": fallback, "connect_timeout": 50.0}
     hosts.restart("club", more=CLOSED)
-    done = hosts.run(changed(config(batch_size=857, **through), **short), f"closed-{fallback}", timeout=400)
+    done = hosts.run(changed(config(batch_size=857, **transport), **short), f"closed-{fallback}", timeout=400)
     hosts.restart("club")
     for log in (done.stdout, hosts.log("club")):
         assert re.search(UNREACHED, log), log
@@ -51,7 +51,7 @@ def test_a_party_that_cannot_reach_the_port_uses_messages_where_the_run_allows_i
     if fallback == "none":
         assert result_of(hosts, "closed-none")["status"] == "failed"
         return
-    assert done.returncode == 0, done.stdout + hosts.everything()
+    assert done.returncode == 0, done.stdout + hosts.all_logs()
     assert "takes part through Flower's own messages, which is slow (transport.fallback)" in done.stdout
     assert "Frames travel in Flower's own messages instead, which is slow" in hosts.log("club")
     assert "Flower's own messages" not in hosts.log("shop")
@@ -63,7 +63,7 @@ LIMITS = {
     "leak limit": {"defenses": [], "attack": {"names": ["remembered_norm"], "max_leak": 0.855}},
     "bound limit": {"defenses": [{"name": "marvell", "s": 4.0}], "attack": {"names": [], "max_bound": 0.85}},
 }
-"""Undefended, the norm of what is remembered reads more each epoch and passes the limit before the last one; Marvell's
+"""Without a defense the leak by `remembered_norm` grows each epoch and passes the limit before the last one. Marvell's
 bound is 0.72 after the first epoch, then 0.79 and 0.91."""
 
 
@@ -83,7 +83,7 @@ def test_a_limit_that_is_passed_stops_the_run_and_every_party_keeps_the_model_fr
     assert local["status"] == status
     assert local["model"]["epoch"] > 0
     done = hosts.run(limited(config(), status), status.split()[0])
-    assert done.returncode == 0, done.stdout + hosts.everything()
+    assert done.returncode == 0, done.stdout + hosts.all_logs()
     result = result_of(hosts, status.split()[0])
     for name in ("status", "model", "budget", "weights", "utility"):
         assert result[name] == local[name]
@@ -96,14 +96,14 @@ def test_a_limit_that_is_passed_stops_the_run_and_every_party_keeps_the_model_fr
     assert f"the model of step {model['step']}, epoch {model['epoch']}, is kept" in done.stdout
 
 
-def test_a_server_app_that_is_terminated_keeps_what_was_measured_and_goes_on_to_the_same_result(hosts, parts):
+def test_a_server_app_that_is_terminated_keeps_its_measurements_and_goes_on_to_the_same_result(hosts, parts):
     settings = changed(config(), training={"epochs": 40}, checkpoint={"every": 20})
     done, out = [], hosts.folder / "terminated"
     running = threading.Thread(target=lambda: done.append(hosts.run(settings, "terminated")))
     running.start()
     deadline = time.monotonic() + 120
     while not list((out / "checkpoints" / "label").glob("step-*[1-9]0.safetensors")):
-        assert time.monotonic() < deadline, hosts.everything()
+        assert time.monotonic() < deadline, hosts.all_logs()
         time.sleep(0.1)
     (server,) = [pid for pid in below(hosts.process("superlink").pid) if "flwr-serverapp" in command(pid)]
     os.kill(server, signal.SIGTERM)
@@ -111,13 +111,13 @@ def test_a_server_app_that_is_terminated_keeps_what_was_measured_and_goes_on_to_
     assert "Task stopped by user" in done[0].stdout  # and `flwr run` ends with 0
     deadline = time.monotonic() + 30  # Flower tells the SuperLink first, and lets a process end after that
     while not (out / "result.json").exists() or command(server):
-        assert time.monotonic() < deadline, hosts.everything()
+        assert time.monotonic() < deadline, hosts.all_logs()
         time.sleep(0.1)
     assert result_of(hosts, "terminated")["status"] == "interrupted"
     assert 0 < result_of(hosts, "terminated")["cost"]["steps"] < 600
     for party in ("shop", "club"):
         hosts.wait_for(party, "the label party ended the session")
     again = hosts.flwr("run", str(hosts.folder / "app-terminated"), NAME, "--run-config", "resume=true", "--stream")
-    assert result_of(hosts, "terminated")["status"] == "finished", again.stdout + hosts.everything()
+    assert result_of(hosts, "terminated")["status"] == "finished", again.stdout + hosts.all_logs()
     local = run(changed(config(parts / "whole", "inproc"), training={"epochs": 40}, checkpoint={"every": 20})).summary
     check_equal(hosts, "terminated", local)

@@ -19,8 +19,8 @@ from tests.deployment.test_deployment import SEED, config, feature_parts
 pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.timeout(590)]
 
 
-def long(path="", kind="stream"):
-    """A run that keeps its state often, and of which two thirds are still to come when somebody is killed."""
+def long_run(path="", kind="stream"):
+    """Return a run with frequent checkpoints, two thirds of which are still to come when a party is killed."""
     values = config(path, kind, reconnect_timeout=5.0, rejoin_timeout=240.0).model_dump()
     values["training"] |= {"epochs": 60}
     return build_config({**values, "checkpoint": {"every": 50}})
@@ -60,12 +60,12 @@ def kill(pids):
 def test_a_party_that_is_killed_comes_back_and_the_run_ends_with_the_same_weights(parts, tmp_path, whole):
     with deployed(tmp_path, parts / "bank", feature_parts(parts), seed=SEED) as hosts:
         done = []
-        running = threading.Thread(target=lambda: done.append(hosts.run(long(), "run", timeout=500)))
+        running = threading.Thread(target=lambda: done.append(hosts.run(long_run(), "run", timeout=500)))
         running.start()
         commits = tmp_path / "run" / "checkpoints" / "label"
         deadline = time.monotonic() + 120
         while not list(commits.glob("*.safetensors")) or not _beyond(commits, 150):
-            assert time.monotonic() < deadline, hosts.everything()
+            assert time.monotonic() < deadline, hosts.all_logs()
             time.sleep(0.1)
         node = hosts.process("shop").pid
         tree = below(node)
@@ -73,10 +73,10 @@ def test_a_party_that_is_killed_comes_back_and_the_run_ends_with_the_same_weight
         if whole:
             hosts.start_again("shop")
         running.join()
-        assert done[0].returncode == 0, done[0].stdout + hosts.everything()
+        assert done[0].returncode == 0, done[0].stdout + hosts.all_logs()
         result = json.loads((tmp_path / "run" / "result.json").read_text())
-    local = run(long(parts / "whole", "inproc")).summary
-    assert "is asked again" in done[0].stdout + hosts.everything()
+    local = run(long_run(parts / "whole", "inproc")).summary
+    assert "is asked again" in done[0].stdout + hosts.all_logs()
     assert result["status"] == "finished"
     assert result["weights"] == local["weights"]
     assert result["utility"] == local["utility"]

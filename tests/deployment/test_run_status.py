@@ -1,4 +1,4 @@
-"""`flower-vfl wait` says what became of a run, also where nobody else does: with its exit code, reason and alert."""
+"""`flower-vfl wait` reports the end of a run by its exit code, the reason and an alert."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RUNNING = RunState("running")
 
 
 class Scripted:
-    """A Control API that answers what it is given, and then the same for ever."""
+    """A Control API that returns these answers in turn, and the last one for ever."""
 
     address = "superlink"
 
@@ -38,19 +38,19 @@ class Scripted:
         return answer
 
 
-def waited(*answers, patience=60.0):
-    said = []
-    follow(Scripted(*answers), 7, said.append, poll=0.0, patience=patience)
-    return said
+def follow_run(*answers, patience=60.0):
+    lines = []
+    follow(Scripted(*answers), 7, lines.append, poll=0.0, patience=patience)
+    return lines
 
 
 def test_a_run_that_completes_is_waited_for_over_a_restart_of_the_superlink():
-    said = waited(RunState("pending"), RUNNING, AWAY, RUNNING, RunState("finished", "completed"))
-    assert said == ["run 7 is pending", "run 7 is running", "run 7 is finished"]
+    output = follow_run(RunState("pending"), RUNNING, AWAY, RUNNING, RunState("finished", "completed"))
+    assert output == ["run 7 is pending", "run 7 is running", "run 7 is finished"]
 
 
 @pytest.mark.parametrize(
-    ("answers", "error", "words"),
+    ("answers", "error", "message"),
     [
         ([RUNNING, RunState("finished", "failed", "the loss is not finite")], SessionError, "the loss is not finite$"),
         ([RUNNING, RunState("finished", "failed", "No heartbeat received")], SessionError, "died without a word"),
@@ -61,28 +61,28 @@ def test_a_run_that_completes_is_waited_for_over_a_restart_of_the_superlink():
         ([RUNNING, AWAY], SessionError, "It has been away for 0 s; the run was running"),
     ],
 )
-def test_whatever_else_becomes_of_a_run_is_an_error_that_says_so(answers, error, words):
-    with pytest.raises(error, match=words) as caught:
-        waited(*answers, patience=0.0)
+def test_any_other_end_of_a_run_is_an_error_with_the_reason(answers, error, message):
+    with pytest.raises(error, match=message) as caught:
+        follow_run(*answers, patience=0.0)
     assert type(caught.value) is error
 
 
 @pytest.mark.parametrize("text", ["-3", "0", "1.5", str(2**64), "9" * 5000, "٣", "[]", '{"run-id": null}', "{"])
-def test_what_is_no_run_id_is_refused(text):
+def test_a_text_that_is_no_run_id_is_refused(text):
     with pytest.raises(ConfigError, match="is no run ID"):
         read_run_id(text)
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ('{"success": false, "error-message": "no such app"}', "started no run: no such app"),
         (" \n", "has printed nothing"),
     ],
-    ids=["refused", "killed before it could say anything"],
+    ids=["refused", "killed before it printed anything"],
 )
-def test_a_run_that_flwr_has_not_started_is_a_failure_with_its_words(text, words):
-    with pytest.raises(SessionError, match=words) as caught:
+def test_a_run_that_flwr_has_not_started_is_a_failure_with_its_message(text, message):
+    with pytest.raises(SessionError, match=message) as caught:
         read_run_id(text)
     assert not isinstance(caught.value, InputError)  # for which no alert is sent
 
@@ -104,12 +104,12 @@ def started(hosts):
     code = "import os; open('alert', 'w').write(os.environ['FLOWER_VFL_RUN'] + os.environ['FLOWER_VFL_REASON'])"
     hook = shlex.join([sys.executable, "-c", code])
     (hosts.folder / "alert").unlink(missing_ok=True)
-    return found, waiting(hosts, "-", NAME, "--on-failure", hook, given=done.stdout[done.stdout.index("{") :])
+    return found, start_waiting(hosts, "-", NAME, "--on-failure", hook, text=done.stdout[done.stdout.index("{") :])
 
 
-def waiting(hosts, *words, given=""):
+def start_waiting(hosts, *arguments, text=""):
     process = subprocess.Popen(
-        [sys.executable, "-m", "flower_vfl", "wait", *words],
+        [sys.executable, "-m", "flower_vfl", "wait", *arguments],
         env=hosts.environment("superlink"),
         cwd=hosts.folder,
         text=True,
@@ -117,7 +117,7 @@ def waiting(hosts, *words, given=""):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
-    process.stdin.write(given)
+    process.stdin.write(text)
     process.stdin.flush()
     process.stdin.close()
     process.stdin = None
@@ -125,14 +125,14 @@ def waiting(hosts, *words, given=""):
 
 
 def server_app(hosts):
-    """Return the process of the one ServerApp that runs."""
+    """Return the process ID of the one ServerApp that runs."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         found = [pid for pid in below(hosts.process("superlink").pid) if "flwr-serverapp" in command(pid)]
         if found:
             return found[-1]
         time.sleep(0.2)
-    raise AssertionError(hosts.everything())
+    raise AssertionError(hosts.all_logs())
 
 
 @pytest.mark.flower
@@ -141,11 +141,11 @@ def test_a_run_that_is_stopped_ends_the_waiting_with_a_code_of_its_own(superlink
     run_id, process = started(superlink)
     server_app(superlink)
     assert superlink.flwr("stop", run_id, NAME).returncode == 0
-    said = process.communicate(timeout=60)[0]
-    assert process.returncode == 3, said
-    assert f"run {run_id} was stopped" in said
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 3, output
+    assert f"run {run_id} was stopped" in output
     assert (superlink.folder / "alert").read_text() == f"{run_id}run {run_id} was stopped (flwr stop)"
-    unknown = waiting(superlink, "12345")
+    unknown = start_waiting(superlink, "12345")
     assert "knows no run 12345; `flwr list`" in unknown.communicate(timeout=60)[0]
     assert unknown.returncode == 2
 
@@ -158,7 +158,7 @@ def test_a_server_app_that_is_killed_fails_the_waiting_and_alerts(superlink):
     victim = server_app(superlink)
     time.sleep(5)
     os.kill(victim, signal.SIGKILL)
-    said = process.communicate(timeout=200)[0]
-    assert process.returncode == 1, said
-    assert f"run {run_id} failed: No heartbeat received from the task; its ServerApp died without a word" in said
+    output = process.communicate(timeout=200)[0]
+    assert process.returncode == 1, output
+    assert f"run {run_id} failed: No heartbeat received from the task; its ServerApp died without a word" in output
     assert "died without a word" in (superlink.folder / "alert").read_text()

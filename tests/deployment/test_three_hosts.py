@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.flower, pytest.mark.timeout(400)]
 SCRIPT = Path(__file__).parents[2] / "docs" / "deployment" / "three-hosts.sh"
 
 
-def why_not():
-    """Say why namespaces cannot be had here, or nothing."""
+def reason_to_skip():
+    """Return the reason that there are no namespaces here, else an empty text."""
     for tool in ("ip", "nginx"):
         if shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
             return f"{tool} is not installed"
@@ -37,23 +37,28 @@ def why_not():
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    if reason := why_not():
+    if reason := reason_to_skip():
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("three")
-    here = {
+    extra = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin:/sbin",
         "PYTHONPATH": str(SCRIPT.parents[2]),
     }
     done = subprocess.run(
-        [str(SCRIPT), str(folder)], env={**os.environ, **here}, capture_output=True, text=True, timeout=380, check=False
+        [str(SCRIPT), str(folder)],
+        env={**os.environ, **extra},
+        capture_output=True,
+        text=True,
+        timeout=380,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return folder, done.stdout
 
 
 def test_three_hosts_train_together_and_each_keeps_what_is_its_own(trained):
-    folder, said = trained
-    assert "three hosts have trained together" in said
+    folder, output = trained
+    assert "three hosts have trained together" in output
     result = json.loads((folder / "label" / "run" / "result.json").read_text())
     assert result["status"] == "finished"
     assert set(result["weights"]) == {"label", "left", "right"}

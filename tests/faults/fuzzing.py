@@ -42,7 +42,7 @@ from flower_vfl.tracking import read_embeddings, read_snapshots, read_steps
 from flower_vfl.transport.base import expect
 from flower_vfl.transport.wire import Traffic, Wire
 from tests.faults.common import SETUP
-from tests.parties.test_feature import ask, gradient_for, make_party
+from tests.parties.test_feature import gradient_for, make_party, request
 
 CORPUS = Path(__file__).parent / "corpus"
 SECONDS = 1.0
@@ -51,8 +51,8 @@ SECONDS = 1.0
 WIRE = Wire("5e55", "exact")
 EMBEDDING = torch.linspace(-1, 1, 64).view(16, 4)
 DOWN = [
-    ask(0),
-    ask(1, 0, gradient_for(0)),
+    request(0),
+    request(1, 0, gradient_for(0)),
     Frame(Kind.EVALUATE, 0, {"part": "test"}),
     Frame(Kind.FINISH),
     Frame(Kind.RESTORE, 4, {"count": 1}),
@@ -99,7 +99,7 @@ class Frames:
 
     def _renew(self) -> None:
         self._party = make_party()
-        self._party.handle(ask(0))
+        self._party.handle(request(0))
 
     def seed(self, generator: random.Random) -> bytes:
         """Return a valid frame."""

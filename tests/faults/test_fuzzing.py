@@ -44,7 +44,7 @@ def test_a_reader_that_raises_an_error_of_its_own_is_found(monkeypatch, tmp_path
 
 
 @pytest.mark.slow
-def test_an_input_that_takes_long_is_found(monkeypatch, tmp_path):
+def test_an_input_that_takes_long_is_found(monkeypatch):
     def slow(path):
         time.sleep(0.06)
         raise InputError

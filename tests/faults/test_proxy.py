@@ -28,12 +28,12 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def gate(tmp_path_factory):
+def proxied(tmp_path_factory):
     """Yield the hosts of a SuperLink behind the proxy, and a function that opens a connection."""
-    folder = tmp_path_factory.mktemp("gate")
+    folder = tmp_path_factory.mktemp("proxy")
     with Hosts(folder, folder, {"a": folder}) as hosts:
         hosts.start_superlink()
-        hosts.start_gate(NGINX)
+        hosts.start_proxy(NGINX)
         trusted = ssl.create_default_context(cafile=str(hosts.keys / "superlink" / "ca.crt"))
 
         def connect():
@@ -45,7 +45,7 @@ def gate(tmp_path_factory):
                 line.request("GET", "/health")
                 if line.getresponse().status == 200:
                     break
-            assert time.monotonic() < deadline, hosts.log("gate")
+            assert time.monotonic() < deadline, hosts.log("proxy")
             time.sleep(0.2)
         time.sleep(3)  # until the SuperLink has imported everything
         yield hosts, connect
@@ -74,8 +74,8 @@ def post(line, body, **headers):
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["of a size that is given", "in pieces"])
-def test_a_large_body_of_a_stranger_never_reaches_the_superlink(gate, known):
-    hosts, connect = gate
+def test_a_large_body_of_a_stranger_never_reaches_the_superlink(proxied, known):
+    hosts, connect = proxied
     before = memory(hosts)
     pieces = (bytes(MIB) for _ in range(300))
     with contextlib.closing(connect()) as line:
@@ -85,8 +85,8 @@ def test_a_large_body_of_a_stranger_never_reaches_the_superlink(gate, known):
         assert post(line, bytes(7 * MIB)) in (400, 401)  # what a party may send is passed on, and Flower refuses it
 
 
-def test_slow_bodies_of_one_address_are_few_and_others_are_served(gate):
-    _, connect = gate
+def test_slow_bodies_of_one_address_are_few_and_others_are_served(proxied):
+    _, connect = proxied
     lines = [connect() for _ in range(20)]
     try:
         for line in lines:
@@ -105,8 +105,8 @@ def test_slow_bodies_of_one_address_are_few_and_others_are_served(gate):
             line.close()
 
 
-def test_silent_connections_do_not_keep_a_supernode_out(gate):
-    hosts, connect = gate
+def test_silent_connections_do_not_keep_a_supernode_out(proxied):
+    hosts, connect = proxied
     with flooding(f"127.0.0.1:{hosts.dialled}", 9000, rate=3000) as (flood, counts):
         flood.stdout.readline()
         for _ in range(5):
@@ -116,12 +116,12 @@ def test_silent_connections_do_not_keep_a_supernode_out(gate):
     assert counts["dialled"] >= 9000
 
 
-def test_only_the_fleet_api_is_passed_on(gate):
-    _, connect = gate
+def test_only_the_fleet_api_is_passed_on(proxied):
+    _, connect = proxied
     for path in ("/v1/control/list-runs", "/v1/runtime/acquire-task", "/", "/docs", "/v1/fleet/../control/list-runs"):
         with contextlib.closing(connect()) as line:
             line.request("POST", path, b"")
             assert line.getresponse().status == 403
-    with socket.create_connection(("127.0.0.1", gate[0].dialled)) as plain:
+    with socket.create_connection(("127.0.0.1", proxied[0].dialled)) as plain:
         plain.sendall(b"GET /health HTTP/1.0\r\n\r\n")
         assert b"400" in plain.recv(100)

@@ -38,13 +38,13 @@ def arguments() -> argparse.Namespace:
         command.add_argument("--only", nargs="+", choices=list(RUNS), default=list(RUNS), metavar="RUN")
         command.add_argument("--jobs", type=int, default=0, help="runs at once [default: one for each core]")
     for command in (compared, both):
-        command.add_argument("--meant", type=Path, help="file that says which differences are meant")
+        command.add_argument("--meant", type=Path, help="file that lists the intended differences")
     return parser.parse_args()
 
 
 @contextmanager
 def work_tree(commit: str) -> Iterator[Path]:
-    """A work tree of a commit, gone afterwards."""
+    """Yield a work tree of a commit; it is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="golden-tree-") as folder:
         tree = Path(folder) / "tree"
         git("worktree", "add", "--detach", str(tree), commit)
@@ -54,16 +54,18 @@ def work_tree(commit: str) -> Iterator[Path]:
             git("worktree", "remove", "--force", str(tree))
 
 
-def git(*words: str) -> None:
-    done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False)
+def git(*command: str) -> None:
+    done = subprocess.run(["git", "-C", str(ROOT), *command], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise GoldenError(f"git {' '.join(words)}: {done.stderr.strip()}")
+        raise GoldenError(f"git {' '.join(command)}: {done.stderr.strip()}")
 
 
-def record_shown(root: Path, out: Path, given: argparse.Namespace) -> int:
+def record_shown(root: Path, out: Path, options: argparse.Namespace) -> int:
     began = time.monotonic()
-    failed = record(root, out, given.only, jobs=given.jobs)
-    show(f"{len(given.only)} runs of {root} in {time.monotonic() - began:.0f} s; failed: {', '.join(failed) or 'none'}")
+    failed = record(root, out, options.only, jobs=options.jobs)
+    show(
+        f"{len(options.only)} runs of {root} in {time.monotonic() - began:.0f} s; failed: {', '.join(failed) or 'none'}"
+    )
     return int(bool(failed))
 
 
@@ -79,17 +81,17 @@ def compare_shown(before: Path, after: Path, meant: Meant) -> int:
 
 
 def main() -> int:
-    given = arguments()
-    if given.command == "record":
-        return record_shown(given.root, given.out, given)
-    meant = Meant.read(given.meant) if given.meant else Meant()
-    if given.command == "compare":
-        return compare_shown(given.before, given.after, meant)
+    options = arguments()
+    if options.command == "record":
+        return record_shown(options.root, options.out, options)
+    meant = Meant.read(options.meant) if options.meant else Meant()
+    if options.command == "compare":
+        return compare_shown(options.before, options.after, meant)
     with tempfile.TemporaryDirectory(prefix="golden-compared-") as folder:
         before, after = Path(folder) / "before", Path(folder) / "after"
-        with work_tree(given.commit) as tree:
-            record_shown(tree, before, given)
-        record_shown(ROOT, after, given)
+        with work_tree(options.commit) as tree:
+            record_shown(tree, before, options)
+        record_shown(ROOT, after, options)
         return compare_shown(before, after, meant)
 
 

@@ -1,7 +1,7 @@
-"""Do commands of the package, each in a fork of a process that has loaded the libraries but nothing of the package.
+"""Run commands of the package, each in a fork of a process that has loaded the libraries but nothing of the package.
 
-A line of JSON on stdin is a command; how it ended is a line on stdout. Loading the libraries takes longer than a small
-run: here it is done once. The package is whatever PYTHONPATH says, entered as ``python -m flower_vfl`` does.
+A line of JSON on stdin is a command; a line on stdout is its exit code. Loading the libraries takes longer than a small
+run: here it is done once. PYTHONPATH names the package, which is entered as ``python -m flower_vfl`` does.
 """
 
 import importlib
@@ -34,15 +34,15 @@ def enter(command):
     os.chdir(command["folder"])
     log = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     nothing = os.open(os.devnull, os.O_RDONLY)
-    for place, file in ((0, nothing), (1, log), (2, log)):
-        os.dup2(file, place)
-    sys.argv = ["flower_vfl", *command["words"]]
+    for descriptor, file in ((0, nothing), (1, log), (2, log)):
+        os.dup2(file, descriptor)
+    sys.argv = ["flower_vfl", *command["arguments"]]
     sys.path[0] = command["folder"]
     runpy.run_module("flower_vfl", run_name="__main__", alter_sys=True)
 
 
 def outcome(child, command):
-    """Wait for a command and return its exit code; kill it when it is late, or when its log shows what is asked for."""
+    """Wait for a command and return its exit code; kill it after its limit, or when its log matches the pattern."""
     log, pattern = Path(command["log"]), command["kill_at"]
     deadline = time.monotonic() + command["seconds"]
     while True:

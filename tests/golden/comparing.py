@@ -16,14 +16,14 @@ _MISSING = "nothing"
 
 @dataclass
 class Meant:
-    """What is meant to differ.
+    """Differences that are intended.
 
     Attributes
     ----------
     patterns
-        Patterns of a run's name and of a key, to how many differences each fits.
+        Number of differences that fit each pattern, which is one of a run's name and one of a key.
     renamed
-        Words of the first recording, to those that stand in their places in the second.
+        Words of the first recording with their replacements in the second.
     """
 
     patterns: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -31,20 +31,20 @@ class Meant:
 
     @classmethod
     def read(cls, path: Path) -> Meant:
-        """Read a file; an empty path's is that nothing is meant to differ."""
+        """Read a file of patterns and renamed fields."""
         meant = cls()
         for number, line in enumerate(path.read_text(encoding="utf8").splitlines(), 1):
-            words = line.partition("#")[0].split()
-            if len(words) == 3 and words[0] == "rename":
-                meant.renamed[words[1]] = words[2]
-            elif len(words) == 2:
-                meant.patterns[words[0], words[1]] = 0
-            elif words:
+            fields = line.partition("#")[0].split()
+            if len(fields) == 3 and fields[0] == "rename":
+                meant.renamed[fields[1]] = fields[2]
+            elif len(fields) == 2:
+                meant.patterns[fields[0], fields[1]] = 0
+            elif fields:
                 raise GoldenError(f"{path}, line {number}: {line!r} is neither `RUN KEY` nor `rename OLD NEW`")
         return meant
 
     def allows(self, run: str, key: str) -> bool:
-        """Return whether a difference is meant, and count it."""
+        """Return True if a difference is intended, and count it."""
         fits = [pattern for pattern in self.patterns if fnmatchcase(run, pattern[0]) and fnmatchcase(key, pattern[1])]
         for pattern in fits:
             self.patterns[pattern] += 1
@@ -82,10 +82,10 @@ def differences(before: Path, after: Path, meant: Meant) -> Iterator[str]:
         if absent:
             yield f"{name}: not recorded in {absent[0]}"
         else:
-            yield from _of_run(name, *map(_read, files), meant)
+            yield from _run_differences(name, *map(_read, files), meant)
 
 
-def _of_run(name: str, before: Mapping[str, Any], after: Mapping[str, Any], meant: Meant) -> Iterator[str]:
+def _run_differences(name: str, before: Mapping[str, Any], after: Mapping[str, Any], meant: Meant) -> Iterator[str]:
     for side, record in (("first", before), ("second", after)):
         if record["failure"]:
             yield f"{name}: failed in the {side} recording: {record['failure']}"
@@ -104,7 +104,7 @@ def _of_run(name: str, before: Mapping[str, Any], after: Mapping[str, Any], mean
 
 
 def _text(value: Any) -> str:
-    """Return how a value is written: floats print so that they are read back bit for bit, 1 is not 1.0."""
+    """Return a value as JSON: floats are written so that they are read back bit for bit, and 1 is not 1.0."""
     return json.dumps(value, sort_keys=True)
 
 

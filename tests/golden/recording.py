@@ -1,4 +1,4 @@
-"""Do the runs with one version of the package, through its command line, and write down what came out."""
+"""Execute the runs with one version of the package, through its command line, and record their values."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from tests.golden.values import values_of
 
 FACTS = "environment.json"
 PATIENCE = 240.0
-"""Seconds that one command may take."""
+"""Limit of one command in seconds."""
 
 FIRST_EPOCH = r"\bepoch 1\b|\b1/\d+ run:"
-"""What the log of a run shows when its first epoch is done."""
+"""Pattern of the log of a run whose first epoch is complete."""
 
 
 class GoldenError(Exception):
-    """Something that keeps results from being recorded or compared."""
+    """Results cannot be recorded or compared."""
 
 
 class Commands:
-    """A process that does commands of one version of the package, one after the other, each in a process of its own."""
+    """A process that runs commands of one version of the package, one after the other, each in a fork of its own."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment, self._count = dict(environment), 0
 
     def __enter__(self) -> Self:
-        """Start it."""
+        """Start the process."""
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("child.py"))],
             env=self._environment, text=True, bufsize=1, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -53,28 +53,34 @@ class Commands:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it."""
+        """End the process."""
         self._process.communicate()
 
-    def give(self, words: list[str], folder: Path, *, kill_at: str = "") -> None:
-        """Do a command in a folder; kill it as soon as its log shows the pattern, if one is given.
+    def run(self, arguments: list[str], folder: Path, *, kill_at: str = "") -> None:
+        """Run a command in a folder; kill it as soon as its log matches `kill_at`, if that is given.
 
         Raises
         ------
         GoldenError
-            When it fails, takes too long, or ends before it could be killed.
+            When the command fails, takes too long, or ends before it could be killed.
         """
         self._count += 1
         log = folder / f"{self._count}.log"
-        command = {"words": words, "folder": str(folder), "log": str(log), "kill_at": kill_at, "seconds": PATIENCE}
+        command = {
+            "arguments": arguments,
+            "folder": str(folder),
+            "log": str(log),
+            "kill_at": kill_at,
+            "seconds": PATIENCE,
+        }
         self._process.stdin.write(json.dumps(command) + "\n")
         answer = self._process.stdout.readline()
         if not answer:
-            raise GoldenError("the process that does the commands has died")
-        wanted = -signal.SIGKILL if kill_at else 0
+            raise GoldenError("the process that runs the commands has died")
+        expected = -signal.SIGKILL if kill_at else 0
         shown = log.read_text(encoding="utf8", errors="replace") if log.is_file() else ""
-        if int(answer) != wanted or (kill_at and not re.search(kill_at, shown)):
-            raise GoldenError(f"{words[0]} ended with {int(answer)}, not {wanted}:\n{shown[-3000:]}")
+        if int(answer) != expected or (kill_at and not re.search(kill_at, shown)):
+            raise GoldenError(f"{arguments[0]} ended with {int(answer)}, not {expected}:\n{shown[-3000:]}")
 
 
 def record(root: Path, out: Path, names: Iterable[str] = RUNS, *, jobs: int = 0) -> list[str]:
@@ -83,18 +89,18 @@ def record(root: Path, out: Path, names: Iterable[str] = RUNS, *, jobs: int = 0)
     Parameters
     ----------
     root
-        A clone or a work tree; its `src`, or itself, is where the package is imported from.
+        Clone or work tree; the package is imported from its `src`, or from itself.
     out
-        Must not exist, or be empty.
+        Folder that does not exist, or is empty.
     names
-        Which runs.
+        Names of the runs.
     jobs
-        How many at once; 0: one for each core.
+        Number of runs at once; 0: one for each core.
 
     Returns
     -------
     list of str
-        The runs that failed; their files say how.
+        Names of the runs that failed; their files have the errors.
 
     Raises
     ------
@@ -106,14 +112,14 @@ def record(root: Path, out: Path, names: Iterable[str] = RUNS, *, jobs: int = 0)
     if any(out.iterdir()):
         raise GoldenError(f"{out} is not empty: recordings are never mixed, name a new folder")
     count = jobs or os.cpu_count() or 1
-    with tempfile.TemporaryDirectory(prefix="golden-") as scratch, ExitStack() as ending:
+    with tempfile.TemporaryDirectory(prefix="golden-") as scratch, ExitStack() as stack:
         work = Path(scratch)
         environment = _environment(root, work)
         (out / FACTS).write_text(json.dumps(_facts(root, work, environment), indent=1) + "\n", encoding="utf8")
         write_inputs(work / "inputs")
         idle = SimpleQueue[Commands]()
         for _ in range(count):
-            idle.put(ending.enter_context(Commands(environment)))
+            idle.put(stack.enter_context(Commands(environment)))
         with ThreadPoolExecutor(count) as pool:
             return [name for name in pool.map(lambda name: _record_run(name, work, out, idle), names) if name]
 
@@ -132,7 +138,7 @@ def _environment(root: Path, work: Path) -> dict[str, str]:
 
 
 def _facts(root: Path, work: Path, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return what both sides of a comparison must share, after a look at which package is imported."""
+    """Return the facts that two recordings must share, after a check of the imported package."""
     code = "import flower_vfl; print(flower_vfl.__file__)"
     done = subprocess.run(
         [sys.executable, "-c", code], env=dict(environment), cwd=work, capture_output=True, text=True, check=False
@@ -154,13 +160,13 @@ def _processor() -> str:
 
 
 def _record_run(name: str, work: Path, out: Path, idle: SimpleQueue[Commands]) -> str:
-    """Do one run and write its file; return its name if it failed."""
+    """Execute one run and write its file; return its name if it failed."""
     run, folder = RUNS[name], work / name
     folder.mkdir()
     values, failure = dict[str, Any](), ""
     commands = idle.get()
     try:
-        _do(run, folder, work / "inputs", commands)
+        _execute(run, folder, work / "inputs", commands)
         values = values_of(folder / "out")
     except (GoldenError, OSError, ValueError) as error:
         failure = f"{error}"
@@ -172,12 +178,12 @@ def _record_run(name: str, work: Path, out: Path, idle: SimpleQueue[Commands]) -
 
 
 def _digest(run: Run) -> str:
-    """Return a digest of what is done: recordings of different runs must not pass for different results."""
+    """Return a digest of a run's definition: runs with different definitions must not be compared."""
     return hashlib.sha256(json.dumps([SMALL, asdict(run)], sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _do(run: Run, folder: Path, inputs: Path, commands: Commands) -> None:
-    """Write the configuration and give the commands; what comes out is in `folder`/out."""
+def _execute(run: Run, folder: Path, inputs: Path, commands: Commands) -> None:
+    """Write the configuration and run the commands; the results are in `folder`/out."""
     settings = _nested({**SMALL, **run.settings}, inputs)
     file, out = folder / "run.toml", folder / "out"
     if run.kind == "sweep":
@@ -185,23 +191,23 @@ def _do(run: Run, folder: Path, inputs: Path, commands: Commands) -> None:
         cases = [_nested(case, inputs) for case in run.cases]
         settings = {"base": "base.toml", "sweep": {"stacking": "on"}, "cases": cases}
     file.write_text(tomli_w.dumps(settings), encoding="utf8")
-    words = ["run" if run.kind == "resumed" else run.kind, str(file), "--out", str(out)]
+    arguments = ["run" if run.kind == "resumed" else run.kind, str(file), "--out", str(out)]
     if run.kind == "resumed":
-        commands.give(words, folder, kill_at=FIRST_EPOCH)
-        words.append("--resume")
-    commands.give(words, folder)
+        commands.run(arguments, folder, kill_at=FIRST_EPOCH)
+        arguments.append("--resume")
+    commands.run(arguments, folder)
     if run.predict:
-        commands.give(["predict", str(out), "--out", str(out / "scores.parquet")], folder)
+        commands.run(["predict", str(out), "--out", str(out / "scores.parquet")], folder)
 
 
 def _nested(flat: Mapping[str, Any], inputs: Path) -> dict[str, Any]:
-    """Return tables in tables from dotted keys; None stands for a key that is left out."""
+    """Return nested tables from dotted keys; a key with the value None is left out."""
     result: dict[str, Any] = {}
     for key, value in flat.items():
         *sections, leaf = key.split(".")
-        place = result
+        table = result
         for section in sections:
-            place = place.setdefault(section, {})
+            table = table.setdefault(section, {})
         if value is not None:
-            place[leaf] = value.replace("{inputs}", str(inputs)) if isinstance(value, str) else value
+            table[leaf] = value.replace("{inputs}", str(inputs)) if isinstance(value, str) else value
     return result

@@ -1,4 +1,4 @@
-"""The runs: their configurations, and what is done with each."""
+"""The runs: their configurations and commands."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Run:
     kind
         "run"; "resumed" is killed after its first epoch and resumed; "sweep" has `cases`; "align".
     predict
-        The finished run also scores the test rows.
+        True if the finished run also scores the test rows.
     cases
         Settings of the trials of a sweep; those that can be trained together are.
     """

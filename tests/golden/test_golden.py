@@ -107,7 +107,7 @@ def test_recordings_of_two_environments_are_named(tmp_path):
     assert "torch: 2.6 -> 2.13" in line
 
 
-def test_what_is_meant_is_left_out_and_what_is_out_of_date_is_named(tmp_path):
+def test_intended_differences_are_left_out_and_patterns_out_of_date_are_named(tmp_path):
     file = tmp_path / "meant"
     file.write_text("run  a/*  # the solver\n* gone # nothing\n\n# only a comment\nrename remembered longitudinal\n")
     meant = Meant.read(file)
@@ -118,7 +118,7 @@ def test_what_is_meant_is_left_out_and_what_is_out_of_date_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("line", ["one", "one two three", "rename"])
-def test_a_line_that_means_nothing_is_refused(tmp_path, line):
+def test_a_line_of_another_form_is_refused(tmp_path, line):
     (tmp_path / "meant").write_text(f"{line}\n")
     with pytest.raises(GoldenError, match="line 1"):
         Meant.read(tmp_path / "meant")

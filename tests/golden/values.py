@@ -1,4 +1,4 @@
-"""All values that a run left, each under a key that does not depend on any order."""
+"""The values in the files of a run, each under a key that does not depend on any order."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ LEFT_OUT = re.compile(r"(^|/)(result/environment|(result|trials)/cost/seconds\w*
 """Keys of results, and columns of a sweep's table, that differ from run to run."""
 
 ABOUT = ("label", "layer", "party", "source", "phase", "metric", "span", "rows_of", "positive_class")
-"""Keys that say what an entry about an attack is about."""
+"""Keys that identify an entry about an attack."""
 
 
 def values_of(out: Path) -> dict[str, Any]:
-    """Return the values in a run's folder, in those of a sweep, or of an alignment.
+    """Return the values in the folder of a run, a sweep or an alignment.
 
     Raises
     ------
     ValueError
-        When there is nothing.
+        When the folder has no values.
     """
     found: dict[str, Any] = {}
     for file in sorted(out.rglob("*")):
@@ -64,22 +64,22 @@ def _flat(value: Any, key: str) -> Iterator[tuple[str, Any]]:
 
 
 def _entries(values: list[Any]) -> Iterator[tuple[str, Any]]:
-    """Name the entries of a list: those about attacks by what they are about, others by their places."""
+    """Yield the entries of a list with names: those about attacks by their identifying keys, others by position."""
     if all(isinstance(entry, dict) and "attack" in entry for entry in values):
-        yield from _numbered([(_about(entry), entry) for entry in values])
+        yield from _numbered([(_attack_name(entry), entry) for entry in values])
     else:
-        yield from ((str(place), entry) for place, entry in enumerate(values))
+        yield from ((str(position), entry) for position, entry in enumerate(values))
 
 
-def _about(entry: Mapping[str, Any]) -> str:
-    """Return the name of an entry about an attack: what was attacked, and by what."""
+def _attack_name(entry: Mapping[str, Any]) -> str:
+    """Return the name of an entry about an attack: the values of its identifying keys."""
     about = {"label": entry["attack"], **entry}
     facts = [str(about[name]) for name in ABOUT if about.get(name) not in (None, "")]
     return ",".join([*facts, *(["defended"] if entry.get("defended") is True else [])])
 
 
 def _numbered(entries: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Tell apart entries of one name, in the order of their contents."""
+    """Yield the entries with a number after a repeated name, in the order of their contents."""
     entries = sorted(entries, key=lambda entry: (entry[0], json.dumps(entry[1], sort_keys=True)))
     numbers: dict[str, count[int]] = {}
     for name, entry in entries:
@@ -88,7 +88,7 @@ def _numbered(entries: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
 
 
 def _table(file: Path, key: str) -> dict[str, Any]:
-    """Return what a Parquet file holds: of a long table the values by what they are about, of another its columns."""
+    """Return the content of a Parquet file: of a long table the values by the other columns, of another its columns."""
     table = pq.read_table(file)
     columns = [name for name in sorted(table.column_names) if not LEFT_OUT.search(f"{key}/{name}")]
     if "value" in columns:
@@ -97,11 +97,11 @@ def _table(file: Path, key: str) -> dict[str, Any]:
         for row in table.select([*about, "value"]).to_pylist():
             name = ",".join(f"{column}={row[column]}" for column in about)
             found.setdefault(f"{key}/{name}", []).append(row["value"])
-        return {name: one[0] if len(one) == 1 else _listed(sorted(one, key=repr)) for name, one in found.items()}
-    return {f"{key}/{name}": _listed(table[name].to_pylist()) for name in columns}
+        return {name: one[0] if len(one) == 1 else _list_digest(sorted(one, key=repr)) for name, one in found.items()}
+    return {f"{key}/{name}": _list_digest(table[name].to_pylist()) for name in columns}
 
 
-def _listed(values: list[Any]) -> str:
+def _list_digest(values: list[Any]) -> str:
     """Return a digest of many values."""
     text = json.dumps(values, default=repr)
     return f"{len(values)} values {hashlib.sha256(text.encode()).hexdigest()[:24]}"

@@ -19,14 +19,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 NOT_CLONED = ("build", "dist", "runs", "*.egg-info", "__pycache__", "*.fab")
 OURS = ("PYTHON", "PYTEST", "VIRTUAL_ENV", "FLWR_", "RAY_")
-"""Variables of the running test session that a trial must not inherit begin with one of these."""
+"""Prefixes of the test session's environment variables that a trial must not inherit."""
 
 STUBS = {"flower-vfl"}
 """Commands that come with the package itself; all others are written by `new_environment`."""
 
 
 def clone_to(target):
-    """Copy the tree as a clone has it, links as links."""
+    """Copy the tree as a clone has it, with links as links; return the copy."""
 
     def left_out(folder, names):
         here = Path(folder)
@@ -38,7 +38,7 @@ def clone_to(target):
 
 
 def build(tree, kind, target):
-    """Build "wheel", "editable" or "sdist" of a tree, as pip asks setuptools to."""
+    """Build "wheel", "editable" or "sdist" of a tree, as pip does by setuptools; return the file."""
     target.mkdir(parents=True, exist_ok=True)
     code = f"from setuptools import build_meta; build_meta.build_{kind}({str(target)!r})"
     subprocess.run([sys.executable, "-c", code], cwd=tree, check=True, capture_output=True, timeout=120)
@@ -76,14 +76,14 @@ class Installed:
 
     @property
     def home(self):
-        """The folder that a `flower_vfl` imported from elsewhere must lie in."""
+        """Folder of the `flower_vfl` that is imported from elsewhere."""
         if self.kind == "editable":
             return self.clone / "src"
         (packages,) = self.python.parent.parent.glob("lib/python*/site-packages")
         return packages
 
     def run(self, *command, cwd, timeout=240, **variables):
-        """Run a command of the environment and return what became of it."""
+        """Run a command of the environment; return the completed process."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
         path = f"{self.python.parent}{os.pathsep}{os.environ['PATH']}"
         environment = {
@@ -137,11 +137,11 @@ def installed(request, tmp_path_factory):
 
 @pytest.fixture
 def place(installed):
-    """Where a command that takes long is run: an editable installation's in the clone, a wheel's anywhere else."""
+    """Working folder of slow commands: the clone of an editable installation, elsewhere for a wheel."""
     return installed.clone if installed.kind == "editable" else installed.elsewhere
 
 
 @pytest.fixture(params=["root", "elsewhere"])
 def cwd(request, installed):
-    """Where a command is run: the root of the clone, or anywhere else."""
+    """Working folder of a command: the root of the clone, or elsewhere."""
     return installed.clone if request.param == "root" else installed.elsewhere

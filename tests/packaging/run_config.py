@@ -1,6 +1,6 @@
 """Give pyproject.toml a key for each configuration option, as `flwr run` needs it.
 
-``python -m tests.packaging.run_config`` writes the keys of the schema; values that stand there stay.
+``python -m tests.packaging.run_config`` writes the keys of the schema; existing values are kept.
 """
 
 import tomllib

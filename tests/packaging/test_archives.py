@@ -1,4 +1,4 @@
-"""What a wheel and a source distribution hold."""
+"""The contents of a wheel and of a source distribution."""
 
 import email
 import re
@@ -34,7 +34,7 @@ def test_a_wheel_holds_every_file_of_the_package_and_nothing_else(built_wheel):
     assert packed == expected
 
 
-def test_a_wheel_holds_what_is_read_at_run_time(built_wheel):
+def test_a_wheel_holds_the_files_that_are_read_at_run_time(built_wheel):
     packed = files_of(built_wheel)
     assert "flower_vfl/py.typed" in packed
     assert "flower_vfl/simulations/presets/census.toml" in packed
@@ -66,12 +66,12 @@ def test_a_wheel_can_be_used_without_a_clone(built_wheel, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_what_is_built_from_a_repository_names_its_commit_and_a_release_does_not(tmp_path):
+def test_archives_built_from_a_repository_name_its_commit_and_a_release_does_not(tmp_path):
     tree = clone_to(tmp_path / "clone")
     as_somebody = ["git", "-C", str(tree), "-c", "user.name=n", "-c", "user.email=e@example.org"]
 
-    def git(*words):
-        return subprocess.run([*as_somebody, *words], check=True, capture_output=True, text=True).stdout.strip()
+    def git(*arguments):
+        return subprocess.run([*as_somebody, *arguments], check=True, capture_output=True, text=True).stdout.strip()
 
     git("init", "-q")
     git("add", "-A")
@@ -90,7 +90,7 @@ def test_what_is_built_from_a_repository_names_its_commit_and_a_release_does_not
     assert build(tree, "wheel", tmp_path / "release").name == "flower_vfl-0.1.0-py3-none-any.whl"
 
 
-def test_links_of_what_is_built_are_those_of_its_repository_where_that_is_known(built_wheel, tmp_path, monkeypatch):
+def test_links_of_an_archive_lead_to_its_repository_where_that_is_known(built_wheel, tmp_path, monkeypatch):
     def facts(wheel):
         with zipfile.ZipFile(wheel) as archive:
             (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
@@ -110,19 +110,19 @@ def test_links_of_what_is_built_are_those_of_its_repository_where_that_is_known(
 
 
 @pytest.mark.parametrize("link", ["src/flower_vfl", "flower_vfl/strategies", "flower_vfl/simulations"])
-@pytest.mark.parametrize("left", ["nothing", "text", "an empty folder"])
-def test_a_clone_that_lost_a_link_is_not_built_and_says_what_to_do(link, left, tmp_path):
+@pytest.mark.parametrize("replacement", ["nothing", "text", "an empty folder"])
+def test_a_clone_that_lost_a_link_is_not_built_and_says_what_to_do(link, replacement, tmp_path):
     tree = clone_to(tmp_path / "clone")
     lost = tree / link
     to = lost.readlink()
     lost.unlink()
-    if left == "text":
+    if replacement == "text":
         lost.write_text(str(to))
-    elif left == "an empty folder":
+    elif replacement == "an empty folder":
         lost.mkdir()
     with pytest.raises(subprocess.CalledProcessError) as failed:
         build(tree, "wheel", tmp_path / "dist")
-    said = failed.value.stderr.decode()
-    assert "This clone has lost its links" in said
-    assert "git config core.symlinks true" in said
-    assert "Traceback" not in said
+    errors = failed.value.stderr.decode()
+    assert "This clone has lost its links" in errors
+    assert "git config core.symlinks true" in errors
+    assert "Traceback" not in errors

@@ -16,7 +16,7 @@ MEBIBYTE = 2**20
 
 
 def only(kind):
-    """Try one kind of installation alone, where a trial takes long."""
+    """Return a mark that limits a slow test to one kind of installation."""
     return pytest.mark.parametrize("installed", [kind], indirect=True)
 
 

@@ -20,11 +20,11 @@ def environment(built_wheel, tmp_path_factory):
     example = shutil.copytree(ROOT / "examples" / "own_methods", folder / "own_methods")
     install = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-build-isolation"]
     subprocess.run([*install, "--no-index", example], check=True, capture_output=True, timeout=120)
-    shutil.rmtree(example / "own_methods")  # what is used from here on is what was installed
+    shutil.rmtree(example / "own_methods")  # so that only the installed copy can be imported
     return Installed("wheel", python, example, folder)
 
 
-def test_all_methods_are_listed_and_each_says_where_it_is_from_and_what_it_takes(environment):
+def test_all_methods_are_listed_and_described_with_their_package_and_parameters(environment):
     done = environment.run("flower-vfl", "methods", cwd=environment.elsewhere)
     assert done.returncode == 0, done.stdout
     listed = {line.split()[0] for line in done.stdout.splitlines() if line.strip()}
@@ -36,7 +36,7 @@ def test_all_methods_are_listed_and_each_says_where_it_is_from_and_what_it_takes
     assert "k=1" in shown["peak"]
 
 
-def test_a_run_finds_them_by_their_names(environment, tmp_path):
+def test_a_run_finds_the_methods_by_their_names(environment, tmp_path):
     done = environment.run("flower-vfl", "run", environment.clone / "own.toml", "--out", tmp_path / "run", cwd=tmp_path)
     assert done.returncode == 0, done.stdout
     result = json.loads((tmp_path / "run" / "result.json").read_text())
@@ -49,7 +49,7 @@ def test_a_run_finds_them_by_their_names(environment, tmp_path):
 
 @pytest.mark.flower
 @pytest.mark.timeout(240)
-def test_flowers_processes_find_them_too(environment, tmp_path):
+def test_flowers_processes_find_the_methods_too(environment, tmp_path):
     settings = ["--engine", "flower", "--set", "training.epochs=1", "--out", tmp_path / "run"]
     done = environment.run("flower-vfl", "run", environment.clone / "own.toml", *settings, cwd=tmp_path)
     assert done.returncode == 0, done.stdout
@@ -57,7 +57,7 @@ def test_flowers_processes_find_them_too(environment, tmp_path):
     assert result["defenses"][0]["name"] == "quantise"
 
 
-def test_its_own_tests_pass(environment):
+def test_the_tests_of_the_example_pass(environment):
     tests = environment.clone / "tests"
     done = environment.run("pytest", "-q", "-p", "no:cacheprovider", tests, cwd=environment.elsewhere)
     assert done.returncode == 0, done.stdout

@@ -29,36 +29,36 @@ TESTED_EXTRAS = ("demo", "dev", "tensorboard")
 
 
 def pins():
-    """Each pinned distribution with its version."""
+    """Return each pinned distribution with its version."""
     lines = (line.split("#")[0].strip() for line in CONSTRAINTS.splitlines())
     return dict(line.split("==") for line in lines if line)
 
 
 def requirements(*extras):
-    """The direct requirements, with those of some extras."""
+    """Return the direct requirements, with those of some extras."""
     optional = PROJECT["project"]["optional-dependencies"]
     texts = [*PROJECT["project"]["dependencies"], *(text for extra in extras for text in optional[extra])]
     return [Requirement(text) for text in texts]
 
 
-OF_CARDS = ("nvidia-", "cuda-", "triton")
-"""What only PyTorch's builds for cards bring, which name exact versions themselves."""
+OF_GPU_BUILDS = ("nvidia-", "cuda-", "triton")
+"""Prefixes of what only PyTorch's builds for GPUs bring, which name exact versions themselves."""
 
 
 def closure(todo):
-    """Everything that these requirements bring here, by its canonical name."""
+    """Return the canonical names of all that these requirements install here."""
     found = set()
     todo = list(todo)
     seen = set()
     while todo:
-        wanted = todo.pop()
-        if str(wanted) in seen:
+        requirement = todo.pop()
+        if str(requirement) in seen:
             continue
-        seen.add(str(wanted))
-        found.add(canonicalize_name(wanted.name))
-        for text in importlib.metadata.requires(wanted.name) or ():
+        seen.add(str(requirement))
+        found.add(canonicalize_name(requirement.name))
+        for text in importlib.metadata.requires(requirement.name) or ():
             needed = Requirement(text)
-            if needed.marker is None or any(needed.marker.evaluate({"extra": e}) for e in ("", *wanted.extras)):
+            if needed.marker is None or any(needed.marker.evaluate({"extra": e}) for e in ("", *requirement.extras)):
                 todo.append(needed)
     return found
 
@@ -79,16 +79,16 @@ def test_the_pinned_flower_is_that_of_the_app_for_its_hub_and_of_the_containers(
     assert tags == {pinned}
 
 
-def test_the_badges_say_what_the_project_file_says():
-    made = runpy.run_path(str(ROOT / "docs" / "images" / "badges.py"))["badges"]()
-    for name, picture in made.items():
+def test_the_badges_agree_with_the_project_file():
+    badges = runpy.run_path(str(ROOT / "docs" / "images" / "badges.py"))["badges"]()
+    for name, picture in badges.items():
         assert (ROOT / "docs" / "images" / name).read_text(encoding="utf8") == picture
         assert f"(docs/images/{name})" in README
     versions = [
         part for entry in PROJECT["project"]["classifiers"] if (part := entry.rpartition("Python :: ")[2])[0].isdigit()
     ]
-    assert f"python: {versions[0]} to {versions[-1]}" in made["python.svg"]
-    assert "Apache-2.0" in made["license.svg"]
+    assert f"python: {versions[0]} to {versions[-1]}" in badges["python.svg"]
+    assert "Apache-2.0" in badges["license.svg"]
 
 
 @pytest.mark.parametrize("page", ["report", "watching"])
@@ -111,7 +111,7 @@ def test_the_version_is_the_packages():
 
 
 def test_every_package_that_is_imported_is_declared():
-    declared = {canonicalize_name(wanted.name) for wanted in requirements("tensorboard", "wandb", "mlflow", "dp")}
+    declared = {canonicalize_name(needed.name) for needed in requirements("tensorboard", "wandb", "mlflow", "dp")}
     optional = {"mlflow", "wandb"}  # not installed where tests run
     homes = importlib.metadata.packages_distributions()
     graph = grimp.build_graph("flower_vfl", include_external_packages=True, cache_dir=None)
@@ -120,17 +120,17 @@ def test_every_package_that_is_imported_is_declared():
     assert undeclared == set()
 
 
-@pytest.mark.parametrize("wanted", requirements(*PROJECT["project"]["optional-dependencies"]), ids=str)
-def test_a_direct_requirement_is_pinned_within_its_range(wanted):
-    assert wanted.specifier.contains(pins()[canonicalize_name(wanted.name)])
+@pytest.mark.parametrize("requirement", requirements(*PROJECT["project"]["optional-dependencies"]), ids=str)
+def test_a_direct_requirement_is_pinned_within_its_range(requirement):
+    assert requirement.specifier.contains(pins()[canonicalize_name(requirement.name)])
 
 
 def test_everything_that_the_tested_extras_bring_is_pinned():
     brought = closure(requirements(*TESTED_EXTRAS))
-    assert {name for name in brought if not name.startswith(OF_CARDS)} <= pins().keys()
+    assert {name for name in brought if not name.startswith(OF_GPU_BUILDS)} <= pins().keys()
 
 
-def test_constraints_name_exact_versions_and_no_place():
+def test_constraints_name_exact_versions_and_no_address():
     lines = [line for line in CONSTRAINTS.splitlines() if line and not line.startswith("#")]
     assert lines
     for line in lines:
@@ -138,7 +138,7 @@ def test_constraints_name_exact_versions_and_no_place():
 
 
 def command(mark):
-    """The commands of the README's block under this mark."""
+    """Return the commands of the README's block under a mark."""
     found = re.findall(rf"<!-- {mark} -->\n+```bash\n(.*?)```", README, flags=re.DOTALL)
     assert len(found) == 1, f"README.md needs one {mark} block"
     return found[0].strip()
@@ -184,7 +184,7 @@ def test_the_readme_and_the_classifiers_name_the_same_licence_and_python():
 
 
 def linked(page):
-    """The files of the repository that a page links to."""
+    """Return the files of the repository that a page links to."""
     targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf8"))
     return {(page.parent / target).resolve() for target in targets if "://" not in target}
 
@@ -200,14 +200,14 @@ def test_every_link_of_a_page_leads_to_a_file(page):
 def test_every_page_is_on_the_map_that_the_readme_links():
     map_of_pages = ROOT / "docs" / "README.md"
     assert map_of_pages in linked(ROOT / "README.md")
-    wanted = {page for page in PAGES if page.parts[len(ROOT.parts)] in ("docs", "benchmarks")}
-    wanted |= {ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")}
+    expected = {page for page in PAGES if page.parts[len(ROOT.parts)] in ("docs", "benchmarks")}
+    expected |= {ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")}
     listed = linked(map_of_pages)
     listed |= {page for inner in listed if inner.name == "README.md" for page in linked(inner)}
     shown_elsewhere = {
-        page for page in wanted if "project" in page.parts or "api" in page.parts or page.name == "index.md"
+        page for page in expected if "project" in page.parts or "api" in page.parts or page.name == "index.md"
     }
-    assert wanted - {map_of_pages} - listed - shown_elsewhere == set()  # pages of the site alone
+    assert expected - {map_of_pages} - listed - shown_elsewhere == set()  # pages of the site alone
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_every_page_is_on_the_map_that_the_readme_links():
         ("compose-spec", "docs/deployment/containers/*/compose.yaml"),
     ],
 )
-def test_what_other_programs_read_follows_their_schema(schema, pattern):
+def test_files_for_other_programs_follow_their_schema(schema, pattern):
     files = [str(path) for path in ROOT.glob(pattern)]
     assert files
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *files]
@@ -238,7 +238,7 @@ def test_workflows_and_forms_can_be_read_and_run_the_readmes_commands():
     assert all(command in shown for command in commands)
     assert any(step.get("run") == ".ci/run" for step in jobs["all"]["steps"])
     tried = " ".join(step.get("run", "") for step in jobs["flower"]["steps"])
-    assert 'pip install --upgrade "flwr[simulation]"' in tried  # past the bound
+    assert 'pip install --upgrade "flwr[simulation]"' in tried  # beyond the upper bound
     assert '-m "flower' in tried
     versions = {line.rpartition(" ")[2] for line in PROJECT["project"]["classifiers"] if "Python :: 3." in line}
     assert set(jobs["quick"]["strategy"]["matrix"]["python"]) == versions

@@ -1,4 +1,4 @@
-"""The feature party's state machine: what it refuses, and that its state is all of it."""
+"""The feature party's state machine: the frames that it refuses, and the completeness of its saved state."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make_party(*, in_flight=1, bottom=None, **more):
     return FeatureParty("a", model, optimizers, table, SCHEDULE, in_flight=in_flight, dropout=generator, **more)
 
 
-def ask(step, gradient_of=-1, gradient=None):
+def request(step, gradient_of=-1, gradient=None):
     tensors = {} if gradient is None else {"gradient": gradient}
     return Frame(Kind.STEP, step, {"gradient_of": gradient_of}, tensors)
 
@@ -43,9 +43,9 @@ def gradient_for(step, dtype=torch.float32):
 
 
 def drive(party, first, last, in_flight, restart=None):
-    """Do the steps of a schedule with made-up gradients; `restart` replaces the party before each frame."""
+    """Run steps of a schedule with random gradients; `restart` replaces the party before each frame."""
     for step in range(first, last):
-        frame = ask(step + in_flight if step + in_flight < last else -1, step, gradient_for(step))
+        frame = request(step + in_flight if step + in_flight < last else -1, step, gradient_for(step))
         party = restart(party) if restart else party
         party.handle(frame)
     return party
@@ -53,15 +53,15 @@ def drive(party, first, last, in_flight, restart=None):
 
 def fill(party, in_flight):
     for step in range(in_flight):
-        party.handle(ask(step))
+        party.handle(request(step))
 
 
 @pytest.mark.parametrize(
     ("frame", "reason"),
     [
-        (ask(1), "step 1 was asked for, the next one is 0"),
-        (ask(99), "step 99"),
-        (ask(0, 0, torch.zeros(16, 4)), "gradient of step 0 came, that of step none"),
+        (request(1), "step 1 was asked for, the next one is 0"),
+        (request(99), "step 99"),
+        (request(0, 0, torch.zeros(16, 4)), "gradient of step 0 came, that of step none"),
         (Frame(Kind.STEP, 0), "integer field 'gradient_of'"),
         (Frame(Kind.STEP, 0, {"gradient_of": True}), "integer field"),
         (Frame(Kind.EVALUATE, 0, {"part": "train"}), "no evaluation batch"),
@@ -84,7 +84,7 @@ def test_without_gradients_embeddings_of_training_rows_are_given_and_no_step_is_
     with torch.no_grad():
         assert torch.equal(embedding, party.bottom(*table.train.gather(np.arange(50, 100))))
     with pytest.raises(ProtocolError, match=r"training\.gradients is false"):
-        party.handle(ask(0))
+        party.handle(request(0))
 
 
 @pytest.mark.parametrize(
@@ -101,10 +101,10 @@ def test_without_gradients_embeddings_of_training_rows_are_given_and_no_step_is_
 )
 def test_a_wrong_gradient_is_refused_and_changes_no_weight(gradient):
     party = make_party()
-    party.handle(ask(0))
+    party.handle(request(0))
     before = weights_digest(party.bottom)
     with pytest.raises(ProtocolError):
-        party.handle(ask(1, 0, gradient))
+        party.handle(request(1, 0, gradient))
     assert weights_digest(party.bottom) == before
 
 
@@ -112,59 +112,59 @@ def test_no_more_steps_are_under_way_than_agreed():
     party = make_party(in_flight=2)
     fill(party, 2)
     with pytest.raises(ProtocolError, match="while 2 steps wait"):
-        party.handle(ask(2))
+        party.handle(request(2))
 
 
-def dry_run(value=0.0, rows=16):
+def probe(value=0.0, rows=16):
     return Frame(Kind.PROBE, tensors={"gradient": torch.full((rows, 4), value)})
 
 
 def test_a_probe_shows_the_first_embedding_and_changes_nothing():
     party, other = make_party(in_flight=0), make_party(in_flight=1)
     for _ in range(2):
-        shown = party.handle(dry_run(1.0))
+        shown = party.handle(probe(1.0))
         assert shown.kind is Kind.PROBED
         assert shown.fields["seconds"] > 0
     assert party.handle(Frame(Kind.PROBE)) == Frame(Kind.PROBED)
     assert all(weight.grad is None for weight in party.bottom.parameters())
     party.handle(Frame(Kind.IN_FLIGHT, fields={"in_flight": 1}))
-    first = other.handle(ask(0)).tensors["embedding"]
+    first = other.handle(request(0)).tensors["embedding"]
     assert torch.equal(shown.tensors["embedding"], first)
-    assert torch.equal(party.handle(ask(0)).tensors["embedding"], first)
+    assert torch.equal(party.handle(request(0)).tensors["embedding"], first)
     for one in (party, other):
         drive(one, 0, 8, 1)
     assert weights_digest(party.bottom) == weights_digest(other.bottom)
 
 
 @pytest.mark.parametrize(
-    ("in_flight", "frame", "words"),
+    ("in_flight", "frame", "message"),
     [
-        (1, dry_run(), "here transport.in_flight is 1"),
+        (1, probe(), "here transport.in_flight is 1"),
         (2, Frame(Kind.IN_FLIGHT, fields={"in_flight": 2}), "transport.in_flight is 2"),
         (0, Frame(Kind.IN_FLIGHT, fields={"in_flight": 0}), "1 to 64 are possible"),
         (0, Frame(Kind.IN_FLIGHT, fields={"in_flight": 65}), "1 to 64 are possible"),
         (0, Frame(Kind.IN_FLIGHT), "integer field 'in_flight'"),
-        (0, dry_run(float("nan")), "not finite"),
-        (0, dry_run(rows=5), "must be float32"),
+        (0, probe(float("nan")), "not finite"),
+        (0, probe(rows=5), "must be float32"),
     ],
 )
 def test_the_label_party_chooses_the_steps_in_flight_only_where_that_was_agreed_and_within_bounds(
-    in_flight, frame, words
+    in_flight, frame, message
 ):
-    with pytest.raises((ProtocolError, NotFiniteError), match=words):
+    with pytest.raises((ProtocolError, NotFiniteError), match=message):
         make_party(in_flight=in_flight).handle(frame)
 
 
 def test_the_steps_in_flight_are_settled_before_the_first_step_is_under_way():
     party = make_party(in_flight=0)
-    party.handle(ask(0))
+    party.handle(request(0))
     with pytest.raises(ProtocolError, match="before the first step"):
         party.handle(Frame(Kind.IN_FLIGHT, fields={"in_flight": 2}))
 
 
 def test_training_cannot_be_finished_while_a_gradient_is_missing():
     party = make_party()
-    party.handle(ask(0))
+    party.handle(request(0))
     with pytest.raises(ProtocolError, match="1 steps wait"):
         party.handle(Frame(Kind.FINISH))
     assert not party.finished
@@ -189,7 +189,7 @@ def test_repeating_a_forward_pass_updates_running_statistics_once():
     party = make_party(in_flight=2)
     fill(party, 2)
     counts = party.bottom[1].num_batches_tracked.item()
-    party.handle(ask(-1, 0, gradient_for(0)))
+    party.handle(request(-1, 0, gradient_for(0)))
     assert party.bottom[1].num_batches_tracked.item() == counts == 2
 
 
@@ -232,7 +232,7 @@ def test_a_simulated_attacker_scores_the_cut_and_the_first_layer():
     assert set(party.observer.view.transcript.last.gradients) == {"cut", "first"}
 
 
-def test_a_step_that_no_attack_reads_is_not_held():
+def test_a_step_that_no_attack_reads_is_not_kept():
     party = make_attacked(simulation=True, every=2)
     party.handle(audit_frame())
     fill(party, 1)
@@ -259,17 +259,17 @@ def test_audit_labels_that_skip_rows_are_refused():
 def test_the_first_layer_gradient_is_the_one_that_autograd_gives():
     party = make_attacked(simulation=False)
     twin = make_party()
-    party.handle(ask(0))
+    party.handle(request(0))
     x = twin._loader.batch(0)[0]
     twin.bottom.train()
     hidden = twin.bottom[2](twin.bottom[1](twin.bottom[0](x)))
     hidden.retain_grad()
     twin.bottom[4](twin.bottom[3](hidden)).backward(gradient_for(0))
-    party.handle(ask(-1, 0, gradient_for(0)))
+    party.handle(request(-1, 0, gradient_for(0)))
     assert torch.equal(party.observer.view.transcript.last.gradients["first"], hidden.grad)
 
 
-def test_the_state_of_an_attacker_keeps_what_it_measured():
+def test_the_state_of_an_attacker_has_its_measurements():
     party = make_attacked(simulation=True)
     party.handle(audit_frame())
     fill(party, 1)
@@ -279,8 +279,8 @@ def test_the_state_of_an_attacker_keeps_what_it_measured():
     assert again.report()["leakage"] == party.report()["leakage"]
 
 
-class Shelf:
-    """Keeps states in memory."""
+class MemoryStore:
+    """A store of checkpoints in memory."""
 
     def __init__(self):
         self.states = {}
@@ -293,16 +293,16 @@ class Shelf:
         return copy.deepcopy(self.states[step])
 
 
-def test_a_party_keeps_its_state_when_told_and_goes_back_to_it():
-    shelf = Shelf()
-    party = make_party(store=shelf)
-    party.handle(ask(0))
-    party.handle(ask(-1, 0, gradient_for(0)))
+def test_a_party_saves_its_state_on_request_and_restores_it():
+    store = MemoryStore()
+    party = make_party(store=store)
+    party.handle(request(0))
+    party.handle(request(-1, 0, gradient_for(0)))
     assert party.handle(Frame(Kind.SAVE, 1)) == Frame(Kind.SAVED, 1)
     kept = weights_digest(party.bottom)
     for last in range(2):
-        party.handle(ask(1))
-        party.handle(ask(-1, 1, gradient_for(1)))
+        party.handle(request(1))
+        party.handle(request(-1, 1, gradient_for(1)))
         later = weights_digest(party.bottom)
         assert later != kept
         if not last:
@@ -313,20 +313,20 @@ def test_a_party_keeps_its_state_when_told_and_goes_back_to_it():
     assert later == first_time
 
 
-def test_a_party_takes_an_earlier_model_as_the_one_that_stays_and_keeps_what_it_measured():
-    party = make_party(store=Shelf())
+def test_a_party_keeps_an_earlier_model_as_its_final_one_and_all_its_measurements():
+    party = make_party(store=MemoryStore())
     party.handle(Frame(Kind.SAVE, 0))
     first = weights_digest(party.bottom)
-    party.handle(ask(0))
-    party.handle(ask(-1, 0, gradient_for(0)))
+    party.handle(request(0))
+    party.handle(request(-1, 0, gradient_for(0)))
     assert party.handle(Frame(Kind.KEEP, 0)) == Frame(Kind.KEPT, 0)
     assert party.report()["weights"] == first
     assert party.state()["next_step"] == 1
     assert not party.discarded
 
 
-def test_a_party_that_is_to_keep_no_model_names_none_until_it_goes_back():
-    party = make_party(store=Shelf())
+def test_a_party_that_is_to_keep_no_model_names_none_until_it_restores_a_state():
+    party = make_party(store=MemoryStore())
     party.handle(Frame(Kind.SAVE, 0))
     assert party.handle(Frame(Kind.KEEP, -1)) == Frame(Kind.KEPT, -1)
     assert party.discarded
@@ -339,28 +339,28 @@ def test_a_party_that_is_to_keep_no_model_names_none_until_it_goes_back():
 
 
 def test_the_state_with_which_an_epoch_began_is_held_until_the_next_one_has_ended():
-    shelf = Shelf()
-    party = make_party(store=shelf)
+    store = MemoryStore()
+    party = make_party(store=store)
     per_epoch = party._schedule.steps_of(1).stop
     for step in range(per_epoch + 1):
-        party.handle(ask(step))
-        party.handle(ask(-1, step, gradient_for(step)))
+        party.handle(request(step))
+        party.handle(request(-1, step, gradient_for(step)))
         party.handle(Frame(Kind.SAVE, step + 1))
-        assert shelf.held == (0 if step + 1 <= per_epoch else per_epoch)
+        assert store.held == (0 if step + 1 <= per_epoch else per_epoch)
 
 
 @pytest.mark.parametrize(
     ("frames", "store", "reason"),
     [
         ([Frame(Kind.KEEP, 0)], None, "keeps no checkpoints"),
-        ([ask(0), Frame(Kind.KEEP, -1)], None, "1 steps wait"),
+        ([request(0), Frame(Kind.KEEP, -1)], None, "1 steps wait"),
         ([Frame(Kind.SAVE, 0)], None, "keeps no checkpoints"),
         ([Frame(Kind.RESTORE, 0)], None, "keeps no checkpoints"),
-        ([ask(0), Frame(Kind.SAVE, 0)], Shelf(), "1 steps wait"),
-        ([ask(0), Frame(Kind.BEST, 1)], None, "1 steps wait"),
+        ([request(0), Frame(Kind.SAVE, 0)], MemoryStore(), "1 steps wait"),
+        ([request(0), Frame(Kind.BEST, 1)], None, "1 steps wait"),
         ([Frame(Kind.BEST, 3)], None, "after 3 steps is the best, 0 are done"),
-        ([Frame(Kind.RESTORE, 0)], Shelf(), "integer field 'count'"),
-        ([Frame(Kind.SAVE, 3)], Shelf(), "after 3 steps was asked for, 0 are done"),
+        ([Frame(Kind.RESTORE, 0)], MemoryStore(), "integer field 'count'"),
+        ([Frame(Kind.SAVE, 3)], MemoryStore(), "after 3 steps was asked for, 0 are done"),
     ],
 )
 def test_a_state_that_cannot_be_kept_is_refused(frames, store, reason):

@@ -1,4 +1,4 @@
-"""What a step of the label party says about its gradients, what changes nothing, and what may be done ahead."""
+"""A step of the label party: its gradients and its snapshot, preparation ahead of it, and gradients of other labels."""
 
 import copy
 
@@ -19,14 +19,12 @@ from flower_vfl.strategies import Defense, Iso, VerticalStrategy
 from tests.toys import toy_config
 
 LABELS = np.random.default_rng(0).integers(0, 2, 40)
-MANY = np.random.default_rng(0).integers(0, 3, 40)
-
-
+THREE_CLASSES = np.random.default_rng(0).integers(0, 3, 40)
 OWN = np.random.default_rng(1).normal(size=(40, 2)).astype(np.float32)
 
 
 def party(*, snapshots=(), labels=LABELS, weights="none", defended=False, own=False, clip=0.0):
-    """Return a label party, with columns of its own behind batch normalisation and dropout if that is asked for."""
+    """Return a label party; with `own`, it has columns of its own behind batch normalisation and dropout."""
     schedule = Schedule(0, 40, 0, 16, 16, 1, 0.0)
     with seeded_initialisation(0):
         top = nn.Sequential(nn.Linear(9 if own else 6, 5), nn.Tanh(), nn.Linear(5, 1 if labels is LABELS else 3))
@@ -77,7 +75,7 @@ def test_slopes_are_those_of_the_logit_whatever_the_loss_weighs():
     assert not torch.allclose(plain.gradients, weighted.gradients)
 
 
-def test_gradients_are_those_before_any_defense():
+def test_a_snapshot_has_the_gradients_before_any_defense():
     step = party(snapshots=[0], defended=True).train_step(0, embeddings(0))
     assert torch.equal(step.inside.gradients, party(snapshots=[0]).train_step(0, embeddings(0)).inside.gradients)
     sent = torch.cat([step.gradients["a"], step.gradients["b"]], dim=1)
@@ -87,7 +85,7 @@ def test_gradients_are_those_before_any_defense():
 def test_a_loss_of_ones_own_may_be_a_vector_of_one_number():
     plain, label = party().train_step(0, embeddings(0)), party()
     inner = label._hooks.loss
-    label._hooks.loss = lambda *given: (inner(*given)[0].reshape(1), {})
+    label._hooks.loss = lambda *arguments: (inner(*arguments)[0].reshape(1), {})
     step = label.train_step(0, embeddings(0))
     assert step.loss == plain.loss
     assert torch.equal(joint(step.gradients), joint(plain.gradients))
@@ -100,7 +98,7 @@ def test_gradients_are_clipped_together_to_the_limit_and_never_made_longer(share
     torch.testing.assert_close(clipped, min(share, 1.0) * plain)
 
 
-def test_a_defense_that_works_in_place_does_not_change_what_is_kept():
+def test_a_defense_that_works_in_place_does_not_change_the_snapshot():
     label, plain = party(snapshots=[0]), party(snapshots=[0]).train_step(0, embeddings(0))
     label._hooks.protect = lambda grads, labels, step: (grads.zero_(), {})
     step = label.train_step(0, embeddings(0))
@@ -108,13 +106,13 @@ def test_a_defense_that_works_in_place_does_not_change_what_is_kept():
     assert torch.equal(step.inside.gradients, plain.inside.gradients)
 
 
-def test_only_the_steps_that_are_asked_for_have_one():
+def test_only_the_requested_steps_have_a_snapshot():
     label = party(snapshots=[1, 7])
     assert [label.train_step(step, embeddings(step)).inside is not None for step in range(3)] == [False, True, False]
 
 
-def test_more_than_two_classes_have_none():
-    assert party(snapshots=[0], labels=MANY).train_step(0, embeddings(0)).inside is None
+def test_steps_of_more_than_two_classes_have_no_snapshot():
+    assert party(snapshots=[0], labels=THREE_CLASSES).train_step(0, embeddings(0)).inside is None
 
 
 @pytest.mark.parametrize("defended", [False, True])
@@ -137,7 +135,7 @@ def test_the_own_weights_change_when_it_learns_and_not_before():
     assert label.weights != before
 
 
-def test_what_is_prepared_ahead_of_a_step_changes_no_bit_of_it():
+def test_preparing_a_step_ahead_changes_no_bit_of_it():
     ahead, plain = party(own=True), party(own=True)
     for step in range(3):
         found, expected = (label.train_step(step, embeddings(step)) for label in (ahead, plain))
@@ -152,7 +150,7 @@ def test_what_is_prepared_ahead_of_a_step_changes_no_bit_of_it():
     assert torch.equal(ahead.state()["dropout"][0], plain.state()["dropout"][0])
 
 
-def test_what_was_prepared_is_forgotten_where_the_party_goes_back():
+def test_a_restored_party_forgets_what_was_prepared():
     label, plain = party(own=True), party(own=True)
     kept = copy.deepcopy(label.state())
     label.prepare(0)
@@ -166,37 +164,37 @@ def test_what_was_prepared_is_forgotten_where_the_party_goes_back():
 @pytest.mark.parametrize("clip", [0.0, 0.001])
 @pytest.mark.parametrize("weights", ["none", "balanced"])
 def test_a_defense_is_given_the_gradients_that_other_labels_would_give(clip, weights):
-    """The reference is a label party whose labels are these, which is asked for the same step."""
-    asked = {}
+    """The reference is the same step of a label party with the other labels."""
+    results = {}
 
     class Asks(Defense):
-        """Asks for both."""
+        """A defense that asks for the gradients of its labels and of others."""
 
         name, params, asks_other_labels = "asks", {}, True
 
         def protect(self, grads, labels, step=None):
-            asked["same"], asked["other"] = step.gradients_of(labels), step.gradients_of(1 - labels)
-            asked["b"] = step.of("b").gradients_of(1 - labels)
-            asked["sent"], asked["step"] = grads, step
+            results["same"], results["other"] = step.gradients_of(labels), step.gradients_of(1 - labels)
+            results["b"] = step.of("b").gradients_of(1 - labels)
+            results["sent"], results["step"] = grads, step
             return self.strategy.protect(grads, labels, step)
 
     one, other = party(clip=clip, weights=weights), party(clip=clip, weights=weights)
     one._hooks = Asks(one._hooks)
     one.train_step(0, embeddings(0))
-    assert torch.equal(asked["same"], asked["sent"])
+    assert torch.equal(results["same"], results["sent"])
     other._labels = 1 - LABELS  # the class weights stay those of the training labels
     expected = joint(other.train_step(0, embeddings(0)).gradients)
     if clip:
-        assert float(asked["other"].norm()) == pytest.approx(clip), "clipping acts here"
-    torch.testing.assert_close(asked["other"], expected, rtol=1e-6, atol=1e-8)
-    assert torch.equal(asked["b"], asked["other"][:, 4:])
-    assert asked["step"].embeddings["a"].shape == (16, 4)
-    assert asked["step"].logits.shape == (16,)
+        assert float(results["other"].norm()) == pytest.approx(clip), "clipping acts here"
+    torch.testing.assert_close(results["other"], expected, rtol=1e-6, atol=1e-8)
+    assert torch.equal(results["b"], results["other"][:, 4:])
+    assert results["step"].embeddings["a"].shape == (16, 4)
+    assert results["step"].logits.shape == (16,)
 
 
 def test_without_declaring_it_a_defense_cannot_ask_what_other_labels_would_give():
     class Asks(Defense):
-        """Asks without having said so."""
+        """A defense that asks without declaring it."""
 
         name, params = "asks", {}
 

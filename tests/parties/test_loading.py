@@ -20,8 +20,8 @@ ROWS = 40
 SCHEDULE = Schedule(3, ROWS, 1, 16, 16, 2, 0.0)
 
 
-class Watched(ArraySource):
-    """Notes who gathered what."""
+class RecordingSource(ArraySource):
+    """A source that records the gathered rows and the names of the threads."""
 
     def __init__(self, *, broken=()):
         super().__init__(np.arange(2.0 * ROWS, dtype=np.float32).reshape(ROWS, 2), np.arange(ROWS)[:, None])
@@ -37,7 +37,7 @@ class Watched(ArraySource):
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_each_step_gets_the_rows_of_the_schedule(ahead):
-    loader = Loader(Watched(), SCHEDULE, IN_MEMORY, ahead=ahead)
+    loader = Loader(RecordingSource(), SCHEDULE, IN_MEMORY, ahead=ahead)
     for step in range(SCHEDULE.steps):
         numbers, ids = loader.batch(step)
         rows = SCHEDULE.train_batch(step)
@@ -46,7 +46,7 @@ def test_each_step_gets_the_rows_of_the_schedule(ahead):
 
 
 def test_the_next_batch_is_gathered_by_another_thread_but_not_the_first_of_an_epoch():
-    source = Watched()
+    source = RecordingSource()
     loader = Loader(source, SCHEDULE, IN_MEMORY, ahead=True)
     for step in range(SCHEDULE.steps):
         loader.batch(step)
@@ -54,28 +54,28 @@ def test_the_next_batch_is_gathered_by_another_thread_but_not_the_first_of_an_ep
     assert [name.startswith("loader") for name in source.threads] == [False, True, True, False, True, True]
 
 
-def test_without_a_card_nothing_is_loaded_ahead():
-    source = Watched()
+def test_without_a_gpu_nothing_is_loaded_ahead():
+    source = RecordingSource()
     Loader(source, SCHEDULE, IN_MEMORY).batch(0)
     assert source.gathered == [SCHEDULE.train_batch(0).tolist()]
 
 
 def test_a_step_that_was_not_expected_is_loaded_at_once():
-    loader = Loader(Watched(), SCHEDULE, IN_MEMORY, ahead=True)
+    loader = Loader(RecordingSource(), SCHEDULE, IN_MEMORY, ahead=True)
     for step in (0, 0, 4, 1, 2):
         assert np.array_equal(loader.batch(step)[1][:, 0].numpy(), SCHEDULE.train_batch(step))
 
 
-def test_what_goes_wrong_ahead_is_told_at_the_step_that_needs_it():
-    loader = Loader(Watched(broken=[1]), SCHEDULE, IN_MEMORY, ahead=True)
+def test_an_error_in_loading_ahead_is_raised_at_the_step_that_needs_the_batch():
+    loader = Loader(RecordingSource(broken=[1]), SCHEDULE, IN_MEMORY, ahead=True)
     loader.batch(0)
     with pytest.raises(DataError, match="the disk is gone"):
         loader.batch(1)
-    assert np.array_equal(loader.batch(1)[1][:, 0].numpy(), SCHEDULE.train_batch(1))  # and it goes on
+    assert np.array_equal(loader.batch(1)[1][:, 0].numpy(), SCHEDULE.train_batch(1))  # and the loader goes on
 
 
 class Stored(ArraySource):
-    """Notes how many rows were read at once."""
+    """A source that records the number of rows of each read."""
 
     def __init__(self, *arrays):
         super().__init__(*arrays)
@@ -94,7 +94,7 @@ def stored(folder):
 
 @pytest.mark.parametrize("window", [1, 2 * 16 * 24, 2**20])
 @pytest.mark.parametrize("order", ["forward", "again and back"])
-def test_windows_give_what_a_gather_gives(tmp_path, window, order):
+def test_windows_give_the_batches_that_gather_gives(tmp_path, window, order):
     source = stored(tmp_path)
     windows = Windows(source, SCHEDULE, window=window)
     for step in range(SCHEDULE.steps) if order == "forward" else (4, 5, 0, 2, 2, 1, 3):
@@ -103,7 +103,7 @@ def test_windows_give_what_a_gather_gives(tmp_path, window, order):
             assert torch.equal(mine, theirs)
 
 
-def test_a_window_is_so_many_batches_of_one_epoch_and_is_read_once(tmp_path):
+def test_a_window_is_several_batches_of_one_epoch_and_is_read_once(tmp_path):
     source = stored(tmp_path)
     windows = Windows(source, SCHEDULE, window=2 * 16 * 24)
     for step in range(SCHEDULE.steps):
@@ -111,7 +111,7 @@ def test_a_window_is_so_many_batches_of_one_epoch_and_is_read_once(tmp_path):
     assert source.reads == [32, 8, 32, 8]
 
 
-def test_a_file_that_became_shorter_is_told(tmp_path):
+def test_a_file_that_became_shorter_is_an_error(tmp_path):
     source = stored(tmp_path)
     windows = Windows(source, SCHEDULE)
     with (tmp_path / "numbers.npy").open("r+b") as file:
@@ -125,7 +125,7 @@ def test_only_tables_in_large_files_are_read_in_windows(tmp_path, monkeypatch):
     assert not in_windows(source)
     monkeypatch.setattr(loading, "LARGE", source.file_bytes - 1)
     assert in_windows(source)
-    assert not in_windows(Watched())
+    assert not in_windows(RecordingSource())
     loader = Loader(source, SCHEDULE, IN_MEMORY)
     assert np.array_equal(loader.batch(0)[1][:, 0].numpy(), SCHEDULE.train_batch(0))
     assert source.reads == [40]
@@ -146,8 +146,8 @@ def test_a_loader_is_gone_with_its_party_and_its_files_with_it(tmp_path):
 
 @needs_card
 @pytest.mark.parametrize("embeddings", ["same", "cpu"])
-def test_a_card_gets_the_rows_of_the_schedule_and_ids_go_where_the_tables_are(embeddings):
-    loader = Loader(Watched(), SCHEDULE, Placement("cuda", embeddings))
+def test_a_gpu_gets_the_rows_of_the_schedule_and_ids_go_where_the_tables_are(embeddings):
+    loader = Loader(RecordingSource(), SCHEDULE, Placement("cuda", embeddings))
     for step in range(SCHEDULE.steps):
         numbers, ids = loader.batch(step)
         rows = SCHEDULE.train_batch(step)

@@ -1,4 +1,4 @@
-"""A feature party of a finished training answers with embeddings, as its evaluation did, and takes nothing."""
+"""A feature party of a finished training answers with embeddings, as in evaluation, and accepts nothing else."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def predictor(bottom=None, permit=lambda rows: None):
     return Predictor("a", model, ArraySource(COLUMNS), rows="r", weights="w", batch_size=8, permit=permit)
 
 
-def ask(rows, step=0, **fields):
+def request(rows, step=0, **fields):
     tensor = torch.as_tensor(rows)
     return Frame(Kind.PREDICT, step, {"count": len(rows), **fields}, {"rows": tensor})
 
 
 def test_it_answers_with_the_embeddings_of_the_rows_in_their_order():
     torch.manual_seed(0)
-    machine = predictor()
+    party = predictor()
     rows = [7, 0, 19, 7]
-    found = machine.handle(ask(rows, step=3))
+    found = party.handle(request(rows, step=3))
     assert (found.kind, found.step) == (Kind.EMBEDDING, 3)
-    linear, norm, _ = machine._bottom
+    linear, norm, _ = party._bottom
     z = torch.from_numpy(COLUMNS[rows]) @ linear.weight.T + linear.bias
     expected = (z - norm.running_mean) / torch.sqrt(norm.running_var + norm.eps) * norm.weight + norm.bias
     torch.testing.assert_close(found.tensors["embedding"], expected)
@@ -40,11 +40,11 @@ def test_it_answers_with_the_embeddings_of_the_rows_in_their_order():
 
 
 def test_answering_changes_nothing_in_the_model():
-    machine = predictor()
-    before = {name: value.clone() for name, value in machine._bottom.state_dict().items()}
+    party = predictor()
+    before = {name: value.clone() for name, value in party._bottom.state_dict().items()}
     for _ in range(3):
-        machine.handle(ask([1, 2, 3]))
-    after = machine._bottom.state_dict()
+        party.handle(request([1, 2, 3]))
+    after = party._bottom.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
@@ -55,43 +55,43 @@ def test_it_introduces_itself_with_its_weights_and_rows():
 
 
 @pytest.mark.parametrize(
-    ("frame", "words"),
+    ("frame", "message"),
     [
-        (ask([]), "0 rows were asked for at once; allowed are 1 to 8"),
-        (ask(list(range(9))), "9 rows were asked for at once"),
-        (ask([20]), "rows 20 to 20 were asked for; there are 0 to 19"),
-        (ask([-1, 3]), "rows -1 to 3 were asked for"),
-        (ask([1], count=2), "must be int64"),
-        (ask([1.0]), "must be int64"),
-        (ask([1], count="1"), "needs the integer field 'count'"),
+        (request([]), "0 rows were asked for at once; allowed are 1 to 8"),
+        (request(list(range(9))), "9 rows were asked for at once"),
+        (request([20]), "rows 20 to 20 were asked for; there are 0 to 19"),
+        (request([-1, 3]), "rows -1 to 3 were asked for"),
+        (request([1], count=2), "must be int64"),
+        (request([1.0]), "must be int64"),
+        (request([1], count="1"), "needs the integer field 'count'"),
         (Frame(Kind.STEP, 0, {"gradient_of": 0}, {"gradient": torch.ones(1, 4)}), "does not take step frames"),
         (Frame(Kind.AUDIT, fields={"table": "train"}), "does not take audit frames"),
     ],
 )
-def test_whatever_else_is_refused_and_nothing_is_counted(frame, words):
+def test_other_requests_are_refused_and_no_rows_are_counted(frame, message):
     counted = []
-    with pytest.raises(ProtocolError, match=words):
+    with pytest.raises(ProtocolError, match=message):
         predictor(permit=counted.append).handle(frame)
     assert counted == []
 
 
 def test_rows_are_counted_before_they_are_read():
-    asked = []
+    counted = []
 
     def permit(rows):
-        asked.append(rows)
+        counted.append(rows)
         raise PermissionDeniedError("not today")
 
     with pytest.raises(PermissionDeniedError, match="not today"):
-        predictor(permit=permit).handle(ask([1, 2]))
-    assert asked == [2]
+        predictor(permit=permit).handle(request([1, 2]))
+    assert counted == [2]
 
 
-def test_it_is_finished_when_it_is_told_so_and_reports_nothing():
-    machine = predictor()
-    assert not machine.finished
-    report = machine.handle(Frame(Kind.FINISH))
-    assert machine.finished
+def test_a_finish_frame_ends_it_and_its_report_is_empty():
+    party = predictor()
+    assert not party.finished
+    report = party.handle(Frame(Kind.FINISH))
+    assert party.finished
     assert (report.kind, report.fields, report.tensors) == (Kind.REPORT, {}, {})
 
 

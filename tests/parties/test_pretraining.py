@@ -25,7 +25,7 @@ STEPS = 3 * 6
 
 
 class Bottom(nn.Module):
-    """Everything that has a state of its own: sparse embeddings, running statistics, dropout."""
+    """A bottom model with all stateful parts: sparse embeddings, running statistics, dropout."""
 
     def __init__(self):
         super().__init__()
@@ -55,7 +55,7 @@ def make_party(*, patience=1e9, seed=7, pretrain=True, scale=1.0, unaligned=0):
 
 
 def pretrain(party, restart=lambda party: party):
-    """Ask until all is done; return the party and what it answered."""
+    """Send requests until pre-training is complete; return the party and the steps that its answers count."""
     answers = []
     while not answers or answers[-1] < STEPS:
         party = restart(party)
@@ -82,12 +82,12 @@ def test_slices_and_restarts_between_them_give_the_weights_of_one_go():
     assert answers == list(range(1, STEPS + 1))
     again, _ = pretrain(make_party(patience=0.0), restarted)
     assert weights_digest(whole.bottom) == weights_digest(sliced.bottom) == weights_digest(again.bottom) != before
-    assert torch.equal(whole.handle(ask(0)).tensors["embedding"], again.handle(ask(0)).tensors["embedding"])
+    assert torch.equal(whole.handle(request(0)).tensors["embedding"], again.handle(request(0)).tensors["embedding"])
     assert weights_digest(pretrain(make_party(seed=8))[0].bottom) != weights_digest(whole.bottom)
 
 
 @pytest.mark.slow
-def test_answers_say_nothing_of_unaligned_rows_which_are_trained_on():
+def test_answers_do_not_depend_on_unaligned_rows_which_are_trained_on():
     whole, found = pretrain(make_party(unaligned=230))
     assert found == [STEPS]
     assert weights_digest(whole.bottom) != weights_digest(pretrain(make_party())[0].bottom)
@@ -103,7 +103,7 @@ def test_each_epoch_goes_through_training_rows_and_unaligned_ones_once():
     table = with_unaligned(mixed_data(rows=100, test_rows=20), 37).party("a")
     seen = []
 
-    class Kept(nn.Module):
+    class RecordingObjective(nn.Module):
         def corrupt(self, inputs, generator):
             seen.append(inputs[0])
             return inputs
@@ -112,23 +112,23 @@ def test_each_epoch_goes_through_training_rows_and_unaligned_ones_once():
             return z.sum() * 0.0
 
     more = {"generator": torch.Generator(), "placement": IN_MEMORY, "patience": 1e9, "unaligned": table.unaligned}
-    Pretraining(Bottom(), Kept(), table.train, SCHEDULE, 2, **more).work()
+    Pretraining(Bottom(), RecordingObjective(), table.train, SCHEDULE, 2, **more).work()
     trained = torch.from_numpy(np.setdiff1d(np.arange(100), SCHEDULE.held_out))
     every = [table.train.gather(trained.numpy())[0], table.unaligned.gather(np.arange(37))[0]]
-    wanted = sorted(torch.cat(every).tolist())
+    expected = sorted(torch.cat(every).tolist())
     rows = torch.cat(seen).tolist()
-    assert sorted(rows[:127]) == sorted(rows[127:]) == wanted
+    assert sorted(rows[:127]) == sorted(rows[127:]) == expected
     assert rows[:127] != rows[127:]
 
 
-def ask(step):
+def request(step):
     return Frame(Kind.STEP, step, {"gradient_of": -1})
 
 
 def test_pretraining_reconstructs_better_than_before():
-    with_more, _ = pretrain(make_party())
+    pretrained, _ = pretrain(make_party())
     losses = []
-    for bottom in (make_party().bottom, with_more.bottom):
+    for bottom in (make_party().bottom, pretrained.bottom):
         table = mixed_data(rows=100, test_rows=20).party("a")
         inputs = table.train.gather(SCHEDULE.train_batch(0))
         bottom.eval()
@@ -139,7 +139,7 @@ def test_pretraining_reconstructs_better_than_before():
     assert losses[1] < losses[0]
 
 
-def test_it_comes_before_the_first_step_and_once():
+def test_pretraining_comes_before_the_first_step_and_once():
     party, _ = pretrain(make_party())
     with pytest.raises(ProtocolError, match="no pre-training to do"):
         party.handle(Frame(Kind.PRETRAIN))
@@ -147,11 +147,11 @@ def test_it_comes_before_the_first_step_and_once():
     with pytest.raises(ProtocolError, match="no pre-training to do"):
         make_party(pretrain=False).handle(Frame(Kind.PRETRAIN))
     late = make_party()
-    late.handle(ask(0))
+    late.handle(request(0))
     with pytest.raises(ProtocolError, match="after the first step"):
         late.handle(Frame(Kind.PRETRAIN))
 
 
-def test_a_loss_that_is_not_finite_is_told():
+def test_a_loss_that_is_not_finite_is_an_error():
     with pytest.raises(TrainingError, match=r"pre-training diverged.*set training\.pretrain to 0"):
         make_party(scale=float("nan")).handle(Frame(Kind.PRETRAIN))

@@ -1,4 +1,4 @@
-"""A private loss: it trains the modules of a defense on true labels, and nothing that leaves depends on them."""
+"""A private loss trains the modules of a defense on true labels, and nothing that is sent depends on them."""
 
 from pathlib import Path
 
@@ -35,8 +35,8 @@ def config(name="own_methods.private_head:PrivateHead", **sections):
 
 
 def test_with_the_same_draw_other_true_labels_change_no_message_of_a_users_private_head(private_head, monkeypatch):
-    genuine = private_head.randomised
-    monkeypatch.setattr(private_head, "randomised", lambda labels, **named: genuine(torch.zeros_like(labels), **named))
+    original = private_head.randomised
+    monkeypatch.setattr(private_head, "randomised", lambda labels, **named: original(torch.zeros_like(labels), **named))
     data = toy_data(rows=400, test_rows=200, parties=2, label_features=True)
     truth = data.labels()
     turned = Labels(1 - truth.train, 1 - truth.test, 2)
@@ -50,12 +50,12 @@ def test_with_the_same_draw_other_true_labels_change_no_message_of_a_users_priva
     assert min(run["utility"]["last"]["test_auc"] for run in (first, second)) > 0.7  # the shared model knows no label
 
 
-def test_the_users_private_head_does_what_every_defense_must(private_head):
+def test_the_users_private_head_passes_the_checks_of_every_defense(private_head):
     check_defense(private_head.PrivateHead)
 
 
 class Reached(Defense):
-    """A private loss of modules that the hook `loss` reaches, too."""
+    """A defense with a private loss of modules that its hook `loss` reaches, too."""
 
     name = "reached"
     params = {}  # noqa: RUF012
@@ -71,6 +71,6 @@ class Reached(Defense):
         return (self.modules["scale"](z[:, :1])[:, 0] - true_labels).square().mean()
 
 
-def test_modules_that_learn_from_true_labels_are_refused_in_what_leaves():
+def test_modules_that_learn_from_true_labels_are_refused_in_the_loss_of_sent_gradients():
     with pytest.raises(ConfigError, match=r"reaches modules of Reached.*would depend on true labels"):
         run(config(f"{__name__}:Reached"), data=lambda _: toy_data(rows=60, test_rows=20))

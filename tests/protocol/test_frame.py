@@ -1,4 +1,4 @@
-"""A frame says what it is, comes back from its bytes as it went, and anything else is a ProtocolError."""
+"""A frame is decoded from its bytes as it was encoded; anything else is a ProtocolError."""
 
 import json
 import struct
@@ -64,7 +64,7 @@ def same(one, other):
 
 
 def forge(index, body=b"", *, magic=b"FVFL", version=1, length=None, checksum=None):
-    """Bytes with a right checksum around whatever index and body."""
+    """Return bytes with a correct checksum around any index and body."""
     text = index if isinstance(index, bytes) else json.dumps(index).encode()
     checksum = zlib.crc32(text + body) if checksum is None else checksum
     return PREFIX.pack(magic, version, len(text) if length is None else length, checksum) + text + body
@@ -79,8 +79,8 @@ def array_entry(shape=(2,), size=8, *, name="x", dtype="float32", stype="flower-
 
 
 def records(arrays=None, **changes):
-    given = {key: value for key, value in header(**{"step": 0, **changes}).items() if value is not None}
-    return RecordDict({"header": ConfigRecord(given), "tensors": ArrayRecord(arrays or {})})
+    values = {key: value for key, value in header(**{"step": 0, **changes}).items() if value is not None}
+    return RecordDict({"header": ConfigRecord(values), "tensors": ArrayRecord(arrays or {})})
 
 
 def test_the_records_of_these_tests_are_a_frame_when_nothing_is_changed():
@@ -204,13 +204,13 @@ def test_decoded_tensors_are_contiguous_writable_aligned_and_own_their_memory(na
     assert torch.equal(from_records(sent, SESSION).tensors["x"], tensor)
 
 
-def test_a_tensor_that_is_no_block_in_memory_travels_by_value():
+def test_a_tensor_that_is_not_contiguous_travels_by_value():
     tensor = torch.arange(12.0).view(3, 4).t()[::2]
     found = from_records(to_records(Frame(Kind.STEP, tensors={"x": tensor}), SESSION), SESSION)
     assert torch.equal(found.tensors["x"], tensor)
 
 
-def test_a_tensor_that_asks_for_a_gradient_travels_without_its_graph():
+def test_a_tensor_that_requires_a_gradient_travels_without_its_graph():
     tensor = torch.ones(3, requires_grad=True) * 2
     found = from_records(to_records(Frame(Kind.STEP, tensors={"x": tensor}), SESSION), SESSION).tensors["x"]
     assert not found.requires_grad
@@ -237,7 +237,7 @@ def test_the_bytes_of_a_frame_are_those_of_its_tensors():
 
 @given(FRAMES)
 @settings(max_examples=150, deadline=None)
-def test_a_frame_comes_back_as_it_went(frame):
+def test_a_frame_is_decoded_as_it_was_encoded(frame):
     assert same(frame, unpack(pack(frame)))
 
 
@@ -335,7 +335,7 @@ def test_any_json_as_index_or_record_is_a_protocol_error(value):
 
 @given(st.sampled_from(["version", "kind", "session", "step", "fields"]), JSON)
 @settings(max_examples=80, deadline=None)
-def test_any_json_in_the_place_of_a_header_value_is_refused_or_means_what_it_says(key, value):
+def test_any_json_in_the_place_of_a_header_value_is_refused_or_read_as_it_is(key, value):
     try:
         frame = unpack(forge({"header": header(**{key: value}), "tensors": []}))
     except ProtocolError:
@@ -449,7 +449,7 @@ def test_huge_whole_numbers_in_fields_do_no_harm():
         unpack(forge({"header": header(fields='{"n": ' + "9" * 5000 + "}"), "tensors": []}))
 
 
-def test_what_does_not_travel_is_refused_before_it_is_sent():
+def test_records_and_values_that_cannot_be_encoded_are_refused():
     with pytest.raises(ProtocolError, match="MetricRecord"):
         encode(RecordDict({"m": MetricRecord({"a": 1})}))
     for value in (b"bytes", float("nan")):

@@ -1,4 +1,4 @@
-"""Half precision on the wire costs what half precision costs, whatever the size of the numbers."""
+"""Half precision on the wire has the errors of half precision, whatever the magnitude of the numbers."""
 
 import math
 
@@ -12,13 +12,13 @@ from flower_vfl.protocol.frame import Frame, Kind, from_records, to_records
 from flower_vfl.protocol.numbers import compress, expand
 
 
-def there_and_back(tensor, wire_dtype):
+def round_trip(tensor, wire_dtype):
     sent = compress(Frame(Kind.STEP, 3, {"gradient_of": 2}, {"g": tensor}), wire_dtype)
     return expand(from_records(to_records(sent, "s"), "s"), wire_dtype).tensors["g"]
 
 
 def relative_error(tensor, found):
-    """Largest error of each row over its largest magnitude."""
+    """Return the largest error of a row relative to its largest magnitude."""
     rows = tensor.double().flatten(1)
     return ((found.double().flatten(1) - rows).abs().amax(1) / rows.abs().amax(1)).max()
 
@@ -29,7 +29,7 @@ def test_float16_keeps_ten_bits_of_each_row_whatever_its_magnitude(rows, width, 
     generator = torch.Generator().manual_seed(seed)
     magnitude = 10.0 ** (torch.rand(rows, 1, generator=generator, dtype=torch.float64) * 60 - 30)
     tensor = (torch.randn(rows, width, generator=generator, dtype=torch.float64) * magnitude).to(dtype)
-    found = there_and_back(tensor, "float16")
+    found = round_trip(tensor, "float16")
     assert found.dtype == dtype
     assert relative_error(tensor, found) < 2**-10
 
@@ -37,19 +37,19 @@ def test_float16_keeps_ten_bits_of_each_row_whatever_its_magnitude(rows, width, 
 @pytest.mark.parametrize("exponent", [-200, 200])
 def test_float64_rows_beyond_the_range_of_float32_survive_float16(exponent):
     tensor = torch.tensor([[1.0, -0.3], [0.7, 0.2]], dtype=torch.float64) * 10.0**exponent
-    assert relative_error(tensor, there_and_back(tensor, "float16")) < 2**-10
+    assert relative_error(tensor, round_trip(tensor, "float16")) < 2**-10
 
 
 def test_rows_of_zeros_stay_zeros_beside_others():
     tensor = torch.tensor([[0.0, 0.0], [1e-20, -2e-20], [0.0, -0.0]])
-    found = there_and_back(tensor, "float16")
+    found = round_trip(tensor, "float16")
     assert torch.equal(found[[0, 2]], torch.zeros(2, 2))
     assert relative_error(tensor[1:2], found[1:2]) < 2**-10
 
 
 def test_the_signs_and_the_order_of_the_values_stay():
     tensor = (torch.arange(-10, 11) * 1e-10).view(1, -1)
-    found = there_and_back(tensor, "float16")
+    found = round_trip(tensor, "float16")
     assert torch.equal(found.sign(), tensor.sign())
     assert (found.diff() > 0).all()
 
@@ -59,7 +59,7 @@ def test_the_signs_and_the_order_of_the_values_stay():
 def test_bfloat16_keeps_eight_bits_of_each_value(seed):
     generator = torch.Generator().manual_seed(seed)
     tensor = torch.randn(5, 7, generator=generator) * 10.0 ** (torch.rand(5, 7, generator=generator) * 60 - 30)
-    found = there_and_back(tensor, "bfloat16")
+    found = round_trip(tensor, "bfloat16")
     assert ((found - tensor).abs() <= tensor.abs() * 2**-8).all()
 
 
@@ -67,7 +67,7 @@ def test_bfloat16_keeps_eight_bits_of_each_value(seed):
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (0, 3), (3, 0), (2, 3, 4), (2, 1, 3, 2)])
 def test_tensors_of_every_shape_travel(wire_dtype, shape):
     tensor = torch.ones(shape) * 3
-    found = there_and_back(tensor, wire_dtype)
+    found = round_trip(tensor, wire_dtype)
     assert found.dtype == torch.float32
     assert torch.equal(found, tensor)
 
@@ -87,7 +87,7 @@ def test_exact_leaves_the_frame_as_it_is():
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float16, torch.bfloat16])
 def test_other_number_formats_travel_as_they_are(dtype):
     tensor = torch.arange(6).view(2, 3).to(dtype)
-    found = there_and_back(tensor, "float16")
+    found = round_trip(tensor, "float16")
     assert found.dtype == dtype
     assert torch.equal(found, tensor)
 
@@ -143,13 +143,13 @@ def test_hostile_scales_are_refused(scale):
 
 
 @pytest.mark.parametrize("claim", ["int64", "uint8", "float16", "object", "", 3])
-def test_a_claim_to_have_been_something_else_is_refused(claim):
+def test_a_claim_of_another_original_number_format_is_refused(claim):
     with pytest.raises(ProtocolError):
         expand(hostile(torch.ones(2), claim=claim), "float16")
 
 
 @pytest.mark.parametrize("claim", ["int64", "uint8", "float16", "bfloat16"])
-def test_only_full_precision_can_have_been_shrunk(claim):
+def test_only_full_precision_can_have_been_compressed(claim):
     with pytest.raises(ProtocolError, match="claims to have been"):
         expand(hostile(torch.ones(2, dtype=getattr(torch, claim)), claim=claim), "float16")
     with pytest.raises(ProtocolError, match="claims to have been"):

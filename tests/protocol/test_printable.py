@@ -1,4 +1,4 @@
-"""What is told of an error."""
+"""The texts of errors in logs and messages."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from flower_vfl.protocol.printable import reason_of, words_of
 
 
 class Mute(Exception):
-    """It has no text: making it fails, or it is none."""
+    """An error without a text: making it fails, or it is no string."""
 
     def __init__(self, text):
         self.text = text
@@ -27,19 +27,19 @@ class OwnMute(DataError):
 
 
 @pytest.mark.parametrize(
-    ("error", "words"),
+    ("error", "expected"),
     [
         (Mute({}), "Mute: its text cannot be had (KeyError)"),
         (Mute(3), "Mute: its text cannot be had (TypeError)"),
         (Deep(), "Deep: its text cannot be had (RecursionError)"),
     ],
 )
-def test_an_error_whose_text_cannot_be_had_is_told_by_its_name(error, words):
-    assert words_of(error) == reason_of(error) == words
+def test_an_error_whose_text_cannot_be_had_is_described_by_its_name(error, expected):
+    assert words_of(error) == reason_of(error) == expected
     assert reason_of(OwnMute()) == "its text cannot be had (TypeError)"
 
 
-def test_an_error_of_this_package_says_enough_by_itself():
+def test_an_error_of_this_package_is_described_by_its_text_and_long_texts_are_shortened():
     assert reason_of(DataError("no rows")) == "no rows"
     assert words_of(DataError("no rows")) == "DataError: no rows"
     assert reason_of(ValueError("x" * 30), 20) == "ValueError [22 characters left out] " + "x" * 10

@@ -52,15 +52,15 @@ def evaluated(schedule, part):
 
 @given(st.one_of(SCHEDULES, IN_TIME))
 @settings(max_examples=100, deadline=None)
-def test_rows_have_come_where_their_steps_have_their_places(schedule):
+def test_places_of_a_step_are_the_positions_of_its_rows_among_the_trained_rows(schedule):
     for epoch in range(1, schedule.epochs + 1):
-        came = schedule.trained_rows(epoch)
+        trained = schedule.trained_rows(epoch)
         last = {row: None for day in range(1, epoch + 1) for row in order(schedule, day)}
-        assert sorted(came.tolist()) == sorted(last)
+        assert sorted(trained.tolist()) == sorted(last)
         for step in schedule.steps_of(epoch):
-            np.testing.assert_array_equal(came[schedule.places(step)], schedule.train_batch(step))
+            np.testing.assert_array_equal(trained[schedule.places(step)], schedule.train_batch(step))
         if not schedule.periods:
-            assert not came.flags.writeable  # every party of the process reads it
+            assert not trained.flags.writeable  # every party of the process reads it
 
 
 @given(SCHEDULES)
@@ -162,7 +162,7 @@ def test_both_sides_derive_the_same_batches_whatever_else_they_draw(schedule):
     torch.manual_seed(1)
     first = [schedule.train_batch(step) for step in range(schedule.steps)]
     torch.manual_seed(2)
-    dataclasses.replace(schedule, seed=(schedule.seed + 1) % 2**63).train_batch(0)  # forgets what was remembered
+    dataclasses.replace(schedule, seed=(schedule.seed + 1) % 2**63).train_batch(0)  # replaces the cached order
     second = [dataclasses.replace(schedule).train_batch(step) for step in range(schedule.steps)]
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
@@ -191,10 +191,10 @@ def test_the_validation_rows_are_the_same_in_every_epoch_sorted_and_spread():
     assert 300 < validation.mean() < 700
 
 
-def test_what_is_dropped_piece_by_piece_is_what_is_dropped_at_once(monkeypatch):
+def test_validation_rows_dropped_in_chunks_are_those_dropped_at_once(monkeypatch):
     whole = order(BASE, 1)
     monkeypatch.setattr("flower_vfl.protocol.schedule._CHUNK", 7)
-    dataclasses.replace(BASE, seed=0).train_batch(0)  # forgets what was remembered
+    dataclasses.replace(BASE, seed=0).train_batch(0)  # replaces the cached order
     assert np.array_equal(order(BASE, 1), whole)
 
 
@@ -202,7 +202,7 @@ def test_what_is_dropped_piece_by_piece_is_what_is_dropped_at_once(monkeypatch):
 def test_schedules_that_differ_in_one_thing_do_not_share_an_order(change):
     plain = Schedule(seed=1, rows=40, test_rows=1, batch_size=40, eval_batch_size=8, epochs=2, validation=0.0)
     other = dataclasses.replace(plain, **change)
-    first = plain.train_batch(0).tolist()  # and it is remembered
+    first = plain.train_batch(0).tolist()  # and it is cached
     rows = other.train_batch(0)
     assert len(rows) == other.train_rows
     assert not np.isin(evaluated(other, "validation"), rows).any()
@@ -262,9 +262,9 @@ def test_the_digest_differs_when_any_field_differs(name):
 
 def test_no_label_and_no_secret_can_enter_the_schedule():
     allowed = {"self", "step", "epoch", "part", "index", "periods", *CHANGES}
-    given_to = [Schedule.__init__, Schedule.train_batch, Schedule.eval_batch, Schedule.batches, Schedule.steps_of]
-    given_to.append(Schedule.batches_after)
-    assert {name for function in given_to for name in inspect.signature(function).parameters} <= allowed
+    functions = [Schedule.__init__, Schedule.train_batch, Schedule.eval_batch, Schedule.batches, Schedule.steps_of]
+    functions.append(Schedule.batches_after)
+    assert {name for function in functions for name in inspect.signature(function).parameters} <= allowed
 
 
 @pytest.mark.parametrize(("rows", "validation"), [(0, 0.0), (0, 0.5), (-3, 0.0)])

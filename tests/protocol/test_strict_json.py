@@ -1,4 +1,4 @@
-"""JSON is read where it has one meaning; what a frame refuses of it is tested with frames."""
+"""Plain JSON is read; the refused forms are tested with frames."""
 
 import pytest
 

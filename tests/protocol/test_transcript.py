@@ -1,4 +1,4 @@
-"""The transcript keeps what a party saw, and no more than asked."""
+"""The transcript keeps the steps that a party saw, and no more than its history."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ def test_by_default_the_last_step_only_is_kept():
 
 
 @pytest.mark.parametrize(("history", "kept"), [(2, [3, 4]), (9, [0, 1, 2, 3, 4]), (None, [0, 1, 2, 3, 4])])
-def test_history_says_how_many_steps_are_kept_oldest_first(history, kept):
+def test_history_is_the_number_of_kept_steps_oldest_first(history, kept):
     transcript = Transcript(history)
     for step in range(5):
         transcript.record(trace(step))
@@ -34,7 +34,7 @@ def test_history_says_how_many_steps_are_kept_oldest_first(history, kept):
     assert len(transcript) == len(kept)
 
 
-def test_what_was_recorded_comes_back_as_it_is():
+def test_a_recorded_step_comes_back_as_it_is():
     transcript, seen = Transcript(), trace(7)
     transcript.record(seen)
     assert transcript.last is seen
