@@ -101,7 +101,7 @@ class Hosts:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def _logged(self, name: str) -> str:
-        """Return what a host has logged since it was last started."""
+        """Return the log of a host since its last start."""
         return (self.folder / f"{name}.log").read_bytes()[self._begun.get(name, 0) :].decode(errors="replace")
 
     def wait_for(self, name: str, text: str, seconds: float = 60.0) -> None:

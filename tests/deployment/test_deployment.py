@@ -132,7 +132,7 @@ def test_behind_the_proxy_parties_train_and_nobody_else_commands_the_superlink(p
             return httpx.get(f"https://127.0.0.1:{port}{path}", verify=context, trust_env=False).status_code
 
         behind = [status(hosts.port, path) for path in ("/health", "/v1/fleet/pull-messages", "/v1/control/start-run")]
-        assert behind == [200, 405, 405]  # they take POST: that is how doctor knows them
+        assert behind == [200, 405, 405]  # they take POST: that is how doctor recognises them
         assert [status(hosts.dialled, path) for path in ("/health", "/v1/fleet/pull-messages")] == [200, 405]
         shut = ("/v1/control/start-run", "/v1/runtime/pull-task-input", "/docs", "/", "/v1/fleet/../control/start-run")
         assert {status(hosts.dialled, path) for path in shut} == {403}

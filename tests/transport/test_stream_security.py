@@ -462,7 +462,7 @@ def test_streams_that_never_greet_are_ended_and_free_their_threads(monkeypatch):
             channel.close()
 
 
-def test_tls_1_3_is_what_is_negotiated_and_the_node_is_known_by_its_certificate(endpoint):
+def test_tls_1_3_is_negotiated_and_the_node_is_known_by_its_certificate(endpoint):
     assert serves(endpoint)
     (auth,) = endpoint.calls
     assert auth["ssl_tls_version"] == [b"TLSv1.3"]
