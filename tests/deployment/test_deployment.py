@@ -88,7 +88,7 @@ def test_a_deployment_ends_with_the_weights_of_the_local_run_bit_for_bit(hosts, 
     result = check_equal(hosts, "stream", locally(parts))
     assert any(entry["label"] == "informed" for entry in result["leakage"])
     assert result["environment"]["transport"] == "stream"
-    assert "own word" not in done.stdout  # names were registered
+    assert "without proof" not in done.stdout  # names were registered
     for party in ("shop", "club"):  # weights stay where they were trained
         assert list((hosts.folder / party / "out").rglob("*.safetensors"))
     assert [path.name for path in (hosts.folder / "stream" / "weights").iterdir()] == ["label.safetensors"]

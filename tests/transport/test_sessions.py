@@ -278,7 +278,7 @@ def test_nodes_with_the_right_registered_names_are_admitted_without_a_warning(se
     parties = [FakeParty("a"), FakeParty("b")]
     grid = registered(LocalGrid(client_app(parties), 2, {}), ["a", "b"])
     assert list(opening(sessions, kind, parties, grid=grid, simulation=False).links) == ["a", "b"]
-    assert "own word" not in caplog.text
+    assert "without proof" not in caplog.text
 
 
 def test_in_a_deployment_a_node_without_a_registered_name_is_admitted_with_a_warning(sessions, caplog):
