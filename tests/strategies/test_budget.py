@@ -1,4 +1,4 @@
-"""A leak budget: training ends where what a defense promises, or what attacks measure, passes a limit."""
+"""A leak budget: training ends where the bound of a defense, or a measured leak, passes a limit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from flower_vfl.metrics import auc_bound, leak_auc, nearest_rank
 from flower_vfl.reports import render
 from flower_vfl.reports.run import load_run
 from flower_vfl.strategies import Defense, LabelDP, Marvell
-from flower_vfl.strategies.gradients.marvell import accountant, isotropic
+from flower_vfl.strategies.gradients.marvell import accountant as accountant_module
+from flower_vfl.strategies.gradients.marvell import isotropic
 from flower_vfl.strategies.gradients.marvell.accountant import Accountant, accounted_epochs
 from flower_vfl.strategies.gradients.marvell.estimates import estimate
 from flower_vfl.strategies.gradients.marvell.solver import optimal_noise
@@ -42,7 +43,7 @@ LIMIT = 0.83
 
 
 def limited(*, epochs=4, max_bound=LIMIT, attack=None, defenses=({"name": "marvell", "s": 4.0},), **sections):
-    """A run of eight steps an epoch."""
+    """Return the values of a configuration with eight steps an epoch."""
     return {
         "data": {"name": "synthetic", "options": {"rows": 400, "test_rows": 60, "parties": 3}},
         "training": {"epochs": epochs, "batch_size": 50},
@@ -57,8 +58,8 @@ def result(folder):
     return json.loads((folder / "result.json").read_text())
 
 
-def promised(folder):
-    """What was logged of the bound, as the largest of a step or of all epochs until the end of each."""
+def logged_bounds(folder):
+    """Return the largest logged bound of a step or of all epochs, until the end of each epoch."""
     steps = read_steps(folder)
     steps = steps.filter(pc.starts_with(steps["metric"], "marvell.auc_bound"))
     epochs, values = steps["epoch"].to_numpy(), steps["value"].to_numpy()
@@ -88,9 +89,9 @@ def test_training_ends_when_the_bound_passes_its_limit_and_the_model_from_before
     predict(tmp_path / "run", tmp_path / "scores.csv")
 
 
-def test_what_is_judged_is_the_largest_bound_of_a_step_or_of_all_epochs_and_it_is_kept(tmp_path):
+def test_the_limit_applies_to_the_largest_bound_of_a_step_or_of_all_epochs_and_it_is_kept(tmp_path):
     run(build_config(limited()), out=tmp_path / "run")
-    expected = promised(tmp_path / "run")
+    expected = logged_bounds(tmp_path / "run")
     assert expected[1] < LIMIT < expected[2]
     assert result(tmp_path / "run")["budget"] == {"bound": {"limit": LIMIT, "reached": pytest.approx(expected)}}
     logged = load_run(tmp_path / "run").curve(party="label", metric="epoch_bound")
@@ -99,7 +100,7 @@ def test_what_is_judged_is_the_largest_bound_of_a_step_or_of_all_epochs_and_it_i
 
 
 def test_a_single_step_can_pass_the_limit(tmp_path, monkeypatch):
-    """One batch of the second epoch is left with little noise; over all batches that is not much."""
+    """One batch of the second epoch gets little noise, which hardly changes the bound over all batches."""
     of_power, batches = isotropic._noise_of_power, []
 
     def weaker(classes, power, **more):
@@ -111,7 +112,7 @@ def test_a_single_step_can_pass_the_limit(tmp_path, monkeypatch):
     assert result(tmp_path / "run")["model"] == {"step": 8, "epoch": 1}
 
 
-def test_with_warn_training_goes_on_and_each_epoch_is_told(tmp_path, caplog):
+def test_with_warn_training_goes_on_and_each_epoch_is_warned_of(tmp_path, caplog):
     run(build_config(limited(attack={"on_leak": "warn"})), out=tmp_path / "run")
     found = result(tmp_path / "run")
     assert (found["status"], found["cost"]["steps"]) == ("finished", 32)
@@ -120,7 +121,7 @@ def test_with_warn_training_goes_on_and_each_epoch_is_told(tmp_path, caplog):
 
 
 class Wrapper(Defense):
-    """Counts the epochs by itself and says nothing of them to what it wraps."""
+    """A defense with its own `end_epoch`, which does not call that of the strategy that it wraps."""
 
     name = "wrapper"
     params: ClassVar[dict[str, Any]] = {}
@@ -129,7 +130,7 @@ class Wrapper(Defense):
         return {"wrapper.epochs": 1.0}
 
 
-def test_a_wrapper_that_looks_at_epochs_itself_does_not_keep_them_from_the_bound(tmp_path):
+def test_a_wrapper_with_its_own_end_epoch_does_not_change_the_bound(tmp_path):
     alone = run(build_config(limited()), out=tmp_path / "alone")
     wrapped = limited(defenses=({"name": f"{__name__}:Wrapper"}, {"name": "marvell", "s": 4.0}))
     found = run(build_config(wrapped), out=tmp_path / "wrapped")
@@ -143,13 +144,13 @@ def test_a_defense_around_a_bounded_one_passes_its_bound_on():
     assert LabelDP(inner).bound() == inner.bound() == auc_bound(0.25)
 
 
-@pytest.mark.parametrize("promised", [math.nan, -3.0, 0.49, 1.5, None, "0.6"])
-def test_a_promise_that_is_no_leak_auc_is_none(monkeypatch, caplog, promised):
-    monkeypatch.setattr(isotropic.Marvell, "bound", lambda self: promised)
+@pytest.mark.parametrize("bound", [math.nan, -3.0, 0.49, 1.5, None, "0.6"])
+def test_a_bound_that_is_no_leak_auc_counts_as_1(monkeypatch, caplog, bound):
+    monkeypatch.setattr(isotropic.Marvell, "bound", lambda self: bound)
     found = run(build_config(limited(epochs=2, max_bound=0.99)))
     assert found.status == "bound limit"
     assert [epoch["bound"] for epoch in found.outcome.epochs] == [1.0]
-    assert f"`bound` is {promised!r}, no leak AUC from 0.5 to 1" in caplog.text
+    assert f"`bound` is {bound!r}, no leak AUC from 0.5 to 1" in caplog.text
 
 
 @pytest.mark.parametrize(("step", "name"), [(3, "marvell"), (11, "marvell"), (19, "marvell"), (11, "marvell_full")])
@@ -163,12 +164,12 @@ def test_a_run_that_was_interrupted_ends_at_the_same_place(tmp_path, step, name)
     assert result(tmp_path / "run")["status"] == "bound limit"
 
 
-def test_it_needs_no_attack_and_no_monitor(tmp_path):
+def test_a_limit_on_the_bound_needs_no_attack_and_no_monitor(tmp_path):
     config = build_config(limited(attack={"names": [], "monitor": False}))
     assert run(config, out=tmp_path / "run").status == "bound limit"
 
 
-def test_where_both_limits_are_passed_the_leak_is_named(tmp_path, caplog):
+def test_where_both_limits_are_passed_the_status_names_the_leak(tmp_path, caplog):
     weak = [{"name": "marvell", "s": 0.01}]
     config = build_config(limited(max_bound=0.6, attack={"max_leak": 0.55}, defenses=weak))
     run(config, out=tmp_path / "run")
@@ -207,13 +208,13 @@ def test_a_limit_that_could_not_be_kept_is_refused_before_the_first_step(tmp_pat
     assert not (tmp_path / "run").exists()
 
 
-def test_of_more_than_two_classes_it_is_refused():
+def test_a_limit_on_the_bound_is_refused_for_more_than_two_classes():
     config = build_config(limited(data={"name": "synthetic"}))
     with pytest.raises(ConfigError, match="of two classes, this data has 3"):
         run(config, data=lambda _: toy_data(classes=3))
 
 
-def test_the_command_line_says_so_in_one_line_before_it_names_a_folder(tmp_path, capsys, caplog):
+def test_the_command_line_reports_the_refusal_in_one_line_before_it_names_a_folder(tmp_path, capsys, caplog):
     arguments = ["run", "census", "--set", "data.name=synthetic", "--set", "attack.max_bound=0.8"]
     with pytest.raises(SystemExit, match="2"):
         main([*arguments, "--out", str(tmp_path / "run")])
@@ -223,7 +224,7 @@ def test_the_command_line_says_so_in_one_line_before_it_names_a_folder(tmp_path,
     assert "results go" not in shown.out + shown.err + caplog.text
 
 
-def test_parties_that_collude_have_a_budget_of_what_they_read_together(tmp_path):
+def test_the_budget_includes_the_bound_of_colluding_parties(tmp_path):
     defenses = [{"name": "marvell_full", "s": 4.0, "scope": "per-party"}]
     config = build_config(limited(defenses=defenses, parties={"colluding": ["all"]}, max_bound=0.99))
     run(config, out=tmp_path / "run")
@@ -234,7 +235,7 @@ def test_parties_that_collude_have_a_budget_of_what_they_read_together(tmp_path)
 
 
 @pytest.mark.parametrize("colluding", [[], ["all"]])
-def test_with_noise_of_its_own_a_party_alone_is_bounded_and_those_that_collude_by_the_sum(tmp_path, colluding):
+def test_with_per_party_noise_the_bound_is_the_largest_of_a_party_or_the_sum_of_colluding_ones(tmp_path, colluding):
     defenses = [{"name": "marvell", "s": 4.0, "scope": "per-party"}]
     config = build_config(limited(defenses=defenses, parties={"colluding": colluding}, max_bound=0.99))
     run(config, out=tmp_path / "run")
@@ -258,7 +259,7 @@ def test_a_party_alone_has_no_budget():
     assert run_alone(config, "a", data=lambda _: data).status == "finished"
 
 
-def test_where_each_row_comes_once_the_bound_is_that_of_its_day(tmp_path):
+def test_where_each_row_is_trained_on_once_the_bound_is_that_of_its_day(tmp_path):
     defenses = [{"name": "marvell", "s": 4.0}]
     attack = {"names": [], "max_bound": 0.99}
     run(in_time(defenses=defenses, attack=attack), out=tmp_path / "run", data=lambda _: timed(*DAYS))
@@ -271,39 +272,39 @@ def test_where_each_row_comes_once_the_bound_is_that_of_its_day(tmp_path):
     assert found["budget"]["bound"]["reached"][-1] >= max(days)
 
 
-def batch(scale=1.0, seed=0):
-    generator = torch.Generator().manual_seed(seed)
+def batch(scale=1.0):
+    generator = torch.Generator().manual_seed(0)
     y = torch.arange(64) % 4 == 0
     g = torch.randn(64, 4, generator=generator, dtype=torch.float64) + y[:, None] * 2.0
     classes = estimate(g, y.long())
     return classes, optimal_noise(classes.u, classes.v, classes.d, classes.g, classes.p, scale * classes.g), g, y.long()
 
 
-def test_an_epoch_of_which_nothing_is_known_promises_nothing(monkeypatch):
-    course = Accountant(np.arange(64) % 4 == 0)
-    course.add(*batch(), np.arange(64))
-    course.end_epoch(0.0)
-    assert 0.0 < course.largest < 4.0
-    again = Accountant(np.arange(64) % 4 == 0)
-    again.restore(course.state())
-    assert again.largest == course.largest
-    again.end_epoch(0.0)  # no batch of it could be estimated from
-    assert again.largest == math.inf
-    monkeypatch.setattr(accountant, "LARGEST", 1)
-    course.add(*batch(), np.arange(64))
-    course.end_epoch(0.0)  # one that would take too long
-    assert auc_bound(course.largest) == 1.0
+def test_an_epoch_without_an_estimate_has_no_bound(monkeypatch):
+    accountant = Accountant(np.arange(64) % 4 == 0)
+    accountant.add(*batch(), np.arange(64))
+    accountant.end_epoch(0.0)
+    assert 0.0 < accountant.largest < 4.0
+    restored = Accountant(np.arange(64) % 4 == 0)
+    restored.restore(accountant.state())
+    assert restored.largest == accountant.largest
+    restored.end_epoch(0.0)  # no batch of it could be estimated from
+    assert restored.largest == math.inf
+    monkeypatch.setattr(accountant_module, "LARGEST", 1)
+    accountant.add(*batch(), np.arange(64))
+    accountant.end_epoch(0.0)  # more epochs than can be accounted
+    assert auc_bound(accountant.largest) == 1.0
 
 
-def test_noise_of_earlier_batches_counts_by_what_it_leaves():
-    course = Accountant(np.arange(64) % 4 == 0)
-    course.note(batch(scale=0.01)[1])
-    assert course.largest == batch(scale=0.01)[1].sum_kl > batch()[1].sum_kl
+def test_noise_of_earlier_batches_counts_with_its_divergence():
+    accountant = Accountant(np.arange(64) % 4 == 0)
+    accountant.note(batch(scale=0.01)[1])
+    assert accountant.largest == batch(scale=0.01)[1].sum_kl > batch()[1].sum_kl
 
 
-def test_what_is_said_of_so_many_epochs_depends_on_the_width():
+def test_the_number_of_accounted_epochs_depends_on_the_width():
     for width in (1, 3, 4, 19, 20, 21, 400, 1000):
-        allowed = [count for count in range(1, 500) if count * min(count, width) <= accountant.LARGEST]
+        allowed = [count for count in range(1, 500) if count * min(count, width) <= accountant_module.LARGEST]
         assert accounted_epochs(width) == max(allowed)
 
 
@@ -330,7 +331,7 @@ def test_without_a_limit_there_is_no_budget(tmp_path):
 
 
 def mostly_positive():
-    """Four of five rows are positive, so that who takes the long gradients for the positives is wrong."""
+    """Return data with four of five rows positive: an attack that ranks long gradients as positives is reversed."""
     data = toy_data(rows=300, classes=5)
     train, test = ((y != 0).astype(np.int64) for y in (data.target.train, data.target.test))
     return replace(data, target=Labels(train, test, 2))
@@ -339,7 +340,7 @@ def mostly_positive():
 @pytest.mark.parametrize(
     ("attack", "phase", "limit"), [("norm", "train", 0.8), ("remembered_norm", "remembered", 0.99)]
 )
-def test_who_reads_the_labels_upside_down_reads_them(attack, phase, limit):
+def test_reversed_scores_count_as_a_leak(attack, phase, limit):
     training = {"epochs": 8, "batch_size": 30}
     config = toy_config(training=training, attack={"names": [attack], "max_leak": limit})
     found = run(config, data=lambda _: mostly_positive())
@@ -366,7 +367,7 @@ def test_the_leak_of_an_epoch_is_the_larger_quantile_of_the_scores_and_of_the_sa
     assert monitor.epoch_leak == max(nearest_rank(values), nearest_rank(1.0 - np.array(values))) > 0.8
 
 
-def test_an_epoch_of_which_no_leak_is_known_is_told(caplog):
+def test_an_epoch_without_a_known_leak_is_warned_of(caplog):
     attack = {"names": ["remembered_difference"], "max_leak": 0.99, "on_leak": "warn"}
     found = run(toy_config(attack=attack), data=lambda _: toy_data())
     assert "of epoch 1 is not known: attack.max_leak limits nothing there" in caplog.text

@@ -1,4 +1,4 @@
-"""What defenses say of themselves: the attacks that are known to read labels in spite of them."""
+"""Attribute `read_by` of defenses: the attacks that are known to read labels in spite of them."""
 
 import logging
 
@@ -31,7 +31,7 @@ def test_the_attacks_are_those_of_the_evidence():
     assert PotentialEnergy.read_by == LabelDP.read_by == ("norm", "direction")
 
 
-def test_a_run_writes_them_down_and_says_not_tested_where_they_did_not_run():
+def test_a_run_lists_these_attacks_and_is_not_tested_where_they_did_not_run():
     data = toy_data(rows=200)
     config = toy_config(attack={"names": ["norm"], "informed": 0}, defenses=[{"name": "marvell_full", "s": 400.0}])
     summary = run(config, data=lambda _: data).summary
@@ -41,16 +41,16 @@ def test_a_run_writes_them_down_and_says_not_tested_where_they_did_not_run():
 
 
 @pytest.mark.parametrize(("classes", "warnings"), [(2, 1), (3, 0)])
-def test_marvell_says_once_what_reads_it_and_what_to_take(caplog, classes, warnings):
+def test_marvell_warns_once_of_the_attack_that_reads_it_and_names_an_alternative(caplog, classes, warnings):
     data = toy_data(rows=200, classes=classes)
     with caplog.at_level(logging.WARNING, "flower_vfl"):
         run(toy_config(attack={"names": []}, defenses=[{"name": "marvell"}]), data=lambda _: data)
-    said = [record.message for record in caplog.records if "residual" in record.message]
-    assert len(said) == warnings
-    assert all("marvell_full" in text for text in said)
+    warned = [record.message for record in caplog.records if "residual" in record.message]
+    assert len(warned) == warnings
+    assert all("marvell_full" in text for text in warned)
 
 
-def test_what_is_no_name_of_an_attack_is_found_by_the_check_of_a_defense():
+def test_check_defense_finds_a_read_by_that_names_no_attack():
     class Halved(GradientDefense):
         """Halve cut gradients; `scope` is that of `GradientDefense`."""
 

@@ -1,4 +1,4 @@
-"""Defenses of many runs at once: each run gets the noise that it would get alone."""
+"""Defenses of many runs at once: each run gets the noise that it gets alone."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def batch(step=0):
     return g + labels[..., None] * 2.0, labels
 
 
-def both(kind, change=lambda g, labels: None, steps=3, rhos=(0.0,) * RUNS, halve=False, **more):
+def compare(kind, change=lambda g, labels: None, steps=3, rhos=(0.0,) * RUNS, halve=False, **more):
     """Protect a few batches together and apart; return the largest relative difference, and the logs of the last."""
     together, apart = ([defense(kind, run, rho=rhos[run], **more) for run in range(RUNS)] for _ in range(2))
     worst = 0.0
@@ -61,18 +61,18 @@ def both(kind, change=lambda g, labels: None, steps=3, rhos=(0.0,) * RUNS, halve
 @pytest.mark.parametrize("scope", ["joint", "per-party"])
 @pytest.mark.parametrize("kind", MAKERS)
 def test_gradients_and_logs_are_those_of_each_run_alone(kind, scope):
-    assert both(kind, scope=scope)[0] < 1e-5
+    assert compare(kind, scope=scope)[0] < 1e-5
 
 
 @pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.parametrize("rhos", [(0.5, 0.5, 0.5), (0.0, 1.0, 0.5)])
 def test_runs_with_persistent_noise_get_what_each_gets_alone(kind, rhos):
-    assert both(kind, rhos=rhos)[0] < 1e-5
+    assert compare(kind, rhos=rhos)[0] < 1e-5
 
 
 def test_gradients_in_half_precision_get_what_each_run_alone_gets():
     for kind in MAKERS:
-        assert both(kind, halve=True)[0] < 1e-2
+        assert compare(kind, halve=True)[0] < 1e-2
 
 
 def test_a_perturb_of_a_subclass_is_used_for_many_runs_too():
@@ -92,7 +92,7 @@ def test_a_batch_of_one_class_in_one_run_gets_what_it_gets_alone_and_the_others_
     def one_class(g, labels):
         labels[1] = 0 if g[0, 0, 0] == batch(2)[0][0, 0, 0] else labels[1]
 
-    worst, logs = both(kind, one_class, scope=scope)
+    worst, logs = compare(kind, one_class, scope=scope)
     assert worst < 1e-5
     name = f"{kind}.fallback" + (".b" if scope == "per-party" else "")
     assert [log[name] for log in logs] == [0.0, 1.0, 0.0]
@@ -103,7 +103,7 @@ def test_a_run_whose_gradients_are_not_finite_sends_zeros_and_the_others_go_on(k
     def broken(g, labels):
         g[1, 3, 2] = torch.nan
 
-    worst, logs = both(kind, broken, steps=1)
+    worst, logs = compare(kind, broken, steps=1)
     assert worst < 1e-5
     assert [log[f"{kind.split()[0]}.fallback"] for log in logs] == [0.0, 1.0, 0.0]
 
@@ -112,10 +112,10 @@ def test_a_row_of_zeros_gets_the_noise_of_the_run_alone():
     def zero(g, labels):
         g[1, 3] = 0.0
 
-    assert both("max_norm", zero)[0] < 1e-5
+    assert compare("max_norm", zero)[0] < 1e-5
 
 
-def test_only_a_defense_that_is_all_perturb_says_that_it_stacks():
+def test_only_a_defense_that_overrides_no_other_hook_than_perturb_stacks():
     class More(Iso):
         name = "more"
 

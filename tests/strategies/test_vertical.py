@@ -1,4 +1,4 @@
-"""The strategy's hooks: who drives them, in which order, and what never leaves."""
+"""The strategy's hooks: their order, the checks of what they return, and the training that calls them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.toys import toy_config, toy_data
 
 
 class Spy(Defense):
-    """Writes down every call of a hook."""
+    """A defense that records every call of a hook."""
 
     name = "spy"
 
@@ -86,8 +86,8 @@ def test_start_of_the_outermost_strategy_runs_every_hook_and_protects_inner_firs
     assert sum(hook == "prepare_labels" for _, hook in calls) == 2
 
 
-def test_all_are_told_what_begins_and_ends_innermost_first_though_no_wrapper_passes_it_on():
-    class Told(Spy):
+def test_hooks_of_begin_and_end_are_called_innermost_first_though_no_wrapper_passes_them_on():
+    class Recording(Spy):
         def begin(self):
             self.calls.append((self.tag, "begin"))
 
@@ -101,24 +101,24 @@ def test_all_are_told_what_begins_and_ends_innermost_first_though_no_wrapper_pas
     data, config = toy_data(rows=200), toy_config(training={"epochs": 1})
     calls, values, batches = [], Values(), []
 
-    class Inner(Told):
+    class Inner(Recording):
         def protect(self, grads, labels, step=None):
             batches.append(len(self.base.step.rows))
             return super().protect(grads, labels, step)
 
-    outer = Told(Inner(strategy_for(data, config, observer=values), "inner", calls), "outer", calls)
+    outer = Recording(Inner(strategy_for(data, config, observer=values), "inner", calls), "outer", calls)
     outer.start(federation(data, config))
-    told = [
+    hooks = [
         hook for tag, hook in calls if tag == "inner" and hook not in ("prepare_labels", "embed", "loss", "protect")
     ]
-    assert told == ["begin", 64, 64, 52, "end_epoch"]
+    assert hooks == ["begin", 64, 64, 52, "end_epoch"]
     assert batches == [64, 64, 52]
     for hook in ("begin", "end_epoch", 52):
         assert [tag for tag, called in calls if called == hook] == ["inner", "outer"]
     assert values.values["inner.epochs"] == values.values["outer.epochs"] == [1.0]
 
 
-def test_observers_of_a_run_are_told_each_value_with_a_folder_or_without(tmp_path):
+def test_observers_of_a_run_receive_each_value_with_a_folder_or_without(tmp_path):
     class Flushed(Values):
         flushed = 0
 
@@ -186,12 +186,12 @@ def test_a_gradient_that_is_not_finite_after_protection_is_never_sent():
         Broken(strategy_for(data, config)).start(federation(data, config))
 
 
-@pytest.mark.parametrize(("classes", "given", "wanted"), [(2, 2, "(64,)"), (3, 5, "(64, 3)"), (3, 1, "(64, 3)")])
-def test_logits_that_are_not_one_a_row_and_class_are_refused_at_the_first_step(classes, given, wanted):
+@pytest.mark.parametrize(("classes", "given", "expected"), [(2, 2, "(64,)"), (3, 5, "(64, 3)"), (3, 1, "(64, 3)")])
+def test_logits_that_are_not_one_a_row_and_class_are_refused_at_the_first_step(classes, given, expected):
     data, config = toy_data(rows=200, classes=classes), toy_config(attack={"names": []})
     with pytest.raises(ConfigError) as caught:
         run(config, data=lambda _: data, top=lambda shape, classes, config: nn.Linear(math.prod(shape), given))
-    assert f"for 64 rows of {classes} classes; {wanted} is needed" in str(caught.value)
+    assert f"for 64 rows of {classes} classes; {expected} is needed" in str(caught.value)
 
 
 def test_a_defense_that_returns_another_shape_is_refused():
@@ -222,7 +222,7 @@ def test_hooks_get_prepared_labels_and_scorers_get_the_true_ones():
 
 
 class Prepares(Spy):
-    """Prepares labels as it is told."""
+    """A defense that applies a given function to the labels."""
 
     name = "prepares"
 
@@ -300,14 +300,14 @@ def test_joint_scope_draws_one_noise_and_per_party_scope_one_for_each_party():
 def test_clipping_happens_before_the_defense():
     norms = []
 
-    class Look(Spy):
+    class Recording(Spy):
         def protect(self, grads, labels, step=None):
             norms.append(float(grads.norm()))
             return grads * 100, {}
 
     data = toy_data(rows=200)
     config = toy_config(training={"epochs": 1, "clip_norm": 1e-3})
-    Look(strategy_for(data, config)).start(federation(data, config))
+    Recording(strategy_for(data, config)).start(federation(data, config))
     assert max(norms) <= 1.001e-3
 
 
@@ -342,7 +342,7 @@ def test_early_stopping_waits_for_its_patience_and_keeps_the_best_epoch():
 
 
 def one_class_validated(classes):
-    """Data and configuration of which the validation rows are all of class 0."""
+    """Return data and a configuration whose validation rows are all of class 0."""
     config = toy_config(training={"epochs": 4, "patience": 1, "validation": 0.05})
     data = toy_data(rows=300, classes=classes)
     schedule = schedule_of(config, 300, 150)
@@ -352,15 +352,15 @@ def one_class_validated(classes):
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_a_validation_part_of_one_class_chooses_nothing_and_ends_nothing_and_it_is_said_once(classes, caplog, capsys):
+def test_a_validation_part_of_one_class_chooses_no_epoch_ends_no_training_and_is_reported_once(classes, caplog, capsys):
     data, config = one_class_validated(classes)
     result = run(config, data=lambda _: data)
     assert (result.status, len(result.outcome.epochs)) == ("finished", 4)
     assert result.summary["utility"]["best"] == result.summary["utility"]["last"]
     assert result.summary["best_by"] is None
-    said = [record.message for record in caplog.records if "of one class" in record.message]
-    assert len(said) == 1
-    assert "training.patience = 1 ends nothing" in said[0]
+    warnings = [record.message for record in caplog.records if "of one class" in record.message]
+    assert len(warnings) == 1
+    assert "training.patience = 1 ends nothing" in warnings[0]
     print_results([result.summary])
     assert "no epoch was chosen by validation" in " ".join(capsys.readouterr().out.split())
 
@@ -374,7 +374,7 @@ def test_a_validation_part_of_one_class_chooses_nothing_and_ends_nothing_and_it_
         (3, "balanced", "validation_macro_auc"),
     ],
 )
-def test_it_is_written_down_by_what_the_best_epoch_was_chosen(classes, weights, measure, caplog, capsys):
+def test_the_result_names_the_measure_that_chose_the_best_epoch(classes, weights, measure, caplog, capsys):
     data = toy_data(rows=300, classes=classes)
     training = {"class_weights": weights, "epochs": 6, "patience": 2, "learning_rate": 0.05}
     result = run(toy_config(training=training), data=lambda _: data)
@@ -385,7 +385,7 @@ def test_it_is_written_down_by_what_the_best_epoch_was_chosen(classes, weights, 
     assert "of one class" not in caplog.text + capsys.readouterr().out
 
 
-def test_without_a_validation_part_the_last_epoch_is_the_best_and_nothing_is_missed(caplog):
+def test_without_a_validation_part_the_last_epoch_is_the_best_and_no_warning_is_logged(caplog):
     data = toy_data(rows=300)
     result = run(toy_config(training={"validation": 0.0}), data=lambda _: data)
     assert (result.summary["best_by"], result.summary["utility"]["best"]["epoch"]) == (None, 2)

@@ -1,4 +1,4 @@
-"""The studies lie beside the library, not in it: tests, and the processes of a pool, import them from the clone."""
+"""Import path of the studies: tests and worker processes import them from the clone, not from the library."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The study of what is promised of all epochs, studies/all_epochs/study.py, on Gaussians and results that are known."""
+"""The study of bounds over all epochs, studies/all_epochs/study.py, on known Gaussians and known results."""
 
 import math
 
@@ -9,8 +9,8 @@ from scipy.stats import norm
 pytestmark = pytest.mark.usefixtures("beside_the_studies")
 
 
-def test_readers_reach_what_is_known_of_two_gaussians():
-    """Of one covariance both reach Phi(distance / sqrt 2); of one mean only the quadratic one reads. Five errors."""
+def test_readers_reach_the_known_aucs_of_two_gaussians():
+    """With one covariance both reach Phi(distance / sqrt 2); with one mean the quadratic one alone reads."""
     from studies.all_epochs.probe import read
 
     rng, y = np.random.default_rng(0), np.arange(20_000) % 2
@@ -32,7 +32,7 @@ def of_seed(strongest, quadratic):
         "quadratic": {"1": 0.55},
         "test_auc": 0.9,
         "remembered": {
-            "remembered_norm": {"1": 1 - strongest},  # read turned around
+            "remembered_norm": {"1": 1 - strongest},  # reversed scores
             "remembered_difference": {"2": 0.9},
             "remembered_quadratic(k=256,reads=epochs)": {"1": quadratic},
             **apart,
@@ -44,7 +44,7 @@ def test_the_table_sets_the_bound_beside_the_strongest_reader_of_each_seed():
     from studies.all_epochs.study import promises
 
     lines = promises({"full-rho-0": {"0": of_seed(0.7, 0.62), "1": of_seed(0.66, 0.71)}}).splitlines()
-    assert len(lines) == 3  # nothing was read of later epochs
+    assert len(lines) == 3  # no row without values of later epochs
     cells = [cell.strip() for cell in lines[-1].strip("|").split("|")]
     assert cells[:3] == ["full-rho-0", "2", "1"]
     assert cells[5].startswith("0.680 ± ")
@@ -53,7 +53,7 @@ def test_the_table_sets_the_bound_beside_the_strongest_reader_of_each_seed():
     assert cells[-1] == "0.010"
 
 
-def test_where_nothing_is_promised_the_table_says_so_and_still_what_was_read():
+def test_without_a_bound_the_table_has_dashes_and_still_the_leak():
     from studies.all_epochs.study import promises
 
     silent = {**of_seed(0.7, 0.62), "auc_bound_remembered": {}, "sum_kl_remembered": {}}
@@ -62,7 +62,7 @@ def test_where_nothing_is_promised_the_table_says_so_and_still_what_was_read():
     assert cells[5] == "0.700 (remembered_norm)"
 
 
-def test_the_frontier_has_the_strongest_of_all_readers_and_what_was_gained_over_the_epochs():
+def test_the_frontier_has_the_strongest_of_all_readers_and_its_gain_over_the_epochs():
     from studies.all_epochs.study import frontier
 
     one = of_seed(0.7, 0.62)

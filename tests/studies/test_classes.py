@@ -1,4 +1,4 @@
-"""The study on ten classes, studies/classes/study.py: equal power, and verdicts on results whose answers are known."""
+"""The study on ten classes, studies/classes/study.py: equal power, and verdicts on known results."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def test_all_shapes_have_the_power_of_marvell_and_no_bias():
             assert shift.norm() < 6 * (expected * C / len(g)) ** 0.5
 
 
-def test_one_level_within_the_span_is_what_span_has():
+def test_span_has_one_noise_level_within_the_span_of_the_means():
     from studies.classes import defenses as classes_defenses
 
     g, y = batch()
@@ -80,7 +80,7 @@ def test_a_claim_holds_where_every_strength_agrees_beyond_its_interval():
     assert holds(summary(**given), "Marvell costs", "even") is False
     given["even_of_4"] = [(0.90, 0.5), (0.90, 0.9), (0.90, 0.51)]
     assert holds(summary(**given), "the oracle", "even") is None
-    assert holds(summary(**given), "the oracle", "rest") is None  # it was not run
+    assert holds(summary(**given), "the oracle", "rest") is None  # no run
 
 
 def test_the_numbers_of_a_run_are_taken_from_its_result():

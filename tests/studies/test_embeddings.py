@@ -1,4 +1,4 @@
-"""The study on embeddings, studies/embeddings/study.py: its numbers on results whose answers are known, its runs."""
+"""The study on embeddings, studies/embeddings/study.py: its verdicts on known results, its runs and its page."""
 
 import json
 
@@ -20,7 +20,7 @@ def attack(values, baseline=0.5, measure="accuracy"):
 
 
 def summary(classes=10, angles=None, **settings):
-    """A study in which each setting has (utility, clustering) of each seed; completion reads what clustering reads."""
+    """Return a study with (utility, clustering) of each seed for each setting; completion equals clustering."""
     measure = "balanced_accuracy" if classes == 2 else "accuracy"
     return {
         "dataset": {"classes": classes},
@@ -67,7 +67,7 @@ def test_protection_is_perfect_where_every_seed_gains_nothing(reached, holds):
     assert verdict("mnist", given, "PELoss reaches perfect protection")["holds"] is holds
 
 
-def test_settings_with_which_the_network_does_no_work_take_no_part_in_a_comparison():
+def test_settings_with_useless_utility_take_no_part_in_a_comparison():
     given = summary(**NONE, **BETTER, **WORSE, pe_of_32=[(0.1, 0.99)] * 2)
     assert verdict("mnist", given, "PELoss lowers attack accuracy more than dcor")["holds"]
     dead = summary(**NONE, pe_of_32=[(0.1, 0.1)] * 2, dcor_of_1=[(0.9, 0.7)] * 2)
@@ -75,7 +75,7 @@ def test_settings_with_which_the_network_does_no_work_take_no_part_in_a_comparis
     assert (found["holds"], found["numbers"]) == (None, "no usable setting of pe")
 
 
-def test_angles_split_without_a_defense_and_gather_with_one():
+def test_angles_differ_by_class_without_a_defense_and_concentrate_with_one():
     given = summary(**NONE, **BETTER)
     assert verdict("mnist", given, "Without a defense, mean angles")["holds"]
     assert verdict("mnist", given, "With PELoss, angles concentrate")["holds"]
@@ -96,7 +96,7 @@ def test_an_attack_survives_where_it_keeps_nine_tenths_of_its_advantage():
     assert verdict("census", nothing, "Noise on gradients")["holds"] is None
 
 
-def test_what_was_not_run_is_no_claim_and_seeds_are_compared_with_themselves():
+def test_settings_without_a_run_have_no_claim_and_a_seed_is_compared_with_the_same_seed():
     from studies.embeddings import claims as embeddings_claims
 
     flipped = summary(**NONE, label_dp_of_4=[(0.9, 0.9)])
@@ -142,7 +142,7 @@ def test_an_attacker_reaches_the_better_of_both_kinds_of_rows_and_of_both_direct
 
 
 def jobs(tmp_path, *arguments, monkeypatch):
-    """What the command line would run."""
+    """Return the jobs that the command line would run."""
     from studies import common as studies
     from studies.embeddings import study as embeddings
 

@@ -1,4 +1,4 @@
-"""The numbers of the study on gradients, studies/gradients/study.py, on results whose answers are known."""
+"""The numbers of the study on gradients, studies/gradients/study.py, on known results."""
 
 import json
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("beside_the_studies")
 
 
 def summary(**settings):
-    """A study in which norm and cosine leak the same at both layers; a setting is (test AUC, leak) of each seed."""
+    """Return a study with (test AUC, leak) of each seed for each setting; all attacks leak the same at both layers."""
     return {
         "settings": {
             name.replace("_of_", "-"): {
@@ -47,7 +47,7 @@ def test_marvell_lies_below_iso_where_it_leaks_less_at_equal_utility():
 
 
 def test_a_share_whose_interval_spans_the_threshold_decides_nothing():
-    # Marvell lies below iso with the first seed and above it with the second, and on the whole a little below.
+    # Marvell lies below iso with the first seed, above it with the second, and a little below on average.
     marvell = {"marvell_of_1": [(0.90, 0.6), (0.90, 0.8)], "marvell_of_4": [(0.85, 0.5), (0.85, 0.7)]}
     iso = {"iso_of_1": [(0.90, 0.75), (0.90, 0.75)], "iso_of_5": [(0.85, 0.65), (0.85, 0.65)]}
     found = verdict(summary(none=[(0.93, 1.0)] * 2, **marvell, **iso), "Marvell leaks less")

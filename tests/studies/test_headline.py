@@ -1,4 +1,4 @@
-"""The measured headline of the recommended defense, studies/headline/study.py, on the pages that show it."""
+"""The measured headline of the recommended defense, studies/headline/study.py, and the pages that show it."""
 
 import json
 
@@ -21,7 +21,7 @@ def test_every_page_shows_the_numbers_that_were_measured():
     assert "<!-- begin conditional -->" in shown[headline.ROOT / "docs" / "methods" / "certificate.md"]
 
 
-def test_a_first_configuration_says_what_was_measured_behind_the_defense_that_it_shows(tmp_path):
+def test_a_first_configuration_has_the_measured_leak_of_the_defense_that_it_shows(tmp_path):
     table, out = tmp_path / "bank.csv", tmp_path / "run.toml"
     table.write_text("id,age,paid\n1,30,0\n", encoding="utf-8")
     write_first_config({"bank": table}, out, id_column="id", label="paid", ask=lambda *_: "")

@@ -1,4 +1,4 @@
-"""The numbers of the study on longer trainings, studies/longer/study.py, on results whose answers are known."""
+"""The numbers of the study on longer trainings, studies/longer/study.py, on known results."""
 
 import pytest
 
@@ -6,7 +6,7 @@ pytestmark = pytest.mark.usefixtures("beside_the_studies")
 
 
 def setting(leaks, auc=(0.93, 0.92, 0.91), seeds=(0, 1, 2)):
-    """A setting in which the direction reads these AUCs after each epoch, with each seed, and differences 0.5."""
+    """Return a setting in which attacks have these AUCs after each epoch, for each seed; differences have 0.5."""
     of_all = [list(leaks)] * len(seeds)
     differences = [[0.5] * (len(leaks) - 1)] * len(seeds)
     leak = {f"{name} cut": of_all for name in ("remembered_direction", "norm", "residual")}
@@ -17,11 +17,11 @@ def study(settings):
     return {"settings": settings}
 
 
-def growing(by, epochs=30):
-    return [0.55 + by * epoch for epoch in range(epochs)]
+def growing(by):
+    return [0.55 + by * epoch for epoch in range(30)]
 
 
-def test_what_is_read_after_an_epoch_counts_also_where_differences_begin_with_the_second():
+def test_the_leak_after_an_epoch_is_aligned_where_differences_begin_with_the_second():
     from studies.longer import study as longer
 
     given = study({"full-rho-0.25": setting(growing(0.01))})
@@ -29,7 +29,7 @@ def test_what_is_read_after_an_epoch_counts_also_where_differences_begin_with_th
     assert longer.read(given, "full-rho-0.25", 30) == pytest.approx([0.84] * 3)
 
 
-def test_a_reader_that_is_wrong_reads_as_much_turned_around():
+def test_an_auc_below_half_counts_as_its_reverse():
     from studies.longer import study as longer
 
     given = study({"full-rho-0.25": setting([0.3] * 30)})
@@ -42,13 +42,13 @@ def claims(given):
     return {one["claim"]: one["holds"] for one in longer.verdicts(given)}
 
 
-def test_the_setting_that_leaves_less_after_the_last_epoch_is_said_to():
+def test_the_claim_holds_where_the_setting_has_the_lower_leak_after_the_last_epoch():
     given = study({"s16-full-rho-0": setting(growing(0.01)), "full-rho-0.25": setting(growing(0.001))})
     claim = "after 30 epochs, the strongest attack has a lower leak AUC behind full-rho-0.25 than behind s16-full-rho-0"
     assert claims(given) == {claim: True}
 
 
-def test_it_is_said_not_to_where_the_other_one_leaves_less():
+def test_the_claim_fails_where_the_other_setting_has_the_lower_leak():
     given = study({"s16-full-rho-0": setting(growing(0.001)), "full-rho-0.25": setting(growing(0.01))})
     assert list(claims(given).values()) == [False]
     assert "| s16-full-rho-0 | full-rho-0.25 | 3 | -0.081 ± 0.000 | -0.261 ± 0.000 | +0.0000 ± 0.0000 |" in pairs(given)
@@ -67,7 +67,7 @@ def test_seeds_are_compared_with_the_same_seed_of_the_other_setting():
     assert "| 2 | +0.000 ± 0.000 | +0.000 ± 0.000 | +0.0000 ± 0.0000 |" in found
 
 
-def test_quick_runs_of_two_epochs_have_a_table_of_what_they_have():
+def test_quick_runs_of_two_epochs_have_a_table_of_their_epochs():
     from studies.longer import study as longer
 
     found = longer.read_table(study({"none": setting([0.6, 0.7])}))

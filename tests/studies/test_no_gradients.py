@@ -9,7 +9,7 @@ from flower_vfl.config import load_config
 pytestmark = pytest.mark.usefixtures("beside_the_studies")
 
 
-def test_settings_are_configurations_and_differ_in_what_their_names_say():
+def test_settings_are_configurations_that_differ_as_their_names_say():
     from studies.no_gradients import study
 
     for preset, epochs in study.PRETRAIN.items():

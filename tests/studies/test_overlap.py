@@ -24,7 +24,7 @@ def test_settings_differ_in_overlap_and_pre_training_alone():
     assert {config.training.ends_early for config in found.values()} == {True}
 
 
-def test_the_page_has_gains_and_the_part_of_the_distance_of_each_seed(tmp_path):
+def test_the_page_has_the_gain_and_the_recovered_share_of_each_seed(tmp_path):
     from studies.overlap import study
 
     for setting, aucs in AUCS.items():

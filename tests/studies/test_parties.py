@@ -1,4 +1,4 @@
-"""The study on several parties, studies/parties/study.py: who has what, the oracle of those who collude, the page."""
+"""The study on several parties, studies/parties/study.py: columns, the oracle of colluding parties, the page."""
 
 import json
 
@@ -15,15 +15,15 @@ pytestmark = pytest.mark.usefixtures("beside_the_studies")
 
 
 @pytest.mark.parametrize("layout", ["2-equal", "4-unequal", "8-equal", "8-unequal"])
-def test_every_column_is_dealt_once_in_the_shares_that_the_layout_says(layout):
+def test_every_column_belongs_to_one_party_in_the_shares_of_the_layout(layout):
     from studies.parties import study as parties
 
-    held = parties.dealt(layout, 784)
+    columns = parties.dealt(layout, 784)
     count, split = layout.split("-")
-    assert sorted(np.concatenate(held)) == list(range(784))
+    assert sorted(np.concatenate(columns)) == list(range(784))
     first = 0.8 if split == "unequal" else 1 / int(count)
     others = (1 - first) / (int(count) - 1)
-    assert [len(one) / 784 for one in held] == pytest.approx([first, *[others] * (int(count) - 1)], abs=1 / 784)
+    assert [len(one) / 784 for one in columns] == pytest.approx([first, *[others] * (int(count) - 1)], abs=1 / 784)
 
 
 def test_parties_have_the_same_weight_whatever_the_scale_of_a_party():
@@ -40,7 +40,7 @@ def test_parties_have_the_same_weight_whatever_the_scale_of_a_party():
     assert parties_attack.score(g, reference, width=4).isfinite().all()
 
 
-def test_a_divergence_means_the_auc_of_the_best_rule():
+def test_a_divergence_is_converted_to_the_auc_of_the_best_rule():
     from studies.parties import study as parties
 
     assert parties.expected(0.25) == pytest.approx(stats.norm.cdf(0.125**0.5))
@@ -99,7 +99,7 @@ def test_a_claim_holds_where_all_layouts_agree_beyond_their_intervals(monkeypatc
 
 
 @pytest.mark.slow
-def test_a_quick_study_ends_in_a_page(tmp_path, monkeypatch):
+def test_a_quick_study_makes_a_page(tmp_path, monkeypatch):
     from studies import common as studies
     from studies.parties import study as parties
 

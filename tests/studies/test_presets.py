@@ -1,4 +1,4 @@
-"""The numbers of the page on presets, studies/presets/study.py, on results whose answers are known."""
+"""The numbers of the page on presets, studies/presets/study.py, on known results."""
 
 import json
 
@@ -26,7 +26,7 @@ def result(seed, auc, leak, **more):
     }
 
 
-def test_every_small_preset_is_a_twin_of_a_preset_and_its_changes_are_keys():
+def test_every_small_preset_has_a_twin_and_its_changes_are_valid_keys():
     from studies.presets import study as presets
 
     small = {name for name in preset_names() if name.endswith("-small")}
@@ -38,7 +38,7 @@ def test_every_small_preset_is_a_twin_of_a_preset_and_its_changes_are_keys():
         assert (twin.data == presets.REAL) == same
 
 
-def test_a_row_has_means_over_seeds_what_chance_reaches_and_the_quickest_run(tmp_path):
+def test_a_row_has_means_over_seeds_chance_levels_and_the_quickest_run(tmp_path):
     from studies.presets import study as presets
 
     for seed, auc, leak in ((0, 0.7, 0.8), (1, 0.8, 1.0)):
@@ -58,7 +58,7 @@ def test_a_row_has_means_over_seeds_what_chance_reaches_and_the_quickest_run(tmp
     assert "next day" not in row
 
 
-def test_days_are_told_where_there_are_some():
+def test_the_mean_over_days_is_shown_where_a_run_has_days():
     from studies.presets import study as presets
 
     days = presets.numbers([result(0, 0.7, 0.8, periods={"mean": {"auc": 0.61}})])

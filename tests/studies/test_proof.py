@@ -26,7 +26,7 @@ def write(folder, results):
         (run / "result.json").write_text(json.dumps(one))
 
 
-def test_a_claim_with_fewer_than_all_seeds_has_no_verdict_and_says_how_many(tmp_path):
+def test_a_claim_with_fewer_than_all_seeds_is_undecided_and_shows_their_number(tmp_path):
     from studies.proof import study
 
     runs = tmp_path / "runs" / "census"

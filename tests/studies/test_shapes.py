@@ -1,4 +1,4 @@
-"""The numbers of the study on shapes, studies/shapes/study.py, on results whose answers are known."""
+"""The numbers of the study on shapes, studies/shapes/study.py, on known results."""
 
 import math
 
@@ -11,7 +11,7 @@ RESIDUALS = ("residual(r=1)", "residual", "residual(r=8)")
 
 
 def summary(read, hidden, lost):
-    """Published Marvell, of which residual reads so much, and its full form, of which it reads that, at this loss."""
+    """Return a study with the leaks of published Marvell and of its full form, which loses this test AUC."""
 
     def setting(leak, auc):
         leaks = {
@@ -41,7 +41,7 @@ def test_a_claim_holds_or_not_with_its_whole_interval(read, hidden, lost, holds)
     assert [found["holds"] for found in shapes.verdicts(summary(read, hidden, lost))] == holds
 
 
-def test_the_worst_number_of_directions_counts_either_way_round():
+def test_the_worst_number_of_directions_counts_also_with_reversed_scores():
     from studies.shapes import study as shapes
 
     given = summary([0.99] * 3, [0.5] * 3, [0.0] * 3)
@@ -63,7 +63,7 @@ def test_spectra_are_those_of_the_classes_covariances_in_units_of_the_batch():
     assert not any(math.isnan(value) for value in log.values())
 
 
-def test_a_probe_acts_in_each_so_many_steps_on_what_is_sent():
+def test_a_probe_acts_every_given_number_of_steps_on_the_sent_gradients():
     from flower_vfl.strategies import VerticalStrategy
     from studies.shapes.probe import Shuffled, Spectra
 

@@ -1,4 +1,4 @@
-"""What the studies share: runs made once, numbers over seeds, blocks of a page."""
+"""Shared code of the studies: runs made once, numbers over seeds, blocks of a page."""
 
 import json
 import subprocess
@@ -47,7 +47,7 @@ def test_generated_blocks_replace_what_stands_between_their_marks():
 
 
 def work(job):
-    """A run that is there at once, or fails."""
+    """Write the result of a run, or fail."""
     if job.setting == "broken":
         raise ValueError("out of luck")
     job.folder.mkdir(parents=True)
@@ -82,7 +82,7 @@ def test_a_run_appears_when_it_is_complete(tmp_path):
     assert [folder.name for folder in job.folder.parent.iterdir()] == ["seed-0"]
 
 
-def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path):
+def test_a_run_that_another_process_makes_is_left_to_it(tmp_path):
     from studies import common as studies
 
     job = studies.job_of(tmp_path, "toy", "none", 0)
@@ -94,8 +94,8 @@ def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path):
     assert (part / "steps.parquet").exists()
 
 
-def chosen(monkeypatch, *arguments):
-    """What a study's command line would run, and the pages that it would make."""
+def jobs_and_pages(monkeypatch, *arguments):
+    """Return the jobs that a study's command line would run, and the pages that it would make."""
     from studies import common as studies
 
     jobs, pages = [], []
@@ -114,14 +114,14 @@ def chosen(monkeypatch, *arguments):
     return [(job.seed, job.study, job.setting, job.options["quick"], str(job.folder)) for job in jobs], pages
 
 
-def test_a_study_runs_seed_by_seed_all_that_was_not_left_out(monkeypatch):
-    found, pages = chosen(monkeypatch, "run")
+def test_a_study_runs_all_chosen_settings_seed_by_seed(monkeypatch):
+    found, pages = jobs_and_pages(monkeypatch, "run")
     assert not pages
     assert len(found) == 12
     assert [seed for seed, *_ in found] == [0] * 6 + [1] * 6
     assert found[0] == (0, "one", "none", False, "runs/toy/one/none/seed-0")
     assert {study for _, study, *_ in found[:6]} == {"one", "two"}
-    some, _ = chosen(
+    some, _ = jobs_and_pages(
         monkeypatch, "run", "--study", "two", "--settings", "some", "none", "--seeds", "5", "3", "--runs", "x"
     )
     assert [job[:3] for job in some] == [(s, "two", name) for s in (5, 3) for name in ("some", "none")]
@@ -129,20 +129,20 @@ def test_a_study_runs_seed_by_seed_all_that_was_not_left_out(monkeypatch):
 
 
 def test_a_quick_study_has_one_seed_and_few_settings(monkeypatch):
-    found, _ = chosen(monkeypatch, "run", "--quick", "--seeds", "7", "8")
+    found, _ = jobs_and_pages(monkeypatch, "run", "--quick", "--seeds", "7", "8")
     assert [job[:4] for job in found] == [
         (7, study, name, True) for study in ("one", "two") for name in ("none", "more")
     ]
 
 
-def test_a_page_is_made_of_the_runs_that_are_there_beside_the_script(monkeypatch, tmp_path):
+def test_a_page_is_made_of_the_finished_runs(monkeypatch, tmp_path):
     from studies import common as studies
 
-    found, pages = chosen(monkeypatch, "page", "--runs", str(tmp_path))
+    found, pages = jobs_and_pages(monkeypatch, "page", "--runs", str(tmp_path))
     assert (found, pages) == ([], [(tmp_path, PAGES)])
-    assert chosen(monkeypatch, "page", "--out", str(tmp_path))[1] == [(Path("runs/toy"), tmp_path)]
+    assert jobs_and_pages(monkeypatch, "page", "--out", str(tmp_path))[1] == [(Path("runs/toy"), tmp_path)]
     with pytest.raises(SystemExit):
-        chosen(monkeypatch, "run", "--study", "three")
+        jobs_and_pages(monkeypatch, "run", "--study", "three")
     for place, seed in (("seed-10", 10), ("seed-2", 2), ("seed-3.part", 3)):
         (tmp_path / "none" / place).mkdir(parents=True)
         (tmp_path / "none" / place / "result.json").write_text(json.dumps({"environment": {"seed": seed}}))
@@ -162,7 +162,7 @@ def test_a_claim_of_several_parts_holds_where_all_do(judged, holds):
     assert studies.all_of(judged) is holds
 
 
-def test_one_command_lists_the_studies_and_knows_no_other():
+def test_one_command_lists_the_studies_and_refuses_other_names():
     def run(*words):
         return subprocess.run(
             [sys.executable, "-m", "studies", *words], cwd=ROOT, capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""The study on several trainings, docs/results/trainings.md, on histories whose answers are known."""
+"""The study on several trainings, docs/results/trainings.md, on known histories."""
 
 import json
 import math
@@ -21,24 +21,24 @@ PEOPLE, WIDTH = 4000, 16
 LABELS = (np.arange(PEOPLE) % 10 == 0).astype(np.int64)
 
 
-def trainings(count, noise, *, part=1.0, seed=0):
-    """Remembered means of classes apart by 1 along a direction of each training's own, and noise of each person's.
+def trainings(count, noise, *, part=1.0):
+    """Return the mean gradients of the people of each training: class means 2 apart in a random direction, and noise.
 
-    `noise` takes a generator and gives the numbers (P, D) of one training.
+    `noise` takes a generator and returns the noise (P, D) of one training.
     """
     from studies.trainings.attack import Kept
 
-    rng, found = np.random.default_rng(seed), []
+    rng, found = np.random.default_rng(0), []
     for _ in range(count):
         axis = rng.normal(size=WIDTH)
         means = np.outer(LABELS, axis / np.linalg.norm(axis)) * 2.0 + noise(rng)
-        who = np.sort(rng.permutation(PEOPLE)[: round(PEOPLE * part)])
-        found.append(Kept(who, torch.from_numpy(means[who]).float()))
+        people = np.sort(rng.permutation(PEOPLE)[: round(PEOPLE * part)])
+        found.append(Kept(people, torch.from_numpy(means[people]).float()))
     return found
 
 
-def along(scale):
-    """Fresh noise of this standard deviation in all directions."""
+def isotropic_noise(scale):
+    """Return a function that draws fresh noise of this standard deviation in all directions."""
     return lambda rng: rng.normal(size=(PEOPLE, WIDTH)) * scale
 
 
@@ -47,22 +47,22 @@ def auc_of(scores):
     return leak_auc(scores.numpy()[known], LABELS[known])
 
 
-def test_scores_of_independent_looks_add_up_as_the_square_root_of_their_number():
-    """The AUC of n looks of distance d is Phi(d sqrt(n / 2)); within five standard errors of an AUC of 400 rows."""
+def test_the_distance_of_added_independent_scores_grows_as_the_square_root_of_their_number():
+    """The AUC of n scores of distance d is Phi(d sqrt(n / 2)), within five standard errors of an AUC of 400 rows."""
     from studies.trainings.attack import added
 
     rng, distance = np.random.default_rng(1), 0.5
-    looks = [
+    scores = [
         (np.arange(PEOPLE), torch.from_numpy(distance * LABELS + rng.normal(size=PEOPLE)) * float(scale))
         for scale in (1, 100, 1e-3, 7, 1)
     ]
     for count in (1, 3, 5):
-        assert auc_of(added(looks[:count], PEOPLE)) == pytest.approx(
+        assert auc_of(added(scores[:count], PEOPLE)) == pytest.approx(
             stats.norm.cdf(distance * math.sqrt(count / 2)), abs=5 * 0.014
         )
 
 
-def test_looks_that_are_turned_around_are_turned_back_and_the_smaller_group_is_the_positive_one():
+def test_reversed_scores_are_reversed_back_and_the_smaller_group_is_the_positive_one():
     from studies.trainings.attack import added
 
     rng = np.random.default_rng(2)
@@ -73,7 +73,7 @@ def test_looks_that_are_turned_around_are_turned_back_and_the_smaller_group_is_t
     assert auc_of(right) > 0.99
 
 
-def test_who_never_came_has_no_score_and_who_came_once_has_that_one():
+def test_people_without_a_training_have_no_score_and_people_of_one_training_have_that_score():
     from studies.trainings.attack import added
 
     total = added(
@@ -83,10 +83,10 @@ def test_who_never_came_has_no_score_and_who_came_once_has_that_one():
     assert float(total[2]) == float(total[:4].max())
 
 
-def test_fresh_noise_averages_out_over_trainings_and_noise_along_the_direction_that_stays_does_not():
+def test_fresh_noise_averages_out_over_trainings_and_equal_scores_do_not_improve():
     from studies.trainings.attack import by_itself, direction
 
-    fresh = trainings(8, along(1.0))
+    fresh = trainings(8, isotropic_noise(1.0))
     assert auc_of(by_itself(fresh, direction, PEOPLE)) > auc_of(by_itself(fresh[:1], direction, PEOPLE)) + 0.05
     kept = torch.from_numpy(np.random.default_rng(3).normal(size=PEOPLE) * 2.0 + 2.0 * LABELS)
 
@@ -109,16 +109,16 @@ def test_differences_between_trainings_are_free_of_noise_that_was_the_same_in_bo
     assert np.flatnonzero(~scores.isnan().numpy()).tolist() == both.tolist()
 
 
-def test_side_by_side_all_trainings_are_one_long_row():
+def test_side_by_side_is_the_direction_of_concatenated_trainings():
     from studies.trainings.attack import direction, side_by_side
 
-    history = trainings(3, along(0.3))
+    history = trainings(3, isotropic_noise(0.3))
     wide = torch.cat([kept.means for kept in history], dim=1)
     torch.testing.assert_close(side_by_side(history, PEOPLE), direction(wide), rtol=1e-3, atol=1e-3)
 
 
 def summary_of(leaks, seeds=(0, 1, 2)):
-    """Settings of which the direction reads these leaks after each count, the same with each seed but for 0.001."""
+    """Return settings with these leaks after each number of trainings, and 0.001 more with each seed."""
     return {
         "settings": {
             name: {
@@ -131,7 +131,7 @@ def summary_of(leaks, seeds=(0, 1, 2)):
     }
 
 
-def test_verdicts_judge_growth_of_what_was_kept_and_of_what_was_not():
+def test_verdicts_judge_the_growth_with_one_noise_key_and_with_new_ones():
     from studies.trainings import study as trainings
 
     found = {
@@ -151,7 +151,7 @@ def test_verdicts_judge_growth_of_what_was_kept_and_of_what_was_not():
         "full-fresh: seven more trainings add more than 0.02 to the leak AUC": True,
         "full-new-keys: seven more trainings add more than 0.02 to the leak AUC": False,
         "full-one-key: seven more trainings add at most 0.02 to the leak AUC": True,
-        "full-one-key-parts: seven more trainings add at most 0.02 to the leak AUC": False,  # the sign is reversed
+        "full-one-key-parts: seven more trainings add at most 0.02 to the leak AUC": False,  # reversed AUCs
         "full-new-keys leaks more than full-one-key after eight trainings": False,
     }
 
@@ -163,7 +163,7 @@ def test_one_seed_decides_nothing():
     assert [one["holds"] for one in trainings.verdicts(given)] == [None]
 
 
-def test_the_page_says_what_its_numbers_say(tmp_path):
+def test_the_page_agrees_with_its_numbers():
     from studies.trainings import study as trainings
 
     page, numbers = (PAGES / f"trainings.{kind}" for kind in ("md", "json"))
@@ -172,7 +172,7 @@ def test_the_page_says_what_its_numbers_say(tmp_path):
     assert summary["claims"] == trainings.verdicts(summary)
 
 
-def test_a_key_that_isotropic_noise_refuses_is_taken_where_it_is_measured():
+def test_a_kept_noise_key_that_iso_refuses_is_accepted_by_the_measured_variant():
     from studies.trainings.attack import Heedless
 
     kept = Secret(bytes(32), "test", noise_key=bytes(16))
@@ -180,4 +180,4 @@ def test_a_key_that_isotropic_noise_refuses_is_taken_where_it_is_measured():
     with pytest.raises(ConfigError, match="a noise key that is kept"):
         Iso(base, rho=0.9).begin()
     Heedless(base, rho=0.9).begin()
-    assert Heedless.name == Iso.name  # its numbers are those of `Iso`
+    assert Heedless.name == Iso.name  # it logs under the name of `Iso`

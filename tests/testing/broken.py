@@ -8,7 +8,7 @@ from flower_vfl.accounting import RandomisedResponse, Release
 from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.strategies import Defense, GradientDefense, Guarantee
 from flower_vfl.strategies.labels.label_dp import flip, label_dependent_ends
-from tests.testing.right import Norms, Promising, Remembering, Right
+from tests.testing.right import Norms, Right, RisingBound, RunningMean
 
 
 class Unnamed(Right):
@@ -18,7 +18,7 @@ class Unnamed(Right):
 
 
 class Borrowed(Right):
-    """Calls itself like a built-in; `scope` is that of `GradientDefense`."""
+    """Has the name of a built-in; `scope` is that of `GradientDefense`."""
 
     name = "iso"
 
@@ -31,12 +31,12 @@ class Silent(Right):
 
 
 class Unfinished(GradientDefense):
-    """Does not say what it does."""
+    """Does not define `perturb`."""
 
     name = "unfinished"
 
 
-class Idle(Defense):
+class NoHook(Defense):
     """Overrides nothing."""
 
     name = "idle"
@@ -58,17 +58,17 @@ class Hidden(Right):
 
 
 class Opaque(Right):
-    """Has params that are no JSON."""
+    """Has params that JSON cannot hold."""
 
     params = {"params": torch.ones(1)}  # noqa: RUF012
 
 
 class Undocumented(Right):
-    """Says nothing about what it takes."""
+    """Does not describe its parameters."""
 
 
 class Tolerant(Right):
-    """Takes anything; `scope` is that of `GradientDefense`."""
+    """Takes any parameter; `scope` is that of `GradientDefense`."""
 
     def __init__(self, strategy, scope="joint", **anything):
         super().__init__(strategy, scope=scope)
@@ -91,14 +91,14 @@ class Single(Right):
 
 
 class Scopeless(Right):
-    """Forgets its `scope`."""
+    """Does not pass its `scope` on."""
 
     def __init__(self, strategy, *, scope="joint"):
         super().__init__(strategy)
 
 
-class Bound(Right):
-    """Knows its width; `scope` is that of `GradientDefense`."""
+class FixedWidth(Right):
+    """Accepts gradients of width 8 only; `scope` is that of `GradientDefense`."""
 
     def perturb(self, g, y):
         """Add noise."""
@@ -113,8 +113,8 @@ class Graph(Right):
         return g + self.noise(g) * torch.ones(1, requires_grad=True), {}
 
 
-class Trusting(Right):
-    """Does not look at what it gets; `scope` is that of `GradientDefense`."""
+class Unchecked(Right):
+    """Does not check whether gradients are finite; `scope` is that of `GradientDefense`."""
 
     def longest(self, g):
         return g.abs().max() if g.numel() else 0.0
@@ -133,7 +133,7 @@ class Cleaning(Right):
 
 
 class OnlyBoth(Right):
-    """Leaves batches of one class alone; `scope` is that of `GradientDefense`."""
+    """Sends batches of one class without noise; `scope` is that of `GradientDefense`."""
 
     def perturb(self, g, y):
         """Add noise."""
@@ -141,7 +141,7 @@ class OnlyBoth(Right):
 
 
 class Relative(Right):
-    """Compares with the mean row, which one row alone is; `scope` is that of `GradientDefense`."""
+    """Adds noise along the deviation from the mean row, zero for one row; `scope` is that of `GradientDefense`."""
 
     unbiased = False
 
@@ -153,7 +153,7 @@ class Relative(Right):
 
 
 class Squaring(Right):
-    """Takes squares, which vanish or overflow; `scope` is that of `GradientDefense`."""
+    """Squares gradients, which vanish or overflow; `scope` is that of `GradientDefense`."""
 
     def longest(self, g):
         super().longest(g)
@@ -181,7 +181,7 @@ class Refusing(Defense):
 
 
 class Multiplying(Right):
-    """Stretches rows, and zeros stay zeros; `scope` is that of `GradientDefense`."""
+    """Scales rows, so that zeros stay zeros; `scope` is that of `GradientDefense`."""
 
     def perturb(self, g, y):
         """Stretch."""
@@ -190,7 +190,7 @@ class Multiplying(Right):
 
 
 class Shrinking(Right):
-    """Declared unbiased, and is not; `scope` is that of `GradientDefense`."""
+    """Shrinks gradients although it is declared unbiased; `scope` is that of `GradientDefense`."""
 
     def perturb(self, g, y):
         """Add noise."""
@@ -198,7 +198,7 @@ class Shrinking(Right):
 
 
 class Drifting(Right):
-    """Moves positives; `scope` is that of `GradientDefense`."""
+    """Shifts the gradients of positives although it is declared unbiased; `scope` is that of `GradientDefense`."""
 
     def perturb(self, g, y):
         """Add noise."""
@@ -230,7 +230,7 @@ class Numpy(Right):
 
 
 class Public(Right):
-    """Draws from a generator that everybody can make; `scope` is that of `GradientDefense`."""
+    """Draws from a generator with a known seed; `scope` is that of `GradientDefense`."""
 
     def __init__(self, strategy, *, scope="joint"):
         super().__init__(strategy, scope=scope)
@@ -258,7 +258,7 @@ class Writing(Right):
         return g.add_(self.noise(g)), {}
 
 
-class Forgetful(Remembering):
+class UnsavedMean(RunningMean):
     """Does not save its mean; `scope` is that of `GradientDefense`."""
 
     def state(self):
@@ -268,15 +268,15 @@ class Forgetful(Remembering):
         GradientDefense.restore(self, state)
 
 
-class Restarting(Right):
-    """Does not save where its noise stands; `scope` is that of `GradientDefense`."""
+class UnsavedGenerator(Right):
+    """Does not save the state of its generator; `scope` is that of `GradientDefense`."""
 
     def state(self):
         return {"fallbacks": self.fallbacks}
 
 
-class Shared(Remembering):
-    """Saves what it goes on changing; `scope` is that of `GradientDefense`."""
+class Shared(RunningMean):
+    """Saves a tensor that it changes later; `scope` is that of `GradientDefense`."""
 
     def perturb(self, g, y):
         """Add noise."""
@@ -284,8 +284,8 @@ class Shared(Remembering):
         return g + self.noise(g) * self.factor(self.longest(g)), {}
 
 
-class Unsaved(Right):
-    """Saves what no file holds; `scope` is that of `GradientDefense`."""
+class Unsavable(Right):
+    """Saves a generator, which no file can hold; `scope` is that of `GradientDefense`."""
 
     def state(self):
         return {**super().state(), "generator": self.generator(torch.device("cpu"))}
@@ -300,7 +300,7 @@ class NotANumber(Right):
 
 
 class Endless(Right):
-    """Logs what nobody expects; `scope` is that of `GradientDefense`."""
+    """Logs an infinite value that no docstring explains; `scope` is that of `GradientDefense`."""
 
     def perturb(self, g, y):
         """Add noise."""
@@ -316,22 +316,22 @@ class Tensors(Right):
 
 
 class Alone(Right):
-    """Does not ask the strategy that it wraps; `scope` is that of `GradientDefense`."""
+    """Does not call `protect` of the strategy that it wraps; `scope` is that of `GradientDefense`."""
 
     def protect(self, grads, labels, step=None):
         """Add noise."""
         return grads + self.noise(grads), {}
 
 
-class Outward(Right):
-    """Adds noise first; `scope` is that of `GradientDefense`."""
+class NoiseFirst(Right):
+    """Adds noise before it calls the strategy that it wraps; `scope` is that of `GradientDefense`."""
 
     def protect(self, grads, labels, step=None):
         """Add noise."""
         return self.strategy.protect(grads + self.noise(grads), labels)
 
 
-class Losing(Norms):
+class LosingLog(Norms):
     """Loses the inner log."""
 
     def embed(self, z, *, party="", train=True):
@@ -367,7 +367,7 @@ class Halving(Norms):
 
 
 class Lossy(Norms):
-    """Adds a term that is no number for one class."""
+    """Adds a term that is NaN for one class."""
 
     def loss(self, logits, labels, z):
         """Add the term."""
@@ -385,7 +385,7 @@ class Rows(Norms):
 
 
 class Relabelling(Norms):
-    """Makes up a class."""
+    """Returns labels of a class that does not exist."""
 
     def prepare_labels(self, labels):
         """Add one."""
@@ -394,7 +394,7 @@ class Relabelling(Norms):
 
 
 class Floating(Norms):
-    """Makes labels soft."""
+    """Returns soft labels."""
 
     def prepare_labels(self, labels):
         """Soften."""
@@ -421,8 +421,8 @@ class Binary(Right):
             raise ConfigError("binary: two classes")
 
 
-class Lonely(Right):
-    """Refuses another of its kind and does not say what to do; `scope` is that of `GradientDefense`."""
+class OnceOnly(Right):
+    """Refuses another of its kind and names no alternative; `scope` is that of `GradientDefense`."""
 
     def __init__(self, strategy, *, scope="joint"):
         super().__init__(strategy, scope=scope)
@@ -439,14 +439,14 @@ class Bypassing(Right):
         self.strategy, self.scope, self.fallbacks, self._generator = strategy, scope, 0, None
 
 
-class Wordless(Right):
-    """Says nothing at the end of an epoch; `scope` is that of `GradientDefense`."""
+class NoEpochLog(Right):
+    """Logs None at the end of an epoch; `scope` is that of `GradientDefense`."""
 
     def end_epoch(self):
-        """Say nothing."""
+        """Return None."""
 
 
-class Hopeless(Right):
+class NanAtEpochEnd(Right):
     """Logs NaN at the end of an epoch; `scope` is that of `GradientDefense`."""
 
     def end_epoch(self):
@@ -454,24 +454,24 @@ class Hopeless(Right):
         return {"hope": math.nan}
 
 
-class Boundless(Promising):
-    """Promises what is no number; `scope` is that of `GradientDefense`."""
+class NanBound(RisingBound):
+    """Returns NaN as its bound; `scope` is that of `GradientDefense`."""
 
     def bound(self):
         """Return NaN."""
         return math.nan
 
 
-class Boastful(Promising):
-    """Promises what cannot be; `scope` is that of `GradientDefense`."""
+class BoundBelowHalf(RisingBound):
+    """Returns a bound below 0.5; `scope` is that of `GradientDefense`."""
 
     def bound(self):
-        """Return too little."""
+        """Return a negative number."""
         return -3.0
 
 
-class Unprepared(Promising):
-    """Cannot say what it could promise; `scope` is that of `GradientDefense`."""
+class RaisingCheck(RisingBound):
+    """Raises an error in `check_bound`; `scope` is that of `GradientDefense`."""
 
     def check_bound(self, epochs):
         """Fail."""
@@ -493,15 +493,15 @@ class Growing(Right):
         return {}
 
 
-class Recounting(Promising):
+class Recounting(RisingBound):
     """Does not save what it logs at the end of an epoch; `scope` is that of `GradientDefense`."""
 
     def state(self):
         return {**super().state(), "largest": 0.0}
 
 
-class Lowering(Promising):
-    """Does not save how many epochs it makes a promise of; `scope` is that of `GradientDefense`."""
+class Lowering(RisingBound):
+    """Does not save the number of epochs of its bound; `scope` is that of `GradientDefense`."""
 
     def end_epoch(self):
         """Count."""
@@ -511,16 +511,16 @@ class Lowering(Promising):
         return {**super().state(), "epochs": 0}
 
 
-class Gossiping(Promising):
-    """Tells what it is told; `scope` is that of `GradientDefense`."""
+class Delegating(RisingBound):
+    """Calls `end_epoch` of the strategy that it wraps; `scope` is that of `GradientDefense`."""
 
     def end_epoch(self):
-        """Tell."""
+        """Call both."""
         return {**self.strategy.end_epoch(), **super().end_epoch()}
 
 
 class Averaging(Norms):
-    """Takes the running mean of all embeddings away, and keeps it for a resume but not for a prediction."""
+    """Subtracts a running mean of all embeddings, and saves it for a resumed run but not for predictions."""
 
     name = "averaging"
 
@@ -529,7 +529,7 @@ class Averaging(Norms):
         self.mean = torch.zeros(())
 
     def embed(self, z, *, party="", train=True):
-        """Take the mean away."""
+        """Subtract the mean."""
         inner, log = super().embed(z, party=party, train=train)
         if train:
             self.mean = 0.9 * self.mean + 0.1 * inner.detach().abs().mean()
@@ -544,7 +544,7 @@ class Averaging(Norms):
 
 
 class Kept(Norms):
-    """Takes the running mean of all embeddings away, and keeps it among what it learns."""
+    """Subtracts a running mean of all embeddings, and keeps it in its modules."""
 
     name = "kept"
 
@@ -552,7 +552,7 @@ class Kept(Norms):
         self.modules["mean"] = torch.nn.BatchNorm1d(1, affine=False)
 
     def embed(self, z, *, party="", train=True):
-        """Take the mean away."""
+        """Subtract the mean."""
         inner, log = super().embed(z, party=party, train=train)
         if train:
             self.modules["mean"](inner.detach().abs().reshape(-1, 1))
@@ -602,22 +602,22 @@ class Drawing(Defense):
         return torch.nn.functional.binary_cross_entropy_with_logits(self.predict(z), true_labels.to(z.dtype))
 
     def predict(self, z):
-        """Return what the private head predicts."""
+        """Return the logits of the private head."""
         return self.modules["head"](z)[:, 0]
 
 
 class Peeking(Drawing):
-    """Has its gradients protected by what true labels say."""
+    """Changes the sign of gradients by true labels."""
 
     def protect(self, grads, labels, step=None):
-        """Turn positives around."""
+        """Negate the gradients of positives."""
         inner, log = self.strategy.protect(grads, labels, step)
         true = torch.from_numpy(self.base.labels.train[self.rows]).to(inner)
         return torch.where(true[:, None] > 0.5, -inner, inner), log
 
 
 class Joined(Drawing):
-    """Trains the shared network on true labels, and does not cut what flows back."""
+    """Trains the shared network on true labels, whose gradients flow back to the parties."""
 
     def prepare_labels(self, labels):
         """Leave the labels to the shared network."""
@@ -625,7 +625,7 @@ class Joined(Drawing):
 
 
 class Reaching(Drawing):
-    """Computes its private loss from embeddings that it kept, through which gradients flow back."""
+    """Computes its private loss from received embeddings, through which gradients flow back."""
 
     def private_loss(self, z, true_labels, rows):
         """Return the loss."""
@@ -633,7 +633,7 @@ class Reaching(Drawing):
 
 
 class Sharing(Drawing):
-    """Adds a private loss of the shared top model."""
+    """Adds the loss of the shared top model to its private loss."""
 
     def private_loss(self, z, true_labels, rows):
         """Return the loss."""
@@ -642,19 +642,19 @@ class Sharing(Drawing):
 
 
 class Backward(Drawing):
-    """Goes back through the received embeddings by itself."""
+    """Calls `backward` through the received embeddings itself."""
 
     def private_loss(self, z, true_labels, rows):
-        """Return the loss, after the gradient of another one was added to what leaves."""
+        """Return the loss, after another loss added its gradient to those that are sent."""
         (self.received * (true_labels.to(z.dtype) - 0.5)[:, None]).sum().backward()
         return super().private_loss(z, true_labels, rows)
 
 
 class Learning(Drawing):
-    """Has a private loss of nothing that it learns."""
+    """Has a private loss that depends on none of its modules."""
 
     def private_loss(self, z, true_labels, rows):
-        """Return the loss of a head that belongs to nobody."""
+        """Return a loss without a head."""
         return (z.sum(dim=1).requires_grad_() - true_labels).square().mean()
 
 
@@ -666,12 +666,12 @@ class Wide(Drawing):
         return (self.modules["head"](z)[:, 0] - true_labels).square().mean()
 
     def predict(self, z):
-        """Return what the private head predicts."""
+        """Return the logits of the private head as a column."""
         return self.modules["head"](z)
 
 
 class Ending(Drawing):
-    """Lets early stopping end a training, and promises an epsilon nevertheless."""
+    """Permits early stopping by true labels, and claims an epsilon nevertheless."""
 
     def begin(self):
         """Refuse nothing."""

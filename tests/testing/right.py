@@ -1,4 +1,4 @@
-"""Defenses as users write them: with noise or without, with memory or without."""
+"""Correct defenses as users write them: with noise or without, with a state or without."""
 
 import math
 
@@ -30,7 +30,7 @@ class Right(GradientDefense):
 
 
 class Norms(Defense):
-    """Makes all embeddings of one length."""
+    """Scales all embeddings to length 1."""
 
     name = "norms"
     params = {}  # noqa: RUF012
@@ -42,7 +42,7 @@ class Norms(Defense):
         return inner / lengths.view(-1, *[1] * (inner.dim() - 1)), log
 
 
-class Remembering(Right):
+class RunningMean(Right):
     """Scales its noise by a running mean; `scope` is that of `GradientDefense`."""
 
     name = "remembering"
@@ -68,8 +68,8 @@ class Remembering(Right):
         self.mean = state["mean"]
 
 
-class Promising(Right):
-    """Promises less after each epoch; `scope` is that of `GradientDefense`."""
+class RisingBound(Right):
+    """Returns a bound that rises after each epoch; `scope` is that of `GradientDefense`."""
 
     name = "promising"
 

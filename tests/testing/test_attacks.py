@@ -1,4 +1,4 @@
-"""The tester for authors of attacks: every built-in passes, and each mistake is found and named."""
+"""`check_attack`: every built-in attack passes, and each mistake is found and named."""
 
 import math
 from typing import ClassVar
@@ -40,7 +40,7 @@ def test_every_built_in_attack_passes(attack, params):
 
 
 class Right(Attack):
-    """Looks at the first coordinate."""
+    """Reads the first coordinate."""
 
     name = "right"
 
@@ -63,8 +63,8 @@ class Unnamed(Right):
     name = "un named"
 
 
-class Greedy(Right):
-    """Wants true labels of all rows."""
+class UnknownNeed(Right):
+    """Needs true labels of all rows, which no attack gets."""
 
     needs = frozenset({"truth"})
 
@@ -77,7 +77,7 @@ class Silent(Right):
 
 
 class Opaque(Right):
-    """Has params that are no JSON."""
+    """Has params that JSON cannot hold."""
 
     @property
     def params(self):
@@ -85,7 +85,7 @@ class Opaque(Right):
 
 
 class Infinite(Right):
-    """Has params that JSON does not have."""
+    """Has an infinite parameter, which JSON does not have."""
 
     @property
     def params(self):
@@ -93,7 +93,7 @@ class Infinite(Right):
 
 
 class Shifting(Right):
-    """Says another power."""
+    """Reports another power than it was given."""
 
     def __init__(self, power=1):
         self.power = power
@@ -104,7 +104,7 @@ class Shifting(Right):
 
 
 class Undocumented(Right):
-    """Says nothing about what it takes."""
+    """Does not describe its parameter."""
 
     def __init__(self, power=1):
         self.power = power
@@ -115,14 +115,14 @@ class Undocumented(Right):
 
 
 class Tolerant(Right):
-    """Takes anything."""
+    """Takes any parameter."""
 
     def __init__(self, **anything):
         pass
 
 
 class Flat(Right):
-    """Wants vectors."""
+    """Accepts vectors only."""
 
     def score(self, transcript, layer, side=NOTHING):
         """Return a score."""
@@ -147,7 +147,7 @@ class Listing(Right):
 
 
 class Logical(Right):
-    """Returns a verdict."""
+    """Returns booleans."""
 
     def score(self, transcript, layer, side=NOTHING):
         """Return a score."""
@@ -182,7 +182,7 @@ class Squared(Right):
 
 
 class Narrow(Right):
-    """Knows float32 only."""
+    """Computes in float32 only."""
 
     def score(self, transcript, layer, side=NOTHING):
         """Return a score."""
@@ -230,7 +230,7 @@ class Writing(Right):
 
 
 class Assuming(Right):
-    """Does without what it needs."""
+    """Scores without the side information that it declares."""
 
     needs = frozenset({"reference"})
 
@@ -248,7 +248,7 @@ class Graph(Right):
 
 
 class OneLayer(Right):
-    """Looks at a layer that is not there."""
+    """Reads a layer that does not exist."""
 
     def score(self, transcript, layer, side=NOTHING):
         """Return a score."""
@@ -269,8 +269,8 @@ def test_a_users_own_attack_on_rows_passes():
     check_attack(Rows)
 
 
-class Told(Rows):
-    """Reads along what it is told."""
+class Hinted(Rows):
+    """Projects rows on its first hint."""
 
     needs = frozenset({"hints"})
 
@@ -279,8 +279,8 @@ class Told(Rows):
         return (rows.double() * known[..., :1, :]).sum(dim=-1)
 
 
-def test_a_users_own_attack_on_rows_that_is_told_something_passes():
-    check_attack(Told)
+def test_a_users_own_attack_on_rows_with_side_information_passes():
+    check_attack(Hinted)
 
 
 class Mixing(Rows):
@@ -296,39 +296,39 @@ class Mixing(Rows):
 
 
 class Flattening(Rows):
-    """Forgets that there are many runs."""
+    """Ignores the dimension of runs."""
 
     def rate(self, rows, known):
         """Return the first coordinates of the first run."""
         return rows.flatten(0, -2)[:, 0]
 
 
-class Seeing(Rows):
-    """Reads embeddings."""
+class ReadingEmbeddings(Rows):
+    """Declares that it reads embeddings."""
 
     sees = "embeddings"
 
 
-class Insatiable(Rows):
-    """Wants all that there is."""
+class TwoNeeds(Rows):
+    """Needs hints and a reference."""
 
     needs = frozenset({"hints", "reference"})
 
 
 class Naming(Right):
-    """Says that it names classes."""
+    """Declares classes, which only attacks on trained models return."""
 
     reads = "classes"
 
 
 class Grouping(Right):
-    """Says groups, and returns scores."""
+    """Declares clusters, and returns scores."""
 
     reads = "clusters"
 
 
 class Numbering(Right):
-    """Puts each row in a group of its own."""
+    """Puts each row in a cluster of its own."""
 
     reads = "clusters"
 
@@ -363,27 +363,27 @@ def test_a_users_own_attack_that_follows_steps_passes():
 
 
 class Undeclared(Averaging):
-    """Does not say that it follows steps."""
+    """Does not declare that it follows steps."""
 
     sequential = False
 
 
 class Unkept(Averaging):
-    """Does not survive a resume."""
+    """Does not save its state."""
 
     def state(self):
         return {}
 
 
 class Unkeepable(Averaging):
-    """Keeps what no checkpoint can hold."""
+    """Saves a set, which no checkpoint can hold."""
 
     def state(self):
         return {"sum": {1, 2}}
 
 
 class Shared(Averaging):
-    """Keeps the sum where all instances find it."""
+    """Keeps one sum for all instances."""
 
     sums: ClassVar[dict] = {}
 
@@ -398,7 +398,7 @@ class Shared(Averaging):
 
 
 class Same(Averaging):
-    """Is never fresh."""
+    """Returns itself from `fresh`."""
 
     def fresh(self):
         return self
@@ -416,7 +416,7 @@ class Merged(Averaging):
 
 
 class Unsliced(Averaging):
-    """Has states that cannot be told apart by run."""
+    """Has a state whose leading dimension is not that of the runs."""
 
     def state(self):
         return {} if self.sum is None else {"sum": self.sum.movedim(0, -1)}
@@ -441,7 +441,7 @@ class Unsliced(Averaging):
         (int, "no subclass of flower_vfl.attacks.Attack"),
         (Attack, "`name` is None"),
         (Unnamed, "`name` is 'un named'"),
-        (Greedy, r"`needs` is frozenset\(\{'truth'\}\); a frozenset of reference, hints"),
+        (UnknownNeed, r"`needs` is frozenset\(\{'truth'\}\); a frozenset of reference, hints"),
         (Silent, r"(?s)class has no docstring.*`score` has no docstring"),
         (Opaque, r"cannot stand in result\.json"),
         (Infinite, r"cannot stand in result\.json"),
@@ -465,8 +465,8 @@ class Unsliced(Averaging):
         (OneLayer, "shapes: it raised KeyError"),
         (Mixing, "`rate` of three batches .* differs from `score` of each"),
         (Flattening, r"`rate` of three batches .* returns \(192,\); \(3, 64\)"),
-        (Seeing, "a RowAttack .* derive it from Attack"),
-        (Insatiable, "a RowAttack .* derive it from Attack"),
+        (ReadingEmbeddings, "a RowAttack .* derive it from Attack"),
+        (TwoNeeds, "a RowAttack .* derive it from Attack"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -478,7 +478,7 @@ def test_each_mistake_is_found_and_named(attack, finding):
 
 def test_the_error_is_an_assertion_and_one_of_ours_and_lists_everything_once():
     class Wrong(NormAttack):
-        """Scores nothing."""
+        """Scores NaN."""
 
         def score(self, transcript, layer, side=NOTHING):
             """Return NaN."""
@@ -497,42 +497,42 @@ def test_parameters_that_are_refused_are_a_finding():
 
 
 def test_parameters_that_do_not_arrive_in_the_result_are_a_finding():
-    class Forgetful(Right):
-        """Forgets its power."""
+    class LosingPower(Right):
+        """Does not keep its power."""
 
         def __init__(self, power=1):
             pass
 
     with pytest.raises(CheckError, match=r"made with power=2, its `params` is \{\}"):
-        check_attack(Forgetful, power=2)
+        check_attack(LosingPower, power=2)
 
 
 def test_parameters_make_the_attack_that_is_checked():
-    seen = []
+    powers = []
 
-    class Watching(Right):
+    class Recording(Right):
         """Has a power."""
 
         def __init__(self, power=1):
             self.power = power
-            seen.append(power)
+            powers.append(power)
 
         @property
         def params(self):
             return {"power": self.power}
 
-    check_attack(Watching, power=7)
-    assert set(seen) == {7}
+    check_attack(Recording, power=7)
+    assert set(powers) == {7}
 
 
 class Trained(InferenceAttack):
-    """Says by the first coordinate."""
+    """Predicts by the first coordinate."""
 
     name = "trained"
     reads = "classes"
 
     def infer(self, view):
-        """Return whether the first coordinate is large."""
+        """Return class 1 where the first coordinate is positive."""
         return (view.embeddings.flatten(1)[:, 0] > 0).long()
 
 
@@ -540,32 +540,32 @@ def test_an_attack_on_the_trained_model_of_one_method_passes():
     check_attack(Trained)
 
 
-class Undecided(Trained):
-    """Does not say what it returns."""
+class UnknownResult(Trained):
+    """Declares an unknown kind of result."""
 
     reads = "labels"
 
 
-class Curious(Trained):
-    """Wants hints, which nobody has any more."""
+class NeedsHints(Trained):
+    """Needs hints, which do not exist after training."""
 
     needs = frozenset({"hints"})
 
 
-class Forgetful(Trained):
-    """Wants labels without saying how many."""
+class NoNumber(Trained):
+    """Needs labels without declaring their number."""
 
     needs = frozenset({"leaked"})
 
 
-class Careless(Trained):
-    """Answers without what it needs."""
+class UnusedLabels(Trained):
+    """Predicts without the labels that it needs."""
 
     needs, leaks = frozenset({"leaked"}), 2
 
 
 class Fractional(Trained):
-    """Says numbers that are no classes."""
+    """Returns numbers that are no classes."""
 
     def infer(self, view):
         """Return a number."""
@@ -573,7 +573,7 @@ class Fractional(Trained):
 
 
 class Beyond(Trained):
-    """Says one class too many."""
+    """Returns a class that does not exist."""
 
     def infer(self, view):
         """Return a number."""
@@ -581,7 +581,7 @@ class Beyond(Trained):
 
 
 class Short(Trained):
-    """Says too little."""
+    """Returns too few numbers."""
 
     def infer(self, view):
         """Return a number."""
@@ -597,7 +597,7 @@ class Global(Trained):
 
 
 class Writing(Trained):
-    """Writes into what it sees."""
+    """Changes the embeddings."""
 
     def infer(self, view):
         """Return a number."""
@@ -606,7 +606,7 @@ class Writing(Trained):
 
 
 class Nan(Trained):
-    """Has no score for zeros."""
+    """Returns NaN for embeddings of zeros."""
 
     reads = "scores"
 
@@ -617,7 +617,7 @@ class Nan(Trained):
 
 
 class BadBaseline(Trained):
-    """Has a baseline that says something else."""
+    """Has a baseline that returns another shape."""
 
     def baseline(self, view):
         """Return scores."""
@@ -627,10 +627,10 @@ class BadBaseline(Trained):
 @pytest.mark.parametrize(
     ("attack", "reason"),
     [
-        (Undecided, "its `reads` is 'labels'"),
-        (Curious, "its `needs` is frozenset"),
-        (Forgetful, "`leaks` is 0 and `needs` {'leaked'}"),
-        (Careless, "answers without them"),
+        (UnknownResult, "its `reads` is 'labels'"),
+        (NeedsHints, "its `needs` is frozenset"),
+        (NoNumber, "`leaks` is 0 and `needs` {'leaked'}"),
+        (UnusedLabels, "answers without them"),
         (Fractional, "whole numbers below 2 are needed"),
         (Beyond, "whole numbers below 5 are needed"),
         (Short, r"it returned \(3,\), one number a row"),

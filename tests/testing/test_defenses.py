@@ -1,4 +1,4 @@
-"""The tester for authors of defenses: every built-in passes, and each mistake is found and named."""
+"""`check_defense`: every built-in defense passes, and each mistake is found and named."""
 
 import logging
 import math
@@ -30,15 +30,15 @@ def test_every_built_in_defense_passes(defense, params):
     [
         right.Right,
         right.Norms,
-        right.Remembering,
-        right.Promising,
+        right.RunningMean,
+        right.RisingBound,
         right.Grid,
         right.Clipped,
         broken.Kept,
         broken.Drawing,
     ],
 )
-def test_a_users_own_defense_passes_with_noise_or_without_with_memory_or_without(defense):
+def test_a_users_own_defense_passes_with_noise_or_without_with_a_state_or_without(defense):
     check_defense(defense)
 
 
@@ -50,17 +50,17 @@ def test_a_users_own_defense_passes_with_noise_or_without_with_memory_or_without
         (broken.Unnamed, "`name` is 'un named'"),
         (broken.Borrowed, "`name` is 'iso', which is that of a built-in defense"),
         (broken.Silent, r"(?s)class has no docstring.*`perturb` has no docstring"),
-        (broken.Idle, "overrides no hook"),
+        (broken.NoHook, "overrides no hook"),
         (broken.Starting, "overrides `start`"),
         (broken.Opaque, r"cannot stand in result\.json"),
         (broken.Undocumented, "does not say what 'scope' is"),
         (broken.Tolerant, "takes parameters that it does not have"),
         (broken.Narrow, r"gradients \(64, 8\), scope joint: it returns torch.float32 \(64, 1\)"),
-        (broken.Bound, "shapes: it raised RuntimeError"),
+        (broken.FixedWidth, "shapes: it raised RuntimeError"),
         (broken.Single, r"gradients in torch.float16: it returns torch.float32 \(64, 8\) for torch.float16"),
         (broken.Scopeless, "made with scope='per-party', its `params` does not say so"),
         (broken.Graph, "keeps a graph"),
-        (broken.Trusting, "a batch with nan: it returns values that are not finite; raise UnprotectedBatchError"),
+        (broken.Unchecked, "a batch with nan: it returns values that are not finite; raise UnprotectedBatchError"),
         (broken.Cleaning, "a batch with inf: it goes out as it is"),
         (broken.OnlyBoth, "positives only: it goes out as it is"),
         (broken.Relative, "one row alone: it goes out as it is"),
@@ -79,16 +79,16 @@ def test_a_users_own_defense_passes_with_noise_or_without_with_memory_or_without
         (broken.Public, "its noise is the same whatever the secret"),
         (broken.Repeating, "its noise is the same in every step"),
         (broken.Writing, "changes gradients or labels in place"),
-        (broken.Forgetful, "restored from its `state`, it goes on otherwise"),
-        (broken.Restarting, "restored from its `state`, it goes on otherwise"),
+        (broken.UnsavedMean, "restored from its `state`, it goes on otherwise"),
+        (broken.UnsavedGenerator, "restored from its `state`, it goes on otherwise"),
         (broken.Shared, "as copies"),
-        (broken.Unsaved, "its `state` cannot be saved: .*given Generator"),
+        (broken.Unsavable, "its `state` cannot be saved: .*given Generator"),
         (broken.NotANumber, "logs 'right.length' = NaN"),
         (broken.Endless, "logs 'right.length' = inf, and no docstring explains when"),
         (broken.Tensors, "a name and a number are needed"),
         (broken.Alone, "`protect` does not ask the strategy that it wraps first"),
-        (broken.Outward, "`protect` does not ask the strategy that it wraps first"),
-        (broken.Losing, "`embed` loses the log of the strategy that it wraps"),
+        (broken.NoiseFirst, "`protect` does not ask the strategy that it wraps first"),
+        (broken.LosingLog, "`embed` loses the log of the strategy that it wraps"),
         (broken.Cutting, "embed, vectors: no gradient flows back"),
         (broken.Dividing, "embed, zeros: it returns values that are not finite"),
         (broken.Halving, "one row for each of the 64 is needed"),
@@ -98,16 +98,16 @@ def test_a_users_own_defense_passes_with_noise_or_without_with_memory_or_without
         (broken.Floating, "it must return as many of that kind"),
         (broken.Relabelled, "changes gradients or labels in place"),
         (broken.Binary, r"refuses three classes \(binary: two classes\); declare"),
-        (broken.Wordless, "end_epoch: it logs None; a dictionary of numbers is needed"),
-        (broken.Hopeless, "end_epoch: it logs 'hope' = NaN"),
-        (broken.Boundless, "its `bound` is nan; a leak AUC from 0.5 to 1 is needed"),
-        (broken.Boastful, r"its `bound` is -3\.0; a leak AUC from 0.5 to 1 is needed"),
-        (broken.Unprepared, "epochs: it raised KeyError: 2"),
+        (broken.NoEpochLog, "end_epoch: it logs None; a dictionary of numbers is needed"),
+        (broken.NanAtEpochEnd, "end_epoch: it logs 'hope' = NaN"),
+        (broken.NanBound, "its `bound` is nan; a leak AUC from 0.5 to 1 is needed"),
+        (broken.BoundBelowHalf, r"its `bound` is -3\.0; a leak AUC from 0.5 to 1 is needed"),
+        (broken.RaisingCheck, "epochs: it raised KeyError: 2"),
         (broken.Growing, "restored from its `state`, it goes on otherwise"),
         (broken.Recounting, "restored from its `state`, it goes on otherwise"),
         (broken.Lowering, "restored from its `state`, it goes on otherwise"),
-        (broken.Gossiping, "`end_epoch` calls the strategy that it wraps, which is called by itself"),
-        (broken.Lonely, "another of its kind: lonely: once only; if that is wrong, name the alternative in `twice`"),
+        (broken.Delegating, "`end_epoch` calls the strategy that it wraps, which is called by itself"),
+        (broken.OnceOnly, "another of its kind: lonely: once only; if that is wrong, name the alternative in `twice`"),
         (broken.Bypassing, "declares `two_classes_only` and takes three"),
         (broken.Peeking, r"with the same draw other true labels change the gradients of step 0 \(1 party\)"),
         (broken.Joined, "with the same draw other true labels change the gradients of step 0"),
@@ -127,8 +127,8 @@ def test_each_mistake_is_found_and_named(defense, finding):
     assert str(caught.value).startswith(f"{defense.__name__}() does not do what a defense must:\n- ")
 
 
-def test_a_finding_that_is_waived_is_none_and_one_that_is_not_there_cannot_be_waived():
-    check_defense(broken.Gossiping, waive=["nesting"])
+def test_a_waived_finding_is_not_reported_and_one_that_does_not_occur_cannot_be_waived():
+    check_defense(broken.Delegating, waive=["nesting"])
     with pytest.raises(CheckError, match="it waives 'zero rows', which finds nothing"):
         check_defense(right.Right, waive=["zero rows"])
 
@@ -144,7 +144,7 @@ def test_parameters_that_are_refused_are_a_finding():
 
 
 @pytest.mark.parametrize(("defense", "params"), [(Iso, {"t": 0.0}), (Marvell, {"s": 0.0})])
-def test_a_strength_of_nothing_is_a_finding(defense, params):
+def test_a_strength_of_zero_is_a_finding(defense, params):
     with pytest.raises(CheckError, match="a usual batch: it goes out as it is"):
         check_defense(defense, **params)
 

@@ -1,4 +1,4 @@
-"""The tester for authors of joint attacks: each mistake is found and named."""
+"""`check_attack` on joint attacks: each mistake is found and named."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from flower_vfl.testing import CheckError, check_attack
 
 
 class Right(JointAttack):
-    """Looks at the first number of the embeddings."""
+    """Reads the first number of the embeddings."""
 
     name = "right"
     reads_own = False
@@ -31,14 +31,14 @@ class Unnamed(Right):
     name = "un named"
 
 
-class Greedy(Right):
-    """Wants a clean gradient."""
+class UnknownNeed(Right):
+    """Needs a reference gradient, which joint attacks do not get."""
 
     needs = frozenset({"reference"})
 
 
 class Unsure(Right):
-    """Does not say whether it reads a row's own gradient."""
+    """Does not declare whether it reads a row's own gradient."""
 
     reads_own = None
 
@@ -48,42 +48,42 @@ class Silent(Right):
 
 
 class Undefined(Right):
-    """Scores nothing."""
+    """Returns NaN."""
 
     def of(self, embeddings):
         return embeddings[:, 0] * float("nan")
 
 
 class Random(Right):
-    """Draws anew each time."""
+    """Draws from the global generator."""
 
     def of(self, embeddings):
         return torch.rand(len(embeddings))
 
 
 class Writing(Right):
-    """Changes what it looks at."""
+    """Changes the view."""
 
     def of(self, embeddings):
         return embeddings.mul_(2.0)[:, 0]
 
 
 class Owning(Right):
-    """Reads the row's own gradient and says that it does not."""
+    """Reads the row's own gradient and declares that it does not."""
 
     def read(self, view):
         """Return the first numbers of gradients."""
         return JointScores(view.gradients[:, 0], self.of(view.test.embeddings))
 
 
-class Knowing(Right):
-    """Says that it knows labels, and not how many."""
+class NoNumber(Right):
+    """Needs known labels and does not declare their number."""
 
     needs = frozenset({"leaked"})
 
 
-class Pretending(Right):
-    """Scores without the labels that it needs."""
+class UnusedLabels(Right):
+    """Scores without the labels that it declares to need."""
 
     needs = frozenset({"leaked"})
     leaks = 4
@@ -93,15 +93,15 @@ class Pretending(Right):
     ("attack", "words"),
     [
         (Unnamed, "its `name` is 'un named'"),
-        (Greedy, "its `needs` is"),
+        (UnknownNeed, "its `needs` is"),
         (Unsure, "its `reads_own` is None"),
         (Silent, "the class has no docstring"),
         (Undefined, "scores are NaN"),
         (Random, "gives other scores the second time"),
         (Writing, "it changes the view"),
         (Owning, "a row's own gradient changes the row's score"),
-        (Knowing, "an attack that knows rows says both"),
-        (Pretending, "scores without them"),
+        (NoNumber, "an attack that knows rows says both"),
+        (UnusedLabels, "scores without them"),
     ],
 )
 def test_a_mistake_is_named(attack, words):

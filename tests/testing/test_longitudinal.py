@@ -1,4 +1,4 @@
-"""The tester for authors of attacks that remember: each mistake is found and named."""
+"""`check_attack` on longitudinal attacks: each mistake is found and named."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from flower_vfl.testing import CheckError, check_attack
 
 
 class Right(MemoryAttack):
-    """Looks at the first number of the last gradient."""
+    """Reads the first number of the last gradient."""
 
     name = "right"
     keeps = frozenset({"last"})
@@ -33,20 +33,20 @@ class Unnamed(Right):
     name = "un named"
 
 
-class Greedy(Right):
-    """Wants a clean gradient."""
+class UnknownNeed(Right):
+    """Needs a reference gradient, which longitudinal attacks do not get."""
 
     needs = frozenset({"reference"})
 
 
-class Hoarding(Right):
-    """Wants to keep what nobody keeps."""
+class UnknownHistory(Right):
+    """Declares a history that does not exist."""
 
     keeps = frozenset({"all"})
 
 
-class Careless(Right):
-    """Reads what it did not declare."""
+class UndeclaredHistory(Right):
+    """Reads a history that it did not declare."""
 
     keeps = frozenset({"mean"})
 
@@ -69,7 +69,7 @@ class Short(Right):
 
 
 class Undefined(Right):
-    """Divides by what may be 0."""
+    """Divides by a norm that may be 0."""
 
     def of(self, rows):
         return rows[:, 0] / rows.norm(dim=1)
@@ -91,14 +91,14 @@ class Writing(Right):
         return super().score(memory)
 
 
-class Knowing(Right):
-    """Says that it needs known rows, and not how many."""
+class NoNumber(Right):
+    """Needs known rows and does not declare their number."""
 
     needs = frozenset({"leaked"})
 
 
-class Pretending(Right):
-    """Needs hints and does not look at them."""
+class UnusedHints(Right):
+    """Declares hints and does not use them."""
 
     needs = frozenset({"hints"})
 
@@ -111,17 +111,17 @@ class Pretending(Right):
     ("attack", "words"),
     [
         (Unnamed, "its `name` is 'un named'"),
-        (Greedy, "its `needs` is"),
-        (Hoarding, "its `keeps` is"),
-        (Careless, "The memory does not give 'last'"),
+        (UnknownNeed, "its `needs` is"),
+        (UnknownHistory, "its `keeps` is"),
+        (UndeclaredHistory, "The memory does not give 'last'"),
         (Early, "its `first_epoch` is 0"),
         (Silent, "the class has no docstring"),
         (Short, "one number a row is needed"),
         (Undefined, "scores are NaN"),
         (Random, "gives other scores the second time"),
         (Writing, "it changes the memory"),
-        (Knowing, "an attack that knows rows says both"),
-        (Pretending, "scores without them"),
+        (NoNumber, "an attack that knows rows says both"),
+        (UnusedHints, "scores without them"),
     ],
 )
 def test_a_mistake_is_named(attack, words):

@@ -1,4 +1,4 @@
-"""The frames of a run, for tests of what parties hear and say."""
+"""The frames of a run, for tests of what parties receive and send."""
 
 import pytest
 
@@ -8,27 +8,27 @@ from flower_vfl.protocol.frame import Kind
 
 @pytest.fixture
 def frames(monkeypatch):
-    """A list of each frame that a party receives in a run: its name, the frame and the answer, as plain values.
+    """Return a list of all frames of a run: party's name, frame that it receives and its answer, as plain values.
 
-    The last answers are left out: the time of computing is in them.
+    The last answers are None, since they contain computing times.
     """
-    seen = []
+    received = []
 
     def recorded(party, frame):
         answer = handle(party, frame)
-        seen.append((party.name, plain(frame), plain(None if frame.kind in LAST else answer)))
+        received.append((party.name, plain(frame), plain(None if frame.kind in TIMED else answer)))
         return answer
 
     handle = FeatureParty.handle
     monkeypatch.setattr(FeatureParty, "handle", recorded)
-    return seen
+    return received
 
 
-LAST = (Kind.FINISH, Kind.EXPORTED)
+TIMED = (Kind.FINISH, Kind.EXPORTED)
 
 
 def plain(frame):
-    """All of a frame as plain values, its kind first."""
+    """Return the content of a frame as plain values, its kind first."""
     if frame is None:
         return None
     return frame.kind, frame.step, dict(frame.fields), {name: t.tolist() for name, t in frame.tensors.items()}

@@ -1,4 +1,4 @@
-"""Results by class in `result.json`: they are those of the kept model."""
+"""Results by class in `result.json`, which are those of the kept model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEYS = ["names", "rows", "recall", "precision", "confusion"]
 
 
 def assert_of_kept(summary):
-    """Assert that the counts of a result are those of the model whose utility it reports."""
+    """Assert that the counts of a result agree with the utility of the kept model."""
     found, kept = summary["classes"], kept_utility(summary)
     assert list(found) == KEYS
     counts = np.array(found["confusion"])
@@ -66,9 +66,9 @@ def test_a_run_that_keeps_no_model_has_the_names_of_its_classes_alone():
 def test_nothing_that_is_sent_depends_on_the_labels_of_the_test_rows(frames):
     training = {"epochs": 6, "patience": 1, "learning_rate": 0.05}
     config, sent, found = toy_config(training=training, attack={"names": []}), [], []
-    for turned in (False, True):
+    for reversed_labels in (False, True):
         data = toy_data(rows=300, classes=3)
-        if turned:
+        if reversed_labels:
             data.target.test[:] = 2 - data.target.test
         found.append(run(config, data=lambda _, data=data: data).summary["classes"]["confusion"])
         sent.append(list(frames))

@@ -1,4 +1,4 @@
-"""With patience, every party keeps the model of the best epoch, on any transport and after a kill."""
+"""With patience, every party keeps the model of the best epoch, on all transports and after a kill."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DATA = {"name": "synthetic", "options": {"rows": 160, "test_rows": 60, "parties"
 
 
 def patient(transport="inproc", *, epochs=8, patience=2, **changes):
-    """A run of eight steps an epoch, of which the second has the best validation AUC."""
+    """Return a configuration with eight steps an epoch; its second epoch has the best validation AUC."""
     return build_config(
         {
             "data": DATA,
@@ -41,7 +41,7 @@ def patient(transport="inproc", *, epochs=8, patience=2, **changes):
 
 
 def auc_of(folder):
-    """The test AUC of what the run predicts for the test rows, by scikit-learn."""
+    """Return the test AUC of a run's predictions for the test rows, by scikit-learn."""
     predict(folder, folder.with_suffix(".csv"), overwrite=True)
     scores = pa_csv.read_csv(folder.with_suffix(".csv"))["score"].to_numpy()
     return roc_auc_score(open_data(build_config({"data": DATA})).labels().test, scores)
@@ -49,14 +49,14 @@ def auc_of(folder):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """The folder of a run that has the best epoch for its last one, without patience."""
+    """Return the folder of a run without patience that ends with the best epoch."""
     folder = tmp_path_factory.mktemp("plain") / "run"
     run(patient(epochs=BEST, patience=0), out=folder)
     return folder
 
 
 def assert_model_of(folder, plain):
-    """The model that all parties keep is that of the shorter run, bit for bit, and it is the one that predicts."""
+    """Assert that all parties keep the model of the shorter run, bit for bit, and predict with it."""
     found, expected = result(folder), result(plain)
     assert found["weights"] == expected["weights"]
     ours, theirs = weights(folder), weights(plain)
@@ -83,27 +83,27 @@ def test_all_parties_keep_the_model_of_the_best_epoch(tmp_path, plain, transport
     assert_model_of(tmp_path / "run", plain)
 
 
-class Forgetful(dict):
-    """What no party of an earlier message is found in, as in a fresh process."""
+class Empty(dict):
+    """A dictionary that stores nothing: no party of an earlier message is found, as in a fresh process."""
 
     def __setitem__(self, key, value):
         pass
 
 
 @pytest.mark.slow
-def test_a_copy_goes_from_one_process_to_the_next_between_messages(tmp_path, plain, monkeypatch):
-    begin = TrainingClient.__init__
+def test_the_best_model_is_kept_where_each_message_has_a_fresh_process(tmp_path, plain, monkeypatch):
+    original = TrainingClient.__init__
 
-    def begun(client, *args):
-        begin(client, *args)
-        client._live = Forgetful()
+    def patched(client, *args):
+        original(client, *args)
+        client._live = Empty()
 
-    monkeypatch.setattr(TrainingClient, "__init__", begun)
+    monkeypatch.setattr(TrainingClient, "__init__", patched)
     run(patient("messages", checkpoint={"every": -1}), out=tmp_path / "run")
     assert_model_of(tmp_path / "run", plain)
 
 
-def test_a_run_with_patience_that_comes_to_its_end_keeps_its_best_model_too(tmp_path, plain):
+def test_a_run_with_patience_that_trains_all_epochs_keeps_its_best_model_too(tmp_path, plain):
     run(patient(epochs=BEST + 1), out=tmp_path / "run")
     assert result(tmp_path / "run")["status"] == "finished"
     assert result(tmp_path / "run")["model"]["epoch"] == BEST
@@ -119,7 +119,7 @@ def test_where_the_last_epoch_is_the_best_it_stays_and_without_patience_too(tmp_
     assert auc_of(tmp_path / "other") == pytest.approx(found["utility"]["last"]["test_auc"], abs=1e-12)
 
 
-def test_attacks_on_the_trained_model_look_at_the_one_that_is_kept(tmp_path, plain):
+def test_attacks_on_the_trained_model_read_the_one_that_is_kept(tmp_path, plain):
     run(patient(), out=tmp_path / "run")
 
     def trained(folder):
@@ -161,7 +161,7 @@ def test_a_run_that_is_killed_before_it_could_go_back_does_so_when_it_is_resumed
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "count"), [(Kind.BEST, 1), (Kind.BEST, 4), (Kind.KEEP, 1), (Kind.FINISH, 2)])
-def test_a_party_that_dies_comes_back_to_the_best_model(tmp_path, plain, dies, kind, count):  # noqa: F811
+def test_a_party_that_dies_is_restored_to_the_best_model(tmp_path, plain, dies, kind, count):  # noqa: F811
     counts = dies(lambda now: now is kind and counts[kind] == count)
     run(patient("stream"), out=tmp_path / "run")
     assert counts["deaths"] == 1

@@ -1,4 +1,4 @@
-"""Where the leak passes its limit, the model from before stays, at every party and on any transport."""
+"""Where the leak passes its limit, every party keeps the model from before it, on all transports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PARTIES = ("label", "a", "b")
 
 @pytest.fixture
 def leaks(monkeypatch):
-    """Let the monitor measure a leak above every limit from an epoch on."""
+    """Return a function that makes the monitor measure a leak above every limit from an epoch on."""
 
     def from_epoch(first):
         found, observe, epochs = LeakageMonitor.epoch_leak, LeakageMonitor.observe, {}
@@ -32,7 +32,7 @@ def leaks(monkeypatch):
             observe(monitor, step, epoch, *given, **more)
 
         def measured(monitor):
-            found.fget(monitor)  # what waits is compared
+            found.fget(monitor)  # evaluates pending steps
             return 1.0 if epochs.get(monitor, 0) >= first else 0.5
 
         monkeypatch.setattr(LeakageMonitor, "observe", observed)
@@ -42,7 +42,7 @@ def leaks(monkeypatch):
 
 
 def limited(transport="inproc", *, epochs=3, on_leak="stop", **changes):
-    """A run of nine steps an epoch; with one step in flight it does not matter where the pipeline drains."""
+    """Return the values of a configuration with nine steps an epoch and one step in flight."""
     return {
         "data": {"name": "synthetic", "options": {"rows": 160, "test_rows": 60, "parties": 3}},
         "training": {"epochs": epochs, "batch_size": 16},
@@ -68,7 +68,7 @@ def result(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("every", [0, 2])
-def test_the_model_from_before_the_leak_stays(tmp_path, leaks, transport, every, monkeypatch):
+def test_the_model_from_before_the_leak_is_kept(tmp_path, leaks, transport, every, monkeypatch):
     monkeypatch.setenv("FLOWER_VFL_STATE", str(tmp_path / "state"))
     run(build_config(limited(epochs=2, on_leak="warn")), out=tmp_path / "before")
     leaks(3)
@@ -81,7 +81,7 @@ def test_the_model_from_before_the_leak_stays(tmp_path, leaks, transport, every,
     assert all(torch.equal(ours[party][name], theirs[party][name]) for party in PARTIES for name in theirs[party])
 
 
-def test_what_was_measured_of_the_leak_is_kept_and_the_trained_model_is_attacked_as_it_stays(tmp_path, leaks):
+def test_measured_leaks_are_kept_and_attacks_read_the_kept_model(tmp_path, leaks):
     run(build_config(limited(epochs=2, on_leak="warn")), out=tmp_path / "before")
     leaks(3)
     run(build_config(limited()), out=tmp_path / "run")
@@ -123,7 +123,7 @@ def test_nothing_is_kept_where_there_is_no_checkpoint_from_before(
         predict(tmp_path / "run", tmp_path / "scores.csv")
 
 
-def test_the_weights_of_an_interruption_go_as_well(tmp_path, leaks):
+def test_the_weights_of_an_interrupted_run_are_deleted_too(tmp_path, leaks):
     leaks(1)
     config = build_config(limited())
     with pytest.raises(KeyboardInterrupt):
@@ -135,7 +135,7 @@ def test_the_weights_of_an_interruption_go_as_well(tmp_path, leaks):
 
 @pytest.mark.parametrize(("kind", "count"), [(Kind.KEEP, 1), (Kind.KEEP, 2), (Kind.FINISH, 1), (Kind.FINISH, 2)])
 @pytest.mark.parametrize("first", [1, 2])
-def test_a_party_that_dies_meanwhile_comes_back_to_the_same_model(tmp_path, leaks, dies, kind, count, first):  # noqa: F811
+def test_a_party_that_dies_meanwhile_is_restored_to_the_same_model(tmp_path, leaks, dies, kind, count, first):  # noqa: F811
     leaks(first)
     run(build_config(limited()), out=tmp_path / "alone")
     counts = dies(lambda now: now is kind and counts[kind] == count)
@@ -158,13 +158,13 @@ def test_a_run_that_is_killed_before_it_could_go_back_does_so_when_it_is_resumed
         patch.setattr("flower_vfl.training.model_selection.ModelSelection._go_back", killed)
         with pytest.raises(KeyboardInterrupt):
             run(config, out=tmp_path / "run")
-    assert not list((tmp_path / "run").glob("weights/*"))  # the leak is above the limit: nothing of it is kept
+    assert not list((tmp_path / "run").glob("weights/*"))  # the leak is above the limit: no weights are kept
     run(config, out=tmp_path / "run", resume=True)
     assert_same(tmp_path / "run", tmp_path / "alone")
 
 
 @pytest.mark.parametrize(("first", "words"), [(2, "of step 9, the end of epoch 1"), (1, "no party kept a model")])
-def test_the_report_says_which_model_stays(tmp_path, leaks, first, words, capsys):
+def test_the_report_names_the_model_that_is_kept(tmp_path, leaks, first, words, capsys):
     from flower_vfl.simulations.tables import print_results
 
     leaks(first)

@@ -1,4 +1,4 @@
-"""What the label party logs along training, beyond losses and leaks."""
+"""Logs of the label party during training, beyond losses and leaks: class counts, snapshots, embeddings."""
 
 import math
 
@@ -47,7 +47,7 @@ def test_the_class_counts_of_every_batch_are_those_of_the_true_labels(tmp_path, 
         assert (rows[step], positives[step]) == (labels.size, labels.sum())
 
 
-def test_of_more_than_two_classes_those_are_counted_that_are_looked_for(tmp_path):
+def test_with_more_than_two_classes_the_rows_of_the_attacked_class_are_counted(tmp_path):
     data, _ = trained(tmp_path / "run", toy_data(rows=300, classes=3), attack={"names": ["norm"], "every": 2})
     schedule = schedule_of(toy_config(), 300, 150)
     for step, count in values_of(tmp_path / "run", "batch_positives").items():
@@ -71,7 +71,7 @@ def test_no_snapshot_leaves_no_file(tmp_path):
     assert not (tmp_path / "run" / "snapshots.parquet").exists()
 
 
-def test_snapshots_change_no_weight_on_any_transport(tmp_path):
+def test_snapshots_change_no_weight_on_any_transport():
     data = toy_data(rows=200)
     weights = [
         run(toy_config(attack={"snapshots": steps}, transport={"kind": kind}), data=lambda _: data).summary["weights"]
@@ -80,15 +80,15 @@ def test_snapshots_change_no_weight_on_any_transport(tmp_path):
     assert weights[0] == weights[1] == weights[2]
 
 
-def test_an_observer_is_told_each_snapshot_too():
+def test_an_observer_receives_each_snapshot_too():
     data, log = toy_data(rows=200), Log()
     run(toy_config(attack={"snapshots": [1]}), data=lambda _: data, observers=(log,))
     assert list(log.snapshots) == [1]
     assert np.isfinite(np.concatenate(list(log.snapshots[1].values()))).all()
 
 
-class Shown(torch.nn.Module):
-    """A bottom model that the test can ask again."""
+class KeptBottom(torch.nn.Module):
+    """A bottom model that the test keeps, to compute its embeddings again."""
 
     made: list = []  # noqa: RUF012
 
@@ -102,25 +102,25 @@ class Shown(torch.nn.Module):
 
 
 def test_embeddings_that_are_kept_are_those_of_the_trained_models_for_as_many_rows_of_each_class(tmp_path):
-    Shown.made.clear()
+    KeptBottom.made.clear()
     data = toy_data(rows=200, test_rows=150)  # two evaluation messages
     config = toy_config(attack={"names": [], "embeddings": 60})
-    run(config, data=lambda _: data, bottom=Shown, out=tmp_path / "run")
+    run(config, data=lambda _: data, bottom=KeptBottom, out=tmp_path / "run")
     found = read_embeddings(tmp_path / "run")
     assert [(sample.party, sample.view) for sample in found] == [("a", "received"), ("b", "received")]
-    makers = []  # parties make their models at the same time, in any order
+    makers = []  # parties build their models concurrently, in any order
     for sample in found:
         assert np.bincount(sample.labels).tolist() == [30, 30]
         assert np.array_equal(sample.labels, data.target.test[sample.rows])
         with torch.no_grad():
-            own = [model(*data.party(sample.party).test.gather(sample.rows)).numpy() for model in Shown.made]
+            own = [model(*data.party(sample.party).test.gather(sample.rows)).numpy() for model in KeptBottom.made]
         makers += [index for index, z in enumerate(own) if np.allclose(sample.z, z, rtol=1e-4, atol=1e-5)]
     assert sorted(makers) == [0, 1]
     assert np.array_equal(found[0].rows, found[1].rows)
 
 
 @pytest.mark.parametrize("shape", [(6,), (2, 6, 6)], ids=["vectors", "feature maps"])
-def test_where_a_defense_normalises_they_are_kept_also_as_the_top_model_reads_them(tmp_path, shape):
+def test_where_a_defense_normalises_embeddings_they_are_kept_also_as_the_top_model_reads_them(tmp_path, shape):
     data = toy_data(rows=120, test_rows=40, shape=shape)
     config = toy_config(attack={"names": [], "embeddings": 10}, training={"epochs": 1})
     config = config.model_copy(update={"defenses": [{"name": "potential_energy", "alpha": 0.1}]})
@@ -130,7 +130,7 @@ def test_where_a_defense_normalises_they_are_kept_also_as_the_top_model_reads_th
     width = read.z.shape[1]
     assert width <= 10
     lengths = np.linalg.norm(read.z, axis=1)
-    assert np.allclose(lengths, lengths[0], rtol=1e-2)  # on a sphere; the raw ones are not
+    assert np.allclose(lengths, lengths[0], rtol=1e-2)  # on a sphere, unlike the received ones
     assert not np.allclose(np.linalg.norm(received.z, axis=1), lengths, rtol=0.05)
 
 
@@ -146,24 +146,29 @@ def test_keeping_embeddings_changes_no_weight_on_any_transport_and_none_is_kept_
 
 
 def test_an_interrupted_run_keeps_the_embeddings_of_its_last_evaluation(tmp_path):
-    class Impatient(Observer):
+    class InterruptAfterEpoch(Observer):
         def on_epoch(self, step, epoch, metrics):
             raise KeyboardInterrupt
 
     data = toy_data(rows=200)
     with pytest.raises(KeyboardInterrupt):
-        run(toy_config(attack={"names": []}), data=lambda _: data, out=tmp_path / "run", observers=(Impatient(),))
+        run(
+            toy_config(attack={"names": []}),
+            data=lambda _: data,
+            out=tmp_path / "run",
+            observers=(InterruptAfterEpoch(),),
+        )
     assert len(read_embeddings(tmp_path / "run")) == 2
 
 
-def test_the_result_says_what_each_attack_was_told(tmp_path):
+def test_the_result_lists_the_side_information_of_each_attack(tmp_path):
     _, result = trained(tmp_path / "run", attack={"names": ["norm", "cosine", "hint(k=3)"]})
-    told = {attack["label"]: (attack["needs"], attack["hints"]) for attack in result.summary["attacks"]}
-    assert told == {"norm": ([], 0), "cosine": (["reference"], 0), "hint(k=3)": (["hints"], 3)}
+    side_information = {attack["label"]: (attack["needs"], attack["hints"]) for attack in result.summary["attacks"]}
+    assert side_information == {"norm": ([], 0), "cosine": (["reference"], 0), "hint(k=3)": (["hints"], 3)}
 
 
 class Overflowing(torch.nn.Module):
-    """A top model that is sound while it trains."""
+    """A top model whose logits are finite in training only."""
 
     def __init__(self, shape, classes, config):
         super().__init__()
@@ -177,7 +182,7 @@ class Overflowing(torch.nn.Module):
 
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize(("validation", "rows"), [(0.0, "3 of 90 test rows"), (0.25, "3 of 50 validation rows")])
-def test_training_that_diverged_after_the_last_loss_was_finite_is_told_as_such(classes, validation, rows):
+def test_a_training_that_diverges_after_its_last_finite_loss_is_reported_as_diverged(classes, validation, rows):
     data = toy_data(rows=200, test_rows=90, classes=classes)
     config = toy_config(attack={"names": []}, training={"validation": validation})
     words = f"training diverged: the predictions for {rows} after epoch 1 are not finite, after a loss of [01]\\."

@@ -1,4 +1,4 @@
-"""Pre-training, and training without gradients, from run to result: what crosses, what goes on, what is refused."""
+"""Pre-training, and training without gradients: messages, results, resumed runs and refused configurations."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from flower_vfl.transport.inproc import InprocLink
 from tests.faults.common import Interrupt, outcome
 from tests.toys import mixed_data, text_data, toy_config, toy_data, with_unaligned
 
-SILENT = {"gradients": False, "pretrain": 2}
-ONE = {"names": ["norm"]}
+NO_GRADIENTS = {"gradients": False, "pretrain": 2}
+ONE_ATTACK = {"names": ["norm"]}
 EVALUATED = math.ceil(600 / 100) + math.ceil(150 / 100)
-"""Batches of all rows of both tables."""
+"""Number of batches of all training and test rows."""
 
 
 class Pretrained(Observer):
-    """Counts answers to pre-training; interrupts at one of them, as Ctrl-C does."""
+    """An observer that counts answers to pre-training and interrupts at one of them, as Ctrl-C does."""
 
     def __init__(self, interrupt=0):
         self.answers, self.interrupt = 0, interrupt
@@ -45,12 +45,12 @@ def with_labels(data, train):
     return MemoryData(data.name, data.tables, data.label_party, Labels(train, data.target.test, 2))
 
 
-def test_whatever_the_labels_are_parties_are_sent_the_same(frames):
+def test_parties_are_sent_the_same_whatever_the_labels_are(frames):
     data = toy_data(parties=2)
     sent = []
     for labels in (data.target.train, 1 - data.target.train, np.arange(600) % 2):
         frames.clear()
-        run(toy_config(training=SILENT | {"epochs": 3}), data=lambda _, y=labels: with_labels(data, y))
+        run(toy_config(training=NO_GRADIENTS | {"epochs": 3}), data=lambda _, y=labels: with_labels(data, y))
         sent.append(frames.copy())
         kinds = [frame[0] for party, frame, _ in frames if party == "a"]
         assert kinds.count(Kind.EVALUATE) == EVALUATED
@@ -58,11 +58,11 @@ def test_whatever_the_labels_are_parties_are_sent_the_same(frames):
     assert sent[0] == sent[1] == sent[2]
 
 
-@pytest.mark.parametrize("training", [{"pretrain": 2}, SILENT], ids=["pre-training", "no gradients"])
+@pytest.mark.parametrize("training", [{"pretrain": 2}, NO_GRADIENTS], ids=["pre-training", "no gradients"])
 def test_all_transports_give_identical_weights_and_scores(training, tmp_path):
     data, found = with_unaligned(mixed_data(rows=200, test_rows=60), 90), []
     for kind in ("inproc", "stream", "messages"):
-        sections = {"model": {"dropout": 0.2, "bottom": [16, 16]}, "attack": ONE}
+        sections = {"model": {"dropout": 0.2, "bottom": [16, 16]}, "attack": ONE_ATTACK}
         config = toy_config(training=training, transport={"kind": kind}, **sections)
         result = run(config, data=lambda _: data, out=tmp_path / kind)
         predict(tmp_path / kind, tmp_path / f"{kind}.csv", data=lambda _: data)
@@ -72,10 +72,10 @@ def test_all_transports_give_identical_weights_and_scores(training, tmp_path):
     assert run(without, data=lambda _: data).summary["weights"]["a"] != found[0][0]["a"]
 
 
-@pytest.mark.parametrize("training", [{"pretrain": 2}, SILENT], ids=["pre-training", "no gradients"])
+@pytest.mark.parametrize("training", [{"pretrain": 2}, NO_GRADIENTS], ids=["pre-training", "no gradients"])
 def test_a_run_goes_on_after_an_interruption_and_pre_trains_no_finished_model_again(training, tmp_path):
     data = toy_data(parties=2)
-    config = toy_config(training=training | {"epochs": 3}, checkpoint={"every": 4}, attack=ONE)
+    config = toy_config(training=training | {"epochs": 3}, checkpoint={"every": 4}, attack=ONE_ATTACK)
 
     def go(out, *observers, resume=False):
         return run(config, data=lambda _: data, out=tmp_path / out, observers=observers, resume=resume)
@@ -84,15 +84,15 @@ def test_a_run_goes_on_after_an_interruption_and_pre_trains_no_finished_model_ag
     for name, interrupt in (("early", Pretrained(interrupt=1)), ("late", Interrupt(14))):
         with pytest.raises(KeyboardInterrupt):
             go(name, interrupt)
-        watching = Pretrained()
-        go(name, watching, resume=True)
-        assert bool(watching.answers) == (name == "early")
+        counter = Pretrained()
+        go(name, counter, resume=True)
+        assert bool(counter.answers) == (name == "early")
         assert outcome(tmp_path / "whole") == outcome(tmp_path / name)
 
 
 @pytest.mark.slow
-def test_the_result_says_that_nothing_left(tmp_path):
-    result = run(toy_config(training=SILENT), data=lambda _: toy_data(), out=tmp_path / "run")
+def test_the_result_reports_that_nothing_that_depends_on_labels_was_sent(tmp_path):
+    result = run(toy_config(training=NO_GRADIENTS), data=lambda _: toy_data(), out=tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "result.json").read_text())
     assert summary["baseline"] == "no_gradients"
     assert summary["leakage"] == summary["defenses"] == []
@@ -114,7 +114,7 @@ def test_the_result_says_that_nothing_left(tmp_path):
 def test_images_are_pre_trained_and_texts_are_refused():
     images = toy_data(rows=100, test_rows=20, parties=1, shape=(2, 8, 8))
     weights = [
-        run(toy_config(training={"pretrain": epochs}, attack=ONE), data=lambda _: images).summary["weights"]["a"]
+        run(toy_config(training={"pretrain": epochs}, attack=ONE_ATTACK), data=lambda _: images).summary["weights"]["a"]
         for epochs in (0, 1, 1)
     ]
     assert weights[0] != weights[1] == weights[2]
@@ -132,12 +132,12 @@ def test_images_are_pre_trained_and_texts_are_refused():
         ({"training": {"pretrain": 1, "order": "time", "validation": 0.0}}, "rows of later days"),
     ],
 )
-def test_what_means_nothing_or_tells_of_labels_is_refused(sections, words):
+def test_options_without_effect_or_that_leak_labels_are_refused(sections, words):
     with pytest.raises(ConfigError, match=words):
         toy_config(**sections)
 
 
-def test_without_gradients_nothing_that_is_left_to_the_data_ends_training_early():
+def test_without_gradients_automatic_options_set_no_patience_and_no_attack():
     config = toy_config(training={"gradients": False, "epochs": "auto"})
     assert config.fitted(600).training.patience == 0
     assert toy_config(training={"epochs": "auto"}).fitted(600).training.patience > 0
@@ -145,7 +145,7 @@ def test_without_gradients_nothing_that_is_left_to_the_data_ends_training_early(
 
 
 class Stuck:
-    """A party that answers, and does not go on."""
+    """A party that answers, and makes no progress."""
 
     name, finished, frame_limit = "a", False, 2**20
 
@@ -156,7 +156,7 @@ class Stuck:
         return Frame(Kind.PRETRAINED, fields={"done": 1, "steps": 4})
 
 
-def test_a_party_that_says_the_same_again_is_not_waited_for():
+def test_a_party_without_progress_in_pre_training_is_not_waited_for():
     links = {"a": InprocLink(Stuck())}
     with pytest.raises(ProtocolError, match="reports 1 of 4 steps of pre-training after 1"):
         pretrain(links, Schedule(0, 64, 8, 16, 16, 1, 0.0), 1, Observer(), timeout=5.0)

@@ -1,4 +1,4 @@
-"""The best epoch of a run: by which measure, and which of equal ones."""
+"""The best epoch of a run: its measure, and the choice among equal epochs."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""How many steps are in flight where the run leaves it to a measurement."""
+"""Number of steps in flight where a measurement chooses it."""
 
 import time
 from collections import deque
@@ -17,27 +17,27 @@ from flower_vfl.transport.base import Link
 from tests.toys import toy_config, toy_data
 
 
-def on_a_link(compute, round_trip, frame=0.0):
-    """Say what one step takes where computing takes so long at both sides together and frames travel so long."""
+def timing(compute, round_trip, frame=0.0):
+    """Return the timing of a step from the computing time of both sides, the round trip and the time of a frame."""
     return StepTiming(compute + round_trip + 2 * frame, compute / 3, 2 * compute / 3, round_trip)
 
 
 @pytest.mark.parametrize(
     ("measured", "chosen"),
     [
-        (on_a_link(14, 0.2), 1),  # loopback: one is exact
-        (on_a_link(14, 3), 1),
-        (on_a_link(14, 20), 3),
-        (on_a_link(14, 100), LIMIT),
-        (on_a_link(14, 10_000), LIMIT),
-        (on_a_link(14, 1, frame=42), 3),  # the link itself takes 42 a step: more than three only wait in it
-        (on_a_link(14, 1, frame=21), 3),
-        (on_a_link(0, 0), 1),
-        (on_a_link(0, 5), LIMIT),
+        (timing(14, 0.2), 1),  # loopback
+        (timing(14, 3), 1),
+        (timing(14, 20), 3),
+        (timing(14, 100), LIMIT),
+        (timing(14, 10_000), LIMIT),
+        (timing(14, 1, frame=42), 3),  # the link is busy for 42 a step: with more than three, steps only wait
+        (timing(14, 1, frame=21), 3),
+        (timing(0, 0), 1),
+        (timing(0, 5), LIMIT),
         (StepTiming(1.0, 0.7, 0.7, 0.1), 1),  # clocks that disagree
     ],
 )
-def test_no_more_steps_are_in_flight_than_make_up_for_the_link(measured, chosen):
+def test_the_depth_is_the_smallest_that_hides_the_delay_of_the_link(measured, chosen):
     assert measured.in_flight == chosen
 
 
@@ -45,25 +45,25 @@ def test_no_more_steps_are_in_flight_than_make_up_for_the_link(measured, chosen)
 @pytest.mark.parametrize("round_trip", [5.0, 20.0, 100.0])
 @pytest.mark.parametrize("frame", [0.0, 10.0, 42.0])
 def test_a_pipeline_of_that_depth_is_as_fast_as_computation_or_link_allow(compute, round_trip, frame):
-    measured = on_a_link(compute, round_trip, frame)
+    measured = timing(compute, round_trip, frame)
     chosen = measured.in_flight
     reached = max(measured.step / chosen, compute, frame)
     assert chosen == LIMIT or measured.step < 1.5 * max(compute, frame) or reached == max(compute, frame)
 
 
 class Slow(Link):
-    """A link whose answers come after a while, one behind the other or together."""
+    """A link that delays each answer."""
 
-    def __init__(self, seconds, said=0.001):
+    def __init__(self, seconds, reported=0.001):
         super().__init__("a", Frame(Kind.HELLO))
-        self.shape, self.dtype, self.seconds, self.said = (3,), torch.float32, seconds, said
+        self.shape, self.dtype, self.seconds, self.reported = (3,), torch.float32, seconds, reported
         self.sent, self.answers = [], deque()
 
     def send(self, frame):
         self.sent.append(frame)
         if frame.kind is Kind.PROBE:
             tensors = {"embedding": frame.tensors["gradient"] + 1} if frame.tensors else {}
-            self.answers.append(Frame(Kind.PROBED, fields={"seconds": self.said}, tensors=tensors))
+            self.answers.append(Frame(Kind.PROBED, fields={"seconds": self.reported}, tensors=tensors))
 
     def receive(self, timeout):
         time.sleep(self.seconds)
@@ -73,7 +73,7 @@ class Slow(Link):
         pass
 
 
-class Label:
+class LabelPartyStub:
     def __init__(self):
         self.seen = []
 
@@ -81,8 +81,8 @@ class Label:
         self.seen.append(embeddings["a"].shape)
 
 
-def test_every_party_is_told_what_was_chosen_and_the_measurement_is_short():
-    link, label = Slow(0.005), Label()
+def test_every_party_receives_the_chosen_depth_and_the_measurement_is_short():
+    link, label = Slow(0.005), LabelPartyStub()
     chosen = choose_depth(label, {"a": link}, 4, TransportConfig(kind="stream", in_flight=0))
     assert chosen > 1
     assert link.sent[-1] == Frame(Kind.IN_FLIGHT, fields={"in_flight": chosen})
@@ -90,22 +90,22 @@ def test_every_party_is_told_what_was_chosen_and_the_measurement_is_short():
     assert set(label.seen) == {(4, 3)}
 
 
-def test_what_is_known_is_told_without_a_measurement():
+def test_a_known_depth_is_sent_without_a_measurement():
     link = Slow(0.0)
-    assert choose_depth(Label(), {"a": link}, 4, TransportConfig(kind="stream", in_flight=0), known=7) == 7
+    assert choose_depth(LabelPartyStub(), {"a": link}, 4, TransportConfig(kind="stream", in_flight=0), known=7) == 7
     assert [frame.kind for frame in link.sent] == [Kind.IN_FLIGHT]
 
 
 def test_without_a_link_one_step_is_in_flight():
     link = Slow(0.01)
-    assert choose_depth(Label(), {"a": link}, 4, TransportConfig(in_flight=0)) == 1
+    assert choose_depth(LabelPartyStub(), {"a": link}, 4, TransportConfig(in_flight=0)) == 1
     assert [frame.fields for frame in link.sent] == [{"in_flight": 1}]
 
 
-@pytest.mark.parametrize("said", [-1.0, float("nan"), float("inf"), "long", True])
-def test_a_party_that_says_nonsense_is_refused(said):
+@pytest.mark.parametrize("reported", [-1.0, float("nan"), float("inf"), "long", True])
+def test_a_party_that_reports_impossible_seconds_is_refused(reported):
     with pytest.raises(PartyError, match="trial step took"):
-        choose_depth(Label(), {"a": Slow(0.0, said)}, 4, TransportConfig(kind="stream", in_flight=0))
+        choose_depth(LabelPartyStub(), {"a": Slow(0.0, reported)}, 4, TransportConfig(kind="stream", in_flight=0))
 
 
 @pytest.mark.parametrize("kind", ["stream", "messages"])
@@ -124,7 +124,7 @@ def test_a_run_with_a_chosen_number_is_the_run_with_that_number_bit_for_bit(monk
     assert found["utility"] == named["utility"]
 
 
-def test_the_number_is_found_in_the_result_of_a_run_in_one_process_too():
+def test_the_depth_is_in_the_result_of_a_run_in_one_process_too():
     data = toy_data()
     assert run(toy_config(transport={"in_flight": 0}), data=lambda _: data).summary["cost"]["in_flight"] == 1
 
@@ -142,7 +142,7 @@ def test_a_resumed_run_goes_on_with_the_number_that_was_chosen(monkeypatch, tmp_
     whole = run(config, data=lambda _: data, out=tmp_path / "whole").summary
     with pytest.raises(KeyboardInterrupt):
         run(config, data=lambda _: data, out=tmp_path / "run", observers=(Interrupt(),))
-    monkeypatch.setattr(pipeline_depth.StepTiming, "in_flight", property(lambda _: 1))  # the link is a better one now
+    monkeypatch.setattr(pipeline_depth.StepTiming, "in_flight", property(lambda _: 1))  # the link is faster now
     resumed = run(config, data=lambda _: data, out=tmp_path / "run", resume=True).summary
     assert resumed["cost"]["in_flight"] == 3
     assert resumed["weights"] == whole["weights"]

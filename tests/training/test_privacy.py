@@ -1,4 +1,4 @@
-"""A training is on its label party's account before its first step, and refused before its sessions open."""
+"""A training is charged to its label party's ledger before its first step, or refused before its sessions open."""
 
 import logging
 
@@ -22,7 +22,7 @@ DATA = toy_data(rows=200, test_rows=60)
 
 
 class FreshNoise(Defense):
-    """Claims noise that is drawn again in each epoch."""
+    """A defense that claims fresh noise in each epoch."""
 
     name = "fresh_noise"
 
@@ -57,7 +57,7 @@ def train(config, **options):
     return run(config, data=lambda _: DATA, **options)
 
 
-def test_a_second_training_with_another_secret_is_refused_before_any_party_hears_of_it(ledger, tmp_path, monkeypatch):
+def test_a_second_training_with_another_secret_is_refused_before_any_message(ledger, tmp_path, monkeypatch):
     first = train(config(ledger), out=tmp_path / "run").summary
     assert first["account"] == {"epsilon": 1.0, "delta": 0.0, "limit": 1.5, "trainings": 1}
     assert "1 training on these labels has spent epsilon 1.0 of a limit of 1.5." in " ".join(
@@ -71,7 +71,7 @@ def test_a_second_training_with_another_secret_is_refused_before_any_party_hears
 
 
 def test_the_same_secret_with_another_mechanism_draws_other_noise_and_is_refused(ledger):
-    """Both add noise to targets, of one epsilon: nothing but their names tells the draws apart."""
+    """Both add noise to targets with the same epsilon: only the mechanism's name distinguishes the draws."""
     first, other = ({"name": "local_head", "epsilon": 0.5, "mechanism": name} for name in ("laplace", "alibi"))
     train(config(ledger, defense=first))
     assert train(config(ledger, defense=first)).summary["account"]["epsilon"] == 0.5
@@ -96,16 +96,16 @@ def test_a_training_on_one_partys_columns_alone_costs_nothing(ledger):
     assert not ledger.read().entries
 
 
-class Fails(Observer):
+class InterruptAtStep1(Observer):
     def on_step(self, step, epoch, loss, leak):
         if step == 1:
             raise KeyboardInterrupt
 
 
-def test_a_training_that_is_interrupted_is_spent_and_goes_on_for_nothing(ledger, tmp_path):
+def test_an_interrupted_training_is_charged_once_and_its_resumption_is_free(ledger, tmp_path):
     setting = config(ledger, defense=FRESH, checkpoint={"every": 1})
     with pytest.raises(KeyboardInterrupt):
-        train(setting, out=tmp_path / "run", observers=(Fails(),))
+        train(setting, out=tmp_path / "run", observers=(InterruptAtStep1(),))
     assert [entry.release for entry in ledger.read().entries] == [Release(Laplace(4.0), draws=2)]
     resumed = train(setting, out=tmp_path / "run", resume=True).summary
     assert (resumed["status"], resumed["account"]["trainings"]) == ("finished", 1)
@@ -120,11 +120,11 @@ def test_a_ledger_that_somebody_edited_stops_a_training_at_once(ledger, tmp_path
     assert not (tmp_path / "run").exists()
 
 
-def strategy(defend, **sections):
+def strategy(wrap, **sections):
     labels = torch.arange(40) % 2
-    given = toy_config(training={"epochs": 2, "patience": 0}, **sections)
+    settings = toy_config(training={"epochs": 2, "patience": 0}, **sections)
     secret = Secret.for_simulation(0, "label")
-    return defend(VerticalStrategy(torch.nn.Linear(4, 1), labels, config=given, secret=secret))
+    return wrap(VerticalStrategy(torch.nn.Linear(4, 1), labels, config=settings, secret=secret))
 
 
 def opened(strategy, *, epochs=0, simulation=False):

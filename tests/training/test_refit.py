@@ -1,4 +1,4 @@
-"""The label party's network that learns on after the last step: messages, kept weights, resumed runs."""
+"""The refit of the label party's network after the last step: messages, kept weights, resumed runs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tests.faults.common import outcome
 from tests.toys import mixed_data, toy_config, toy_data
 
 PASSES = 3
-ONE = {"names": ["norm"]}
+ONE_ATTACK = {"names": ["norm"]}
 LOCAL = [{"name": "local_head", "epsilon": 1.0}]
 
 
 def config(**training):
-    return toy_config(training={"refit": PASSES, **training}, model={"dropout": 0.1}, attack=ONE, defenses=LOCAL)
+    return toy_config(training={"refit": PASSES, **training}, model={"dropout": 0.1}, attack=ONE_ATTACK, defenses=LOCAL)
 
 
-def test_embeddings_cross_once_more_and_nothing_else_does(frames):
+def test_a_refit_sends_all_embeddings_once_more_and_nothing_else(frames):
     data = toy_data()
     sent = []
     for passes in (0, 1, PASSES):
@@ -50,24 +50,26 @@ def test_only_the_label_partys_own_network_changes():
     assert after["utility"]["last"]["epoch"] == after["model"]["epoch"] == 2
 
 
-def test_local_heads_and_what_they_draw_stay_as_they_were(monkeypatch):
-    """The second stage of a mechanism is in the training, and no head for parties learns afterwards."""
-    kept, genuine = [], LabelParty.refit_step
+def test_a_refit_changes_no_local_head(monkeypatch):
+    """The second stage of a mechanism belongs to the training, and no local head learns afterwards."""
+    unchanged, original = [], LabelParty.refit_step
 
     def refit_step(label, *given):
         before = {name: value.clone() for name, value in label.module["defenses"].state_dict().items()}
-        loss = genuine(label, *given)
+        loss = original(label, *given)
         after = label.module["defenses"].state_dict()
-        kept.append(before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before))
+        unchanged.append(
+            before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+        )
         return loss
 
     monkeypatch.setattr(LabelParty, "refit_step", refit_step)
     run(config(), data=lambda _: toy_data())
-    assert len(kept) == PASSES * 9
-    assert all(kept)
+    assert len(unchanged) == PASSES * 9
+    assert all(unchanged)
 
 
-def test_the_weights_from_before_stay_where_no_pass_validates_better(monkeypatch):
+def test_earlier_weights_are_kept_where_no_pass_validates_better(monkeypatch):
     data = toy_data()
     without = run(config(refit=0), data=lambda _: data).summary
 
@@ -83,29 +85,29 @@ def test_the_weights_from_before_stay_where_no_pass_validates_better(monkeypatch
     assert spoilt["utility"] == without["utility"]
 
 
-def test_without_a_validation_part_the_last_pass_stays():
+def test_without_a_validation_part_the_last_pass_is_kept():
     found = run(config(validation=0.0), data=lambda _: toy_data()).summary
     assert found["model"]["refit"] == {"passes": PASSES, "kept": PASSES, "validation": [None] * (PASSES + 1)}
 
 
-def test_the_best_model_of_a_patient_training_learns_on():
+def test_the_best_model_of_a_training_with_patience_is_refitted():
     data, more = toy_data(), {"epochs": 30, "patience": 2, "learning_rate": 0.05}
-    found = run(toy_config(training={"refit": PASSES, **more}, attack=ONE), data=lambda _: data).summary
-    without = run(toy_config(training=more, attack=ONE), data=lambda _: data).summary
+    found = run(toy_config(training={"refit": PASSES, **more}, attack=ONE_ATTACK), data=lambda _: data).summary
+    without = run(toy_config(training=more, attack=ONE_ATTACK), data=lambda _: data).summary
     assert found["status"] == without["status"] == "early stopping"
     assert found["weights"]["a"] == without["weights"]["a"]
     assert found["model"]["refit"]["validation"][0] == without["utility"]["best"]["validation_auc"]
 
 
 def test_an_interrupted_refit_begins_again_and_ends_with_the_same_weights(tmp_path, monkeypatch):
-    data, genuine, calls = toy_data(), LabelParty.refit_step, []
+    data, original, calls = toy_data(), LabelParty.refit_step, []
     run(config(), data=lambda _: data, out=tmp_path / "whole")
 
     def interrupted(label, *given):
         calls.append(1)
         if len(calls) == 12:
             raise KeyboardInterrupt
-        return genuine(label, *given)
+        return original(label, *given)
 
     monkeypatch.setattr(LabelParty, "refit_step", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -118,7 +120,7 @@ def test_an_interrupted_refit_begins_again_and_ends_with_the_same_weights(tmp_pa
 def test_all_transports_give_identical_weights_and_predictions_are_of_the_refitted_model(tmp_path):
     data, found = mixed_data(), []
     for kind in ("inproc", "stream", "messages"):
-        given = toy_config(training={"refit": PASSES}, transport={"kind": kind}, attack=ONE, defenses=LOCAL)
+        given = toy_config(training={"refit": PASSES}, transport={"kind": kind}, attack=ONE_ATTACK, defenses=LOCAL)
         summary = run(given, data=lambda _: data, out=tmp_path / kind).summary
         predict(tmp_path / kind, tmp_path / f"{kind}.csv", data=lambda _: data)
         found.append((summary["weights"], summary["model"], (tmp_path / f"{kind}.csv").read_text()))
@@ -130,16 +132,16 @@ def test_all_transports_give_identical_weights_and_predictions_are_of_the_refitt
     assert measured == pytest.approx(summary["utility"]["last"]["test_auc"], abs=1e-4)
 
 
-def test_a_party_gives_the_embeddings_of_training_rows_only_where_a_refit_was_agreed(monkeypatch):
+def test_a_party_sends_the_embeddings_of_training_rows_only_where_its_configuration_has_a_refit(monkeypatch):
     """Both sides read it in their own configuration."""
     from flower_vfl.apps import feature_party
 
-    genuine = feature_party.FeatureParty
+    original = feature_party.FeatureParty
 
-    def without(*given, refit, **named):
-        return genuine(*given, **named)
+    def without_refit(*given, refit, **named):
+        return original(*given, **named)
 
-    monkeypatch.setattr(feature_party, "FeatureParty", without)
+    monkeypatch.setattr(feature_party, "FeatureParty", without_refit)
     with pytest.raises(PartyError, match="there is no evaluation batch 0 of 'train'"):
         run(config(), data=lambda _: toy_data())
 
@@ -151,12 +153,12 @@ def test_a_party_gives_the_embeddings_of_training_rows_only_where_a_refit_was_ag
         ({"order": "time", "validation": 0.0, "refit": 1}, "each row is trained on once"),
     ],
 )
-def test_a_refit_where_it_means_nothing_is_refused(training, words):
+def test_a_refit_without_effect_is_refused(training, words):
     with pytest.raises(ConfigError, match=words):
         toy_config(training=training)
 
 
-def test_the_last_frames_are_what_they_are_without_a_refit(frames):
+def test_the_last_frames_are_those_of_a_run_without_a_refit(frames):
     run(config(), data=lambda _: toy_data(rows=200, test_rows=60))
     kinds = [frame[0] for party, frame, _ in frames if party == "a"]
     assert kinds[-2:] == [Kind.FINISH, Kind.EXPORTED]

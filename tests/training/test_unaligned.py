@@ -1,4 +1,4 @@
-"""Rows whose people others lack: they change the weights that training begins with, and nothing else."""
+"""Unaligned rows: they change the initial weights of a training, and nothing else."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def trained(data, **training):
     return run(toy_config(training=training, attack={"names": []}), data=lambda _: data).summary["weights"]
 
 
-def test_without_pre_training_nothing_depends_on_them(frames):
+def test_without_pre_training_nothing_depends_on_unaligned_rows(frames):
     found = [(trained(data), frames.copy(), frames.clear())[:2] for data in (DATA, with_unaligned(DATA, 90))]
     assert found[0] == found[1]
 
 
-def test_before_the_first_embedding_parties_say_the_same_whatever_they_hold(frames):
+def test_before_the_first_step_all_frames_are_the_same_whatever_the_unaligned_rows_are(frames):
     before, weights = [], []
     for data in (with_unaligned(DATA, 1), with_unaligned(DATA, 300), with_unaligned(DATA, 300, seed=8)):
         frames.clear()
@@ -41,35 +41,36 @@ def test_before_the_first_embedding_parties_say_the_same_whatever_they_hold(fram
         assert len({found[party] for found in weights}) == 3
 
 
-class Watched(SomeRows):
+class FirstStepOnly(SomeRows):
     """Unaligned rows that may be read before the first step only."""
 
     closed = False
 
     def gather(self, rows):
-        assert not Watched.closed
+        assert not FirstStepOnly.closed
         return super().gather(rows)
 
 
-def test_they_are_read_before_the_first_step_only(monkeypatch):
+def test_unaligned_rows_are_read_before_the_first_step_only(monkeypatch):
     data = with_unaligned(DATA, 90)
     tables = {
-        name: replace(table, unaligned=Watched(table.unaligned, np.arange(90))) for name, table in data.tables.items()
+        name: replace(table, unaligned=FirstStepOnly(table.unaligned, np.arange(90)))
+        for name, table in data.tables.items()
     }
     handle = FeatureParty.handle
 
     def closing(party, frame):
         if frame.kind is Kind.STEP:
-            Watched.closed = True
+            FirstStepOnly.closed = True
         return handle(party, frame)
 
     monkeypatch.setattr(FeatureParty, "handle", closing)
     trained(replace(data, tables=tables), pretrain=1)
-    assert Watched.closed
+    assert FirstStepOnly.closed
 
 
 class Other(Defense):
-    """Trains on other labels, and proves nothing."""
+    """A defense that replaces the labels, without a guarantee."""
 
     name = "other"
     params = property(lambda self: {})
@@ -78,7 +79,7 @@ class Other(Defense):
         return 1 - labels, {}
 
 
-def test_the_label_party_learns_from_its_own_unless_a_defense_answers_for_labels(caplog):
+def test_the_label_party_learns_from_its_own_unaligned_rows_unless_a_defense_protects_labels(caplog):
     alone = with_unaligned(DATA, 90)
     alone = replace(alone, tables={**alone.tables, "a": DATA.tables["a"]})
     with caplog.at_level(logging.INFO):

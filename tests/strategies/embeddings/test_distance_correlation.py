@@ -27,8 +27,8 @@ def centred(distances):
     return distances - means - means[:, None] + means.mean()
 
 
-def slow(z, y, form):
-    """The definition by plain autograd, on one-hot labels."""
+def correlation_by_definition(z, y, form):
+    """Return the correlation by its definition, with plain autograd, on one-hot labels."""
     a, b = (centred(torch.linalg.vector_norm(x[:, None] - x[None] + 1e-200, dim=2)) for x in (z, y))
     squared = (a * b).mean() / ((a * a).mean() * (b * b).mean()).sqrt()
     return {"squared": squared, "dcor": squared.sqrt(), "log": squared.sqrt().log()}[form]
@@ -68,7 +68,7 @@ def test_the_gradient_is_the_derivative_also_at_equal_and_at_opposite_rows(form,
 @pytest.mark.parametrize("classes", [2, 5])
 def test_the_gradient_is_that_of_plain_autograd(form, classes):
     z, y = rows(80, 6).requires_grad_(), torch.arange(80) ** 2 % classes
-    slow(z, torch.nn.functional.one_hot(y).double(), form).backward()
+    correlation_by_definition(z, torch.nn.functional.one_hot(y).double(), form).backward()
     expected, z.grad = z.grad, None
     (2.0 * distance_correlation(z, y, form=form)).backward()
     assert torch.allclose(z.grad, 2.0 * expected, rtol=1e-9, atol=1e-14)
@@ -156,7 +156,7 @@ def test_the_order_of_the_rows_changes_nothing_and_the_input_is_not_changed():
     assert torch.equal(z.detach(), before)
 
 
-def test_following_its_gradient_makes_the_classes_look_alike():
+def test_descent_on_its_gradient_lowers_the_correlation():
     z, y = rows(60, 4), torch.arange(60) % 2
     z[:, 0] += 3 * y
     z.requires_grad_()
@@ -183,7 +183,7 @@ def test_an_unknown_form_is_refused_with_the_nearest():
         distance_correlation(rows(4, 3), torch.zeros(4), form="square")
 
 
-def test_what_is_no_batch_of_embeddings_with_labels_is_refused():
+def test_integer_embeddings_and_shapes_that_do_not_fit_are_refused():
     with pytest.raises(ConfigError, match=r"floating point, given torch\.int64"):
         distance_correlation(torch.ones(4, 3, dtype=torch.int64), torch.zeros(4))
     with pytest.raises(ConfigError, match=r"labels \(B,\), given \(4,\) and \(4,\)"):

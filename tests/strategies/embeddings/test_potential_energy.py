@@ -1,4 +1,4 @@
-"""Potential energy: the paper's sum with the angle repaired, bounded where it explodes, and its own gradient."""
+"""Potential energy: the paper's sum, the bound on it at small distances, and its gradient."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def rows(count, width, *, seed=0, dtype=torch.float64):
     return torch.randn(count, width, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def slow(z, y, *, distance="angular", reduction="mean"):
-    """The definition, a pair at a time; angles by atan2, which is exact near 0 and pi."""
+def energy_by_definition(z, y, *, distance="angular", reduction="mean"):
+    """Return the energy by its definition, a pair at a time; angles by atan2, which is exact near 0 and pi."""
     terms = []
     for i in range(len(z)):
         for j in range(len(z)):
@@ -45,7 +45,9 @@ def slow(z, y, *, distance="angular", reduction="mean"):
 def test_it_is_the_sum_over_ordered_pairs_of_one_class(form, count, width, classes, seed):
     z = rows(count, width, seed=seed)
     y = torch.randint(classes, (count,), generator=torch.Generator().manual_seed(seed)) * 7 - 3
-    assert float(potential_energy(z, y, **form)) == pytest.approx(slow(z.numpy(), y.numpy(), **form), rel=1e-6)
+    assert float(potential_energy(z, y, **form)) == pytest.approx(
+        energy_by_definition(z.numpy(), y.numpy(), **form), rel=1e-6
+    )
 
 
 def test_the_constants_of_three_unit_vectors():
@@ -109,7 +111,7 @@ def test_equal_rows_have_a_bounded_energy_and_no_force(dtype, distance):
     energy = potential_energy(z, torch.zeros(5), distance=distance)
     energy.backward()
     assert energy.item() == pytest.approx(1000.0, rel=0.03)
-    assert z.grad.norm() < 100  # rounding, beside the 100,000 that rows a little apart are pushed with
+    assert z.grad.norm() < 100  # rounding; rows at a small distance have a gradient of 100,000
 
 
 @pytest.mark.parametrize("distance", ["angular", "euclidean"])
@@ -161,14 +163,14 @@ def test_float32_agrees_with_float64(form):
         energy.backward()
         results.append((energy.item(), x.grad.double()))
     assert results[1][0] == pytest.approx(results[0][0], rel=1e-2)
-    # All rows but the three that a force of rounding, at a distance of 0.01, acts on.
+    # All rows but those of the two close pairs, whose forces are dominated by rounding.
     usual = torch.ones(300, dtype=torch.bool)
     usual[[1, 3, 7, 9]] = False
     difference = (results[1][1] - results[0][1])[usual].norm() / results[0][1][usual].norm()
     assert difference < 1e-5
 
 
-def test_where_all_rows_lie_does_not_change_euclidean_distances():
+def test_a_shift_of_all_rows_does_not_change_the_euclidean_energy():
     z, y = rows(40, 6, dtype=torch.float32), torch.zeros(40)
     far = potential_energy(z + 1000.0, y, distance="euclidean")
     assert far.item() == pytest.approx(potential_energy(z, y, distance="euclidean").item(), rel=1e-3)
@@ -207,7 +209,7 @@ def test_the_order_of_the_rows_changes_nothing_and_the_input_is_not_changed():
     assert torch.equal(z.detach(), before)
 
 
-def test_following_its_force_spreads_the_rows_of_a_class_to_right_angles():
+def test_descent_on_the_energy_spreads_the_rows_of_a_class_to_right_angles():
     z = (rows(30, 16) * 0.1 + 1.0).requires_grad_()
     y = torch.arange(30) % 2
     optimizer = torch.optim.Adam([z], lr=0.05)
@@ -240,7 +242,7 @@ def test_unknown_forms_are_refused_with_the_nearest(more, message):
         potential_energy(rows(4, 3), torch.zeros(4), **more)
 
 
-def test_what_is_no_batch_of_embeddings_with_labels_is_refused():
+def test_integer_embeddings_and_labels_that_do_not_fit_are_refused():
     with pytest.raises(ConfigError, match=r"floating point, given torch\.int64"):
         potential_energy(torch.ones(4, 3, dtype=torch.int64), torch.zeros(4))
     with pytest.raises(ConfigError, match=r"labels \(B,\), given \(4, 3\) and \(5,\)"):

@@ -1,4 +1,4 @@
-"""What defenses of the embedding do in a training: normalise, add their term, compose, and refuse what is wrong."""
+"""Defenses of the embedding in a training: normalisation, their term of the loss, nesting, and refusals."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def base(classes=2):
     return VerticalStrategy(nn.Linear(8, 1), torch.arange(classes), config=config, secret=Secret(b"s" * 32, "file"))
 
 
-def batch(count=40, width=8, classes=2):
+def batch(classes=2):
     generator = torch.Generator().manual_seed(0)
-    z = torch.randn(count, width, generator=generator).requires_grad_()
-    return z, torch.arange(count) % classes
+    z = torch.randn(40, 8, generator=generator).requires_grad_()
+    return z, torch.arange(40) % classes
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -115,8 +115,8 @@ def test_rows_of_a_party_are_normalised_where_the_method_says_so(defense, normal
         assert torch.equal(embedded, z)
 
 
-def test_the_term_sees_every_party_normalised_by_itself_and_not_the_label_partys_own():
-    class Look(PotentialEnergy):
+def test_the_term_gets_each_partys_normalised_embedding_and_not_the_label_partys_own():
+    class Recording(PotentialEnergy):
         def term(self, z, labels):
             seen.append(z.detach())
             return super().term(z, labels)
@@ -135,7 +135,7 @@ def test_the_term_sees_every_party_normalised_by_itself_and_not_the_label_partys
     tops = []
     strategy.top = nn.Linear(24, 1)
     strategy.top.register_forward_pre_hook(lambda module, inputs: tops.append((module.training, inputs[0].detach())))
-    Look(strategy).start(LocalGrid(make_client_app(data=lambda _: data, config=config), 2, {}))
+    Recording(strategy).start(LocalGrid(make_client_app(data=lambda _: data, config=config), 2, {}))
     assert {z.shape[1] for z in seen} == {16}
     for z in seen:
         assert z.view(-1, 2, 8).mean(dim=2).abs().max() < 1e-5
@@ -147,7 +147,7 @@ def test_the_term_sees_every_party_normalised_by_itself_and_not_the_label_partys
 
 
 @pytest.mark.parametrize("width", [1, 2])
-def test_an_embedding_of_which_layer_norm_would_leave_a_sign_is_refused(width):
+def test_embeddings_with_fewer_than_three_numbers_are_refused_where_they_are_normalised(width):
     with pytest.raises(ConfigError, match=rf"potential_energy .* needs 3 numbers a row, given {width}.*model\.cut"):
         PotentialEnergy(base()).embed(torch.ones(4, width))
     assert PotentialEnergy(base(), distance="euclidean").embed(torch.ones(4, width))[0].shape == (4, width)
@@ -186,7 +186,7 @@ def test_several_noises_and_one_of_each_other_kind_may_be_nested():
     assert len(Iso(Iso(PotentialEnergy(DistanceCorrelation(LabelDP(base()))))).chain()) == 5
 
 
-def test_in_every_order_of_nesting_the_same_happens():
+def test_the_order_of_nesting_changes_nothing():
     z, y = batch()
     results = []
     for order in itertools.permutations([PotentialEnergy, DistanceCorrelation, LabelDP]):
@@ -275,8 +275,8 @@ def test_trainings_on_degenerate_batches_stay_finite(what, classes, defense):
     assert all(0.0 < entry["mean"] <= 1.0 for entry in result.summary["leakage"])
 
 
-def angles(data, alpha):
-    """Mean cosine of same-class embeddings on test rows, after training."""
+def mean_cosine(data, alpha):
+    """Return the mean cosine of same-class embeddings on test rows, after training."""
     config = toy_config(training={"epochs": 6, "learning_rate": 0.01, "batch_size": 128}, seed=3)
     tops = []
     strategy = strategy_for(data, config)
@@ -293,7 +293,7 @@ def angles(data, alpha):
 @pytest.mark.slow
 def test_training_against_the_energy_spreads_embeddings_of_a_class():
     data = toy_data(rows=512)
-    assert angles(data, 4.0) < angles(data, 0.0) - 0.05
+    assert mean_cosine(data, 4.0) < mean_cosine(data, 0.0) - 0.05
 
 
 @pytest.mark.parametrize("defense", REGULARISERS)

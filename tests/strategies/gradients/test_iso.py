@@ -1,4 +1,4 @@
-"""Isotropic noise: of the covariance that it promises at every scale, and nothing is sent without it.
+"""Isotropic noise: its covariance at every scale, and no gradient is sent without it.
 
 Statistics are compared with exact distributions; each comparison fails on correct code with probability ALARM.
 """
@@ -29,12 +29,12 @@ def defense(**more):
 
 
 def within(value, distribution):
-    """Whether a value lies where the distribution puts all but ALARM."""
+    """Return True if a value lies in the interval that has all but ALARM of the distribution's probability."""
     return distribution.ppf(ALARM / 2) <= value <= distribution.isf(ALARM / 2)
 
 
 def batch(dtype=torch.float64):
-    """Rows of which the longest has norm 5."""
+    """Return rows with norms from 0 to 5."""
     g = torch.randn(20_000, D, generator=generator(1), dtype=dtype)
     return g / g.norm(dim=1, keepdim=True) * torch.linspace(0.0, 5.0, len(g), dtype=dtype)[:, None]
 
@@ -45,7 +45,7 @@ def test_the_noise_is_isotropic_normal_and_independent_of_the_row(t):
     noise = (perturb(g, t=t, generator=generator()) - g) / math.sqrt(t / D * 25.0)
     assert kstest(noise.flatten().numpy(), "norm").pvalue > ALARM
     assert within(noise.square().sum().item(), chi2(noise.numel()))
-    assert within(noise[:100].square().sum().item(), chi2(100 * D))  # short rows get as much
+    assert within(noise[:100].square().sum().item(), chi2(100 * D))  # short rows get the same noise
     products = noise.T @ noise / math.sqrt(len(noise))
     assert products[~torch.eye(D, dtype=torch.bool)].abs().max() < norm.isf(ALARM / 2 / D**2)
     assert (noise[1:] * noise[:-1]).sum().abs() / math.sqrt(noise[1:].numel()) < norm.isf(ALARM / 2)
@@ -102,11 +102,11 @@ def test_only_the_party_whose_gradients_are_not_finite_gets_zeros():
     assert (log["iso.fallback.a"], log["iso.fallback.b"]) == (0.0, 1.0)
 
 
-def test_an_empty_batch_stays_one():
+def test_an_empty_batch_stays_empty():
     assert perturb(torch.zeros(0, 3), t=1.0, generator=generator()).shape == (0, 3)
 
 
-def test_the_state_says_where_the_noise_stands_so_that_none_is_sent_twice():
+def test_noise_goes_on_from_a_restored_state_so_that_none_is_sent_twice():
     g, y = torch.ones(8, 4), torch.zeros(8)
     strategy = defense()
     first = strategy.protect(g, y)[0]
@@ -115,11 +115,11 @@ def test_the_state_says_where_the_noise_stands_so_that_none_is_sent_twice():
     again = Iso(strategy.strategy)
     again.restore(state)
     assert torch.equal(again.protect(g, y)[0], second)
-    again.restore({"fallbacks": 3})  # of a training that had not begun
+    again.restore({"fallbacks": 3})  # the state of a training that had not begun
     assert torch.equal(again.protect(g, y)[0], first)
     assert again.fallbacks == 3
 
 
-def test_a_strength_that_is_none_is_refused():
+def test_a_strength_that_is_nan_is_refused():
     with pytest.raises(ConfigError, match="iso: t must"):
         perturb(torch.ones(2, 2), t=math.nan, generator=generator())

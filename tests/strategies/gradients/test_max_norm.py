@@ -1,4 +1,4 @@
-"""Max-norm noise: equal lengths on average, unbiased, along each row; and what cannot be protected is not sent.
+"""Max-norm noise: equal mean squared norms, unbiased, along each row; zeros replace batches it cannot protect.
 
 Statistics are compared with exact distributions; each comparison fails on correct code with probability ALARM.
 """
@@ -29,7 +29,7 @@ def defense(**more):
 
 
 def within(value, distribution):
-    """Whether a value lies where the distribution puts all but ALARM."""
+    """Return True if a value lies in the interval that has all but ALARM of the distribution's probability."""
     return distribution.ppf(ALARM / 2) <= value <= distribution.isf(ALARM / 2)
 
 
@@ -132,7 +132,7 @@ def test_the_generator_decides_all_and_the_input_is_not_changed():
     assert torch.equal(g, before)
 
 
-def test_a_batch_of_zeros_stays_one_and_an_empty_one_too():
+def test_batches_of_zeros_and_empty_batches_stay_as_they_are():
     assert torch.equal(perturb(torch.zeros(4, 3), generator=generator()), torch.zeros(4, 3))
     assert perturb(torch.zeros(0, 3), generator=generator()).shape == (0, 3)
 

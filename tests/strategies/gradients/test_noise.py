@@ -1,4 +1,4 @@
-"""Noise of which a share is the same whenever a row comes again."""
+"""Persistent noise: a share of a row's noise is the same whenever the row recurs."""
 
 import json
 import math
@@ -27,13 +27,13 @@ from tests.toys import toy_config, toy_data
 
 KEY = bytes(range(16))
 ALARM = 1e-6
-"""How probable it is that a test of the numbers fails although they are as they should be."""
+"""Probability that a statistical comparison fails on correct code."""
 
 DEFENSES = [lambda base, **more: Iso(base, t=1.0, **more), MaxNorm, lambda base, **more: Marvell(base, s=4.0, **more)]
 
 
 def draws(rho, steps, rows=64, width=8):
-    """What is drawn for the same rows in several steps, (steps, rows, width)."""
+    """Return the noise of the same rows in several steps, (steps, rows, width)."""
     g = torch.zeros(rows, width, dtype=torch.float64)
     noise = Noise(torch.Generator().manual_seed(3), rho=rho, key=KEY, rows=np.arange(rows))
     return torch.stack([noise.draw(g, width) for _ in range(steps)])
@@ -57,7 +57,7 @@ def test_keyed_numbers_are_normal_and_neighbours_are_independent():
 
 @pytest.mark.parametrize(("row", "stream"), [(7, 0), (2**64 - 1, 0), (7, 65_535)])
 def test_keyed_numbers_are_those_of_a_cipher_and_of_box_and_muller(row, stream):
-    """Block by block and number by number, as the formulas have it: a training that goes on needs the same."""
+    """Compare each number with the formulas: a resumed training needs the same numbers."""
     expected = []
     for block in range(3):
         plain = struct.pack("<QQ", row, stream << 48 | block)
@@ -107,7 +107,7 @@ def test_streams_share_no_number_also_of_wide_rows():
 
 @pytest.mark.parametrize("rho", [0.0, 0.3, 0.8, 1.0])
 def test_one_step_has_the_same_law_and_two_steps_share_rho_whatever_rho_is(rho):
-    """E p q of two steps' noise is rho; a z-test with known variance 1 + rho^2, 8 sigma where rho is 1."""
+    """The mean product of two steps' noise is rho; a z-test with known variance 1 + rho^2."""
     one, other = draws(rho, 2, rows=20_000)
     assert stats.kstest(one.flatten().numpy(), "norm").pvalue > ALARM
     products = (one * other).flatten()
@@ -126,7 +126,7 @@ def test_what_remains_of_the_noise_after_many_steps_is_the_persistent_share():
 
 @pytest.mark.parametrize("make", DEFENSES)
 @pytest.mark.parametrize("scope", ["joint", "per-party"])
-def test_all_persistent_noise_comes_again_with_its_rows_and_no_other_noise_does(make, scope):
+def test_noise_of_rho_1_recurs_with_its_rows_and_fresh_noise_does_not(make, scope):
     g, y = batch(16), labels_of(64)
     defense = make(strategy({"a": 8, "b": 8}), scope=scope, rho=1.0)
     first, again, others = (send(defense, g, y, first=first)[0] for first in (0, 0, 64))
@@ -136,7 +136,7 @@ def test_all_persistent_noise_comes_again_with_its_rows_and_no_other_noise_does(
     assert not torch.equal(send(fresh, g, y)[0], send(fresh, g, y)[0])
 
 
-def test_parties_that_are_protected_apart_have_noise_apart():
+def test_with_scope_per_party_each_party_has_its_own_persistent_noise():
     g = batch(8)
     defense = Iso(strategy({"a": 8, "b": 8}), scope="per-party", rho=1.0)
     sent = send(defense, torch.cat([g, g], dim=1), labels_of(64))[0] - torch.cat([g, g], dim=1)
@@ -160,7 +160,7 @@ def test_fresh_noise_of_two_defenses_of_one_kind_is_independent():
 
 
 def of_ids(ids, secret=1, width=8):
-    """Persistent noise of a table with these IDs in this order, (N, width)."""
+    """Return the persistent noise of a table with these IDs in this order, (N, width)."""
     base = VerticalStrategy(
         torch.nn.Linear(width, 1), labels_of(len(ids)), ids=ids, secret=Secret(bytes([secret]) * 32, "test")
     )
@@ -176,7 +176,7 @@ def of_ids(ids, secret=1, width=8):
     ids=st.lists(st.text(max_size=8), min_size=1, max_size=8, unique_by=lambda text: normalize("NFC", text)),
     data=st.data(),
 )
-def test_an_id_has_the_same_noise_whatever_its_place_the_order_and_who_else_is_there(ids, data):
+def test_an_id_has_the_same_noise_whatever_its_place_the_order_and_the_other_ids(ids, data):
     noise = dict(zip(ids, of_ids(ids), strict=True))
     subset = data.draw(st.permutations(ids)).copy()[: data.draw(st.integers(1, len(ids)))]
     others = [f"another of more letters {number}" for number in range(data.draw(st.integers(0, 3)))]
@@ -185,7 +185,7 @@ def test_an_id_has_the_same_noise_whatever_its_place_the_order_and_who_else_is_t
 
 
 def test_noise_by_ids_is_normal_and_another_secret_or_id_gives_independent_noise():
-    """Nine tests, each of which fails once in a million times by chance."""
+    """Each comparison fails on correct code with probability ALARM at most."""
     ids = [f"person {number}" for number in range(20_000)]
     noise, other = of_ids(ids), of_ids(ids, secret=2)
     for numbers in (noise, other):
@@ -217,7 +217,7 @@ def begin(strategy):
 @pytest.mark.parametrize(("ids", "words"), [(["x", "y"], "2 IDs for 64 rows"), (["x"] * 64, "comes twice")])
 def test_ids_that_do_not_fit_are_refused_before_any_party_is_asked(ids, words):
     base = VerticalStrategy(torch.nn.Linear(8, 1), labels_of(64), ids=ids, secret=Secret(bytes(32), "test"))
-    begin(LabelDP(Iso(base)))  # nothing is read where no noise is persistent
+    begin(LabelDP(Iso(base)))  # IDs are not read where no noise is persistent
     with pytest.raises(DataError, match=words):
         begin(LabelDP(Iso(base, rho=0.5)))
 
@@ -231,20 +231,20 @@ def test_isotropic_noise_refuses_a_key_that_is_kept_between_trainings():
     Marvell(base, rho=0.5).begin()
 
 
-def resumable(secret=1, ids=None, noise_key=None, rho=0.5):
-    made = Secret(bytes([secret]) * 32, "test", noise_key=noise_key)
-    return Iso(VerticalStrategy(torch.nn.Linear(8, 1), labels_of(64), ids=ids, secret=made), rho=rho)
+def iso_with(secret=1, ids=None, noise_key=None, rho=0.5):
+    run_secret = Secret(bytes([secret]) * 32, "test", noise_key=noise_key)
+    return Iso(VerticalStrategy(torch.nn.Linear(8, 1), labels_of(64), ids=ids, secret=run_secret), rho=rho)
 
 
-def test_a_resumed_run_goes_on_with_the_same_persistent_noise_or_says_why_not():
+def test_a_resumed_run_goes_on_with_the_same_persistent_noise_or_is_refused_with_the_reason():
     ids = [str(number) for number in range(64)]
-    state = resumable(ids=ids).state()
-    resumable(ids=ids).restore(state)
-    resumable(noise_key=bytes(16), rho=0.0).restore({**state, "fallbacks": 0})
+    state = iso_with(ids=ids).state()
+    iso_with(ids=ids).restore(state)
+    iso_with(noise_key=bytes(16), rho=0.0).restore({**state, "fallbacks": 0})
     for other, words in (
-        (resumable(), r"follows the IDs of rows .* their numbers; start a new run"),
-        (resumable(ids=ids, secret=2), "another key"),
-        (resumable(ids=ids, noise_key=bytes(16)), "another key; let FLOWER_VFL_NOISE_KEY_FILE"),
+        (iso_with(), r"follows the IDs of rows .* their numbers; start a new run"),
+        (iso_with(ids=ids, secret=2), "another key"),
+        (iso_with(ids=ids, noise_key=bytes(16)), "another key; let FLOWER_VFL_NOISE_KEY_FILE"),
     ):
         with pytest.raises(DataError, match=words):
             other.restore(state)
@@ -252,7 +252,7 @@ def test_a_resumed_run_goes_on_with_the_same_persistent_noise_or_says_why_not():
 
 @pytest.mark.parametrize("make", DEFENSES)
 def test_a_state_does_not_hold_the_key_of_persistent_noise(make):
-    """With it and the ID of a row the noise could be subtracted."""
+    """With the key and the ID of a row, the noise could be subtracted."""
     defense = make(strategy(), rho=0.5)
     send(defense, batch(8), labels_of(64))
     assert defense.noise(batch(8), defense.base.step)._key.hex() not in json.dumps(defense.state()["persistent"])
@@ -281,7 +281,7 @@ def test_without_the_rows_persistent_noise_is_refused():
 
 @pytest.mark.parametrize("rho", [-0.1, 1.1, math.nan, math.inf, True, "much"])
 @pytest.mark.parametrize("make", DEFENSES)
-def test_a_share_that_is_none_is_refused(make, rho):
+def test_a_rho_that_is_no_number_from_0_to_1_is_refused(make, rho):
     with pytest.raises(ConfigError, match="rho must be a number from 0 to 1"):
         make(strategy(), rho=rho)
 
@@ -293,7 +293,7 @@ def test_keys_of_other_purposes_and_secrets_differ():
 
 
 class Noted(Iso):
-    """Writes down the noise of each row, in the units in which it was drawn."""
+    """Isotropic noise that records the noise of each row, in the units in which it was drawn."""
 
     name = "noted"
     seen: ClassVar[dict[int, list[torch.Tensor]]] = {}
@@ -311,21 +311,21 @@ def test_two_trainings_with_one_noise_key_have_the_same_persistent_noise_and_no_
     drawn = {}
     for rho in (0.0, 1.0):
         for secret in (1, 2):
-            defense = resumable(secret=secret, noise_key=bytes(16), rho=rho)
+            defense = iso_with(secret=secret, noise_key=bytes(16), rho=rho)
             defense.base.begin_batch(np.arange(64))
             drawn[rho, secret] = defense.noise(g, defense.base.step).draw(g, 8)
     assert torch.equal(drawn[1.0, 1], drawn[1.0, 2])
     assert not torch.isclose(drawn[0.0, 1], drawn[0.0, 2]).any()
 
 
-@pytest.mark.parametrize("kept", [False, True])
-def test_with_one_secret_for_everything_two_people_have_one_noise(kept):
-    """The difference of what came for them is that of their gradients: why only the noise key is to be kept."""
+@pytest.mark.parametrize("one_secret", [False, True])
+def test_only_with_one_secret_two_trainings_draw_the_same_fresh_noise(one_secret):
+    """With one secret, the difference of two people's messages is that of their gradients; keep the noise key only."""
     g = torch.nn.functional.normalize(batch(8), dim=1)
     others = g.flip(0) * torch.linspace(0.1, 1.0, 64)[:, None]
-    one, other = (resumable(secret=1 if kept else number, noise_key=bytes(16), rho=0.0) for number in (1, 2))
+    one, other = (iso_with(secret=1 if one_secret else number, noise_key=bytes(16), rho=0.0) for number in (1, 2))
     first, second = send(one, g, labels_of(64))[0], send(other, others, labels_of(64), first=64)[0]
-    assert torch.allclose(first - second, g - others, atol=1e-5) is kept
+    assert torch.allclose(first - second, g - others, atol=1e-5) is one_secret
 
 
 def test_a_person_has_the_same_noise_in_a_training_of_a_part_of_the_table():

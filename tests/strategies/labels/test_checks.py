@@ -1,4 +1,4 @@
-"""Labels of which nothing can be learned, before or after they are randomised, are refused before training."""
+"""Checks before training: labels without information, before or after they are randomised, are refused."""
 
 import numpy as np
 import pytest
@@ -36,35 +36,35 @@ def labels_of(train, classes=2):
 
 
 @pytest.fixture
-def silent(monkeypatch):
-    """Fail where any party receives a message of a training."""
+def no_messages(monkeypatch):
+    """Fail the test if a party receives a message."""
     monkeypatch.setattr(InprocLink, "send", lambda link, frame: pytest.fail(f"{frame} was sent"))
 
 
-@pytest.mark.usefixtures("silent")
+@pytest.mark.usefixtures("no_messages")
 @pytest.mark.parametrize("defense", DEFENSES, ids=str)
-def test_labels_of_one_class_are_refused_before_any_party_hears_of_it(defense):
+def test_labels_of_one_class_are_refused_before_any_message(defense):
     with pytest.raises(ConfigError, match=rf"{defense['name']}: nothing can be learned: all 200 .* of class 1; bring"):
         train(defense, labels_of(np.ones(ROWS, dtype=np.int64)))
 
 
-def in_validation_alone(classes=2):
-    """Labels of which the last class has rows, but only among those that are kept for validation."""
-    given = config(DEFENSES[0])
+def last_class_in_validation_alone(classes=2):
+    """Return labels whose last class has rows only among those that are kept for validation."""
+    settings = config(DEFENSES[0])
     y = np.arange(ROWS) % (classes - 1)
-    y[schedule_of(given, ROWS, TEST_ROWS).held_out[:5]] = classes - 1
+    y[schedule_of(settings, ROWS, TEST_ROWS).held_out[:5]] = classes - 1
     return labels_of(y, classes)
 
 
-@pytest.mark.usefixtures("silent")
+@pytest.mark.usefixtures("no_messages")
 @pytest.mark.parametrize("defense", DEFENSES, ids=str)
-def test_another_class_in_the_validation_part_alone_is_told_apart_with_its_own_cure(defense):
+def test_a_second_class_in_the_validation_part_alone_is_refused_with_another_cure(defense):
     with pytest.raises(ConfigError, match=r"all 180 rows .* are among the 20 kept .* training\.validation = 0"):
-        train(defense, in_validation_alone())
+        train(defense, last_class_in_validation_alone())
 
 
 def test_with_the_rows_of_validation_in_training_the_same_labels_train():
-    assert train(DEFENSES[1], in_validation_alone(), validation=0.0).status == "finished"
+    assert train(DEFENSES[1], last_class_in_validation_alone(), validation=0.0).status == "finished"
 
 
 @pytest.mark.parametrize("defense", DEFENSES, ids=str)
@@ -79,10 +79,13 @@ def test_a_class_that_never_occurs_is_refused_where_it_needs_a_prior(defense):
 
 @pytest.mark.parametrize("mechanism", NEEDS_PRIOR)
 def test_a_class_in_the_validation_part_alone_has_a_prior(mechanism):
-    assert train({"name": "local_head", "mechanism": mechanism}, in_validation_alone(classes=3)).status == "finished"
+    assert (
+        train({"name": "local_head", "mechanism": mechanism}, last_class_in_validation_alone(classes=3)).status
+        == "finished"
+    )
 
 
-@pytest.mark.usefixtures("silent")
+@pytest.mark.usefixtures("no_messages")
 @pytest.mark.parametrize("defense", DEFENSES, ids=str)
 def test_an_epsilon_that_leaves_less_than_one_bit_of_all_labels_is_refused(defense):
     even = labels_of(np.arange(ROWS) % 2)
@@ -100,7 +103,7 @@ def test_the_smallest_epsilon_is_one_bit_over_all_rows_that_are_trained_on():
         train({"name": "local_head", "epsilon": 0.0877}, even)
 
 
-def test_flips_that_leave_nothing_are_refused_and_none_at_all_are_not():
+def test_a_flip_rate_near_half_is_refused_and_a_rate_of_zero_is_not():
     even = labels_of(np.arange(ROWS) % 2)
     with pytest.raises(ConfigError, match=r"label_dp: epsilon 0.0004 cannot be met"):
         train({"name": "label_dp", "flip": 0.4999}, even)

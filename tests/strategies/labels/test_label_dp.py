@@ -35,12 +35,12 @@ def strategy(classes=2, **more):
 
 
 def within(count, trials, rate):
-    """Whether a count lies where the binomial distribution puts all but ALARM."""
+    """Return True if a count lies in the interval that has all but ALARM of the binomial distribution's probability."""
     return binom.ppf(ALARM / 2, trials, rate) <= count <= binom.isf(ALARM / 2, trials, rate)
 
 
 @pytest.mark.parametrize(("classes", "rate"), [(2, 0.02), (2, 0.16), (2, 0.499), (3, 0.6), (10, 0.01), (10, 0.89)])
-def test_labels_are_flipped_at_the_rate_and_to_each_other_class_alike(classes, rate):
+def test_labels_are_flipped_at_the_rate_and_equally_often_to_each_other_class(classes, rate):
     y = torch.arange(N) % classes
     flipped = flip(y, classes=classes, rate=rate, generator=generator())
     changed = flipped != y
@@ -80,9 +80,9 @@ def test_labels_keep_their_number_format(dtype):
 
 @pytest.mark.parametrize("classes", [2, 3, 10, 1000])
 @pytest.mark.parametrize("rate", [0.01, 0.04, 0.16, 0.4999])
-def test_epsilon_and_the_rate_are_each_others_inverse_and_what_randomised_response_promises(classes, rate):
+def test_epsilon_and_the_rate_are_each_others_inverse_and_those_of_randomised_response(classes, rate):
     epsilon = epsilon_of(rate, classes)
-    # The greatest ratio of the chances of one outcome under two true labels: kept, or one of the others.
+    # The greatest ratio of the probabilities of one outcome under two true labels: kept, or one of the others.
     assert math.exp(epsilon) == pytest.approx((1 - rate) / (rate / (classes - 1)))
     assert rate_of(epsilon, classes) == pytest.approx(rate, rel=1e-12)
 
@@ -149,7 +149,7 @@ def test_the_draw_is_that_of_the_secret_and_the_rate_and_never_another():
     assert torch.equal(first, drawn(b"x" * 32, Iso, flip=0.1))  # another defense within changes no draw
     for other in (drawn(b"y" * 32, flip=0.1), drawn(b"x" * 32, flip=0.1000001)):
         both = (first != y) & (other != y)
-        assert within(int(both.sum()), 5000, 0.01)  # independent, not nested: a difference would tell the true label
+        assert within(int(both.sum()), 5000, 0.01)  # independent, not nested: a difference would reveal the true label
 
 
 def test_the_inner_strategy_prepares_flipped_labels():
@@ -168,7 +168,7 @@ def test_the_inner_strategy_prepares_flipped_labels():
 
 
 def test_one_draw_serves_the_whole_training_and_is_logged_before_it():
-    class Look(Spy):
+    class Recording(Spy):
         def loss(self, logits, labels, z):
             self.calls.append(labels.clone())
             return super().loss(logits, labels, z)
@@ -176,7 +176,7 @@ def test_one_draw_serves_the_whole_training_and_is_logged_before_it():
     data = toy_data(rows=200)
     config = toy_config(training={"epochs": 3, "batch_size": 200, "validation": 0.0})
     values = Values()
-    outer = LabelDP(Look(strategy_for(data, config, observer=values)), flip=0.2)
+    outer = LabelDP(Recording(strategy_for(data, config, observer=values)), flip=0.2)
     outer.start(federation(data, config))
     batches = [call for call in outer.strategy.calls if isinstance(call, torch.Tensor)]
     assert len(batches) == 3

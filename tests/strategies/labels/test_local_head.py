@@ -1,4 +1,4 @@
-"""Local heads: nothing that leaves depends on the true labels, and the network that predicts learns from them."""
+"""Local heads: no message depends on the true labels, and the network that predicts learns from them."""
 
 import numpy as np
 import pytest
@@ -26,16 +26,16 @@ def config(epsilon=1.0, mechanism="randomised_response", **training):
     return toy_config(training=training, defenses=[chosen], attack={"names": []})
 
 
-def defense(epsilon=1.0, classes=2):
-    labels = torch.arange(ROWS) % classes
+def defense():
+    labels = torch.arange(ROWS) % 2
     base = VerticalStrategy(
-        torch.nn.Linear(12, 1 if classes == 2 else classes),
+        torch.nn.Linear(12, 1),
         labels,
         parties=("a", "b"),
         config=config(),
         secret=Secret.for_simulation(0, "label"),
     )
-    made = LocalHead(base, epsilon=epsilon)
+    made = LocalHead(base, epsilon=1.0)
     build_defenses(made, {"a": (8,), "b": (4,)})
     made.prepare_labels(labels)
     made.begin_batch(np.arange(ROWS))
@@ -47,14 +47,14 @@ def test_it_does_what_every_defense_must(params):
     check_defense(LocalHead, **params)
 
 
-def draw_from_nothing(monkeypatch):
-    """Let all draws of mechanisms be for labels of class 0, as if different labels had given the same draw."""
+def draw_for_class_0(monkeypatch):
+    """Replace the labels of all draws by class 0, as if different labels had given the same draw."""
 
-    def blind(genuine):
-        return lambda labels, *given, **named: genuine(torch.zeros_like(labels), *given, **named)
+    def for_class_0(original):
+        return lambda labels, *given, **named: original(torch.zeros_like(labels), *given, **named)
 
     for name in ("flip", "noisy_targets", "with_prior"):
-        monkeypatch.setattr(mechanisms, name, blind(getattr(mechanisms, name)))
+        monkeypatch.setattr(mechanisms, name, for_class_0(getattr(mechanisms, name)))
 
 
 CHOICES = [
@@ -77,14 +77,14 @@ def test_with_the_same_draw_other_true_labels_change_no_message(monkeypatch, mec
     parties = 1 if mechanism == "prior" else 2
     data = toy_data(rows=200, test_rows=60, classes=classes, parties=parties, label_features=True)
     truth, given = data.labels(), config(mechanism=mechanism, class_weights=weights, refit=1)
-    draw_from_nothing(monkeypatch)
+    draw_for_class_0(monkeypatch)
     labels = [Labels((truth.train + shift) % classes, (truth.test + shift) % classes, classes) for shift in range(2)]
     (one, many, first), (other, others, second) = (sent_for(one, data, given, monkeypatch) for one in labels)
     assert (one, many) == (other, others)
     assert many > 10
     names = "ab"[:parties]
     assert {party: first["weights"][party] for party in names} == {party: second["weights"][party] for party in names}
-    assert first["weights"]["label"] != second["weights"]["label"]  # the network that predicts did learn from them
+    assert first["weights"]["label"] != second["weights"]["label"]  # the network that predicts learned from them
 
 
 @pytest.mark.parametrize("mechanism", sorted(mechanisms.MECHANISMS))
@@ -96,21 +96,21 @@ def test_what_is_drawn_reaches_the_messages(monkeypatch, mechanism):
     assert sent_for(truth, data, given, monkeypatch)[0] != sent_for(other, data, given, monkeypatch)[0]
 
 
-def test_the_second_stage_comes_in_the_middle_of_a_run_and_once(monkeypatch):
-    questions, genuine = [], mechanisms.with_prior
+def test_the_second_stage_begins_in_the_middle_of_a_run_and_once(monkeypatch):
+    calls, original = [], mechanisms.with_prior
 
     def with_prior(labels, prior, **named):
-        questions.append((len(labels), float(prior.std(dim=0)[0])))
-        return genuine(labels, prior, **named)
+        calls.append((len(labels), float(prior.std(dim=0)[0])))
+        return original(labels, prior, **named)
 
     monkeypatch.setattr(mechanisms, "with_prior", with_prior)
     run(config(mechanism="prior", epochs=5), data=lambda _: toy_data(parties=1))
-    ((asked, spread),) = questions
-    assert 240 < asked < 360
+    ((rows, spread),) = calls
+    assert 240 < rows < 360
     assert spread > 0.01  # the priors of rows are what the head predicts
 
 
-def test_a_run_with_local_heads_warns_of_nothing_that_is_not_kept(caplog):
+def test_a_run_with_local_heads_does_not_warn_that_something_is_not_kept(caplog):
     run(config(), data=lambda _: toy_data(rows=200, test_rows=60))
     assert "not kept" not in caplog.text
 
@@ -135,7 +135,7 @@ def test_a_partys_gradient_is_that_of_its_own_head_for_the_randomised_labels():
 
 
 def test_every_party_learns_from_its_own_head():
-    """In a training, and not only where the hooks are called with a party's name."""
+    """This holds in a training too, not only where a test calls the hooks."""
     data = toy_data(rows=200, test_rows=60, parties=3)
     short, long = (run(config(epochs=epochs), data=lambda _: data).summary["weights"] for epochs in (1, 2))
     assert all(short[party] != long[party] for party in "abc")
@@ -163,7 +163,7 @@ def test_what_ends_a_training_by_true_labels_is_refused(sections, words):
         (config(mechanism="laplase"), 1, "did you mean 'laplace'"),
     ],
 )
-def test_a_mechanism_that_would_not_do_what_it_says_is_refused(given, parties, words):
+def test_a_mechanism_that_does_not_fit_the_configuration_is_refused(given, parties, words):
     with pytest.raises(ConfigError, match=words):
         run(given, data=lambda _: toy_data(rows=60, test_rows=20, parties=parties))
 
@@ -175,12 +175,12 @@ def test_other_defenses_beside_it_are_refused(make):
 
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, float("inf"), True, "1"])
-def test_an_epsilon_that_is_none_is_refused(epsilon):
+def test_an_epsilon_that_is_no_finite_number_above_zero_is_refused(epsilon):
     with pytest.raises(ConfigError, match="local_head: epsilon must be a finite number above 0"):
         LocalHead(VerticalStrategy(torch.nn.Linear(4, 1), torch.tensor([0, 1])), epsilon=epsilon)
 
 
-def test_what_is_proven_stands_in_the_result_and_in_the_report(tmp_path):
+def test_the_proven_epsilon_is_in_the_result_and_in_the_report(tmp_path):
     data = toy_data()
     summary = run(config(epsilon=1.0), out=tmp_path / "run", data=lambda _: data).summary
     assert summary["defenses"][0]["proven"] == {"epsilon": 1.0, "auc": pytest.approx(np.e / (1.0 + np.e))}

@@ -1,4 +1,4 @@
-"""Mechanisms of local heads: what is drawn when, and what a resumed run goes on with."""
+"""Mechanisms of local heads: their draws, their losses, and the state of a resumed run."""
 
 import math
 
@@ -31,7 +31,7 @@ def test_target_loss_is_the_cross_entropy_of_any_target_and_of_labels(classes):
 
 @pytest.mark.parametrize("name", sorted(MECHANISMS))
 @pytest.mark.parametrize("classes", [2, 3])
-def test_a_head_that_knows_nothing_learns_the_direction_of_the_labels(name, classes):
+def test_an_untrained_head_learns_the_direction_of_the_labels(name, classes):
     mechanism = MECHANISMS[name](4.0, classes)
     mechanism.begin(toy_config(), parties=1)
     labels = torch.arange(ROWS) % classes
@@ -53,7 +53,7 @@ def test_a_head_of_likelihoods_begins_with_the_frequencies_of_labels(name, class
     mechanism.draw(labels, generator())
     logits = torch.zeros(rows if classes == 2 else (rows, classes), requires_grad=True)
     mechanism.loss(logits, torch.arange(rows)).backward()
-    # A head that predicts the frequencies has no reason to predict other ones: gradients add up to nothing.
+    # The loss of a head that predicts the frequencies is stationary: gradients add up to zero.
     frequencies = torch.bincount(labels, minlength=classes) / rows
     for known in ((labels == 1), (labels == 0)):
         grad = rows * (logits.grad if classes == 2 else logits.grad[:, 1])[known].mean()
@@ -62,16 +62,16 @@ def test_a_head_of_likelihoods_begins_with_the_frequencies_of_labels(name, class
     assert abs(float(total)) < 0.2 * float(frequencies[1])
 
 
-def priors_asked_with(monkeypatch):
-    """Return a list to which each question with a prior adds this prior, a row for each label that is asked for."""
-    asked, genuine = [], mechanisms.with_prior
+def recorded_priors(monkeypatch):
+    """Return a list to which each draw with a prior appends this prior, a row for each drawn label."""
+    priors, original = [], mechanisms.with_prior
 
     def with_prior(labels, prior, **named):
-        asked.append(prior.clone())
-        return genuine(labels, prior, **named)
+        priors.append(prior.clone())
+        return original(labels, prior, **named)
 
     monkeypatch.setattr(mechanisms, "with_prior", with_prior)
-    return asked
+    return priors
 
 
 def two_stages(epochs=4, classes=2, epsilon=1.0):
@@ -88,8 +88,8 @@ def answers(mechanism, classes=2):
     return (grad != 0).any(dim=1).numpy(), (-grad).argmax(dim=1).numpy()
 
 
-def test_the_second_stage_asks_once_for_what_the_first_left_open_and_by_its_predictions(monkeypatch):
-    asked, made = priors_asked_with(monkeypatch), two_stages(epochs=4)
+def test_the_second_stage_draws_the_remaining_labels_once_with_the_heads_predictions_as_prior(monkeypatch):
+    priors, made = recorded_priors(monkeypatch), two_stages(epochs=4)
     labels = (torch.arange(ROWS) % 5 == 0).long()
     made.draw(labels, generator())
     first, drawn = answers(made)
@@ -98,13 +98,13 @@ def test_the_second_stage_asks_once_for_what_the_first_left_open_and_by_its_pred
     assert flips == pytest.approx(1.0 / (1.0 + math.e), abs=0.04)
     rows, keep = torch.arange(ROWS), math.e / (1.0 + math.e)
     wrong = torch.full((ROWS,), 5.0)
-    made.loss(wrong, rows)  # in the first epoch nothing is noted
+    made.loss(wrong, rows)  # predictions of the first epoch are not kept
     made.end_epoch()
-    # For even rows a head of flipped labels is certain of class 0, for odd ones it has seen both as often.
+    # For even rows the head of flipped labels is certain of class 0, for odd ones it finds both equally likely.
     made.loss(torch.where(rows % 2 == 0, math.log((1 - keep) / keep), 0.0), rows)
-    assert asked == []
+    assert priors == []
     made.end_epoch()
-    (prior,) = asked
+    (prior,) = priors
     assert len(prior) == (~first).sum()
     even = (rows % 2 == 0)[torch.from_numpy(~first)]
     torch.testing.assert_close(prior[even], torch.tensor([[1.0, 0.0]]).expand(int(even.sum()), 2), atol=1e-6, rtol=0)
@@ -113,10 +113,10 @@ def test_the_second_stage_asks_once_for_what_the_first_left_open_and_by_its_pred
     assert everything.all()
     np.testing.assert_array_equal(second[first], drawn[first])
     left = ~first & (np.arange(ROWS) % 2 == 1)
-    assert (second[~first & ~left] == 0).all()  # nothing was asked where the prior is certain
+    assert (second[~first & ~left] == 0).all()  # where the prior is certain, the label follows from it
     assert (second != labels.numpy())[left].mean() == pytest.approx(1.0 - keep, abs=0.05)
     made.end_epoch()
-    assert len(asked) == 1
+    assert len(priors) == 1
 
 
 def test_rows_are_split_whatever_the_labels_are():

@@ -1,4 +1,4 @@
-"""Noise on targets: its law, its privacy, the gradients that it gives, and the probabilities that follow from it."""
+"""Noise on targets: its distribution, its privacy, its gradients, and the posteriors that follow from it."""
 
 import math
 
@@ -17,8 +17,8 @@ from flower_vfl.strategies.labels.noisy_targets import (
 )
 
 
-def drawn(labels, epsilon, classes=2, seed=1):
-    return noisy_targets(labels, classes=classes, epsilon=epsilon, generator=torch.Generator().manual_seed(seed))
+def drawn(labels, epsilon, classes=2):
+    return noisy_targets(labels, classes=classes, epsilon=epsilon, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize(("epsilon", "classes", "scale"), [(0.5, 2, 2.0), (2.0, 2, 0.5), (1.0, 4, 2.0)])
@@ -37,7 +37,7 @@ def test_the_noise_has_the_discrete_laplace_law_around_the_label(epsilon, classe
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 2.0])
-def test_no_target_tells_two_labels_apart_by_more_than_epsilon_and_one_does(epsilon):
+def test_no_target_distinguishes_two_labels_by_more_than_epsilon_and_one_reaches_it(epsilon):
     law = stats.dlaplace(epsilon / GRID)
     grid = np.arange(-3 * GRID, 4 * GRID)
     ratio = law.logpmf(grid - GRID) - law.logpmf(grid)
@@ -91,7 +91,7 @@ def test_posteriors_of_noisy_targets_are_those_of_bayes(classes):
 
 
 @pytest.mark.parametrize("classes", [2, 4])
-def test_posterior_targets_give_the_gradient_of_the_likelihood_of_what_was_drawn(classes):
+def test_posterior_targets_give_the_gradient_of_the_likelihood_of_the_drawn_answers(classes):
     rows, epsilon = 40, 0.8
     generator = torch.Generator().manual_seed(5)
     answers = torch.randint(0, classes, (rows,), generator=generator)

@@ -1,4 +1,4 @@
-"""Randomised response with a prior: its privacy, and that no private answer is right more often."""
+"""Randomised response with a prior: its privacy, and its optimal rate of right answers."""
 
 import math
 
@@ -29,7 +29,7 @@ def priors(draw):
 
 @given(priors(), st.floats(0.01, 12.0))
 @settings(max_examples=200, deadline=None)
-def test_no_answer_tells_two_labels_apart_by_more_than_epsilon(prior, epsilon):
+def test_no_answer_distinguishes_two_labels_by_more_than_epsilon(prior, epsilon):
     found = channel(prior, epsilon)
     np.testing.assert_allclose(found.sum(axis=1), 1.0, rtol=1e-12)
     assert (found.max(axis=0) <= math.exp(epsilon) * found.min(axis=0) * (1.0 + 1e-12)).all()
@@ -70,7 +70,7 @@ def test_a_uniform_prior_gives_plain_randomised_response(classes, epsilon):
     np.testing.assert_allclose(channel(np.full(classes, 1.0 / classes), epsilon), plain, rtol=1e-12)
 
 
-def test_a_prior_that_knows_more_than_epsilon_tells_leaves_nothing_to_ask():
+def test_where_the_prior_is_more_certain_than_the_response_the_answer_is_constant():
     np.testing.assert_array_equal(channel((0.7, 0.3), 0.5), [[1.0, 0.0], [1.0, 0.0]])
     kept = math.e / (1.0 + math.e)
     np.testing.assert_allclose(channel((0.7, 0.3), 1.0), [[kept, 1.0 - kept], [1.0 - kept, kept]], rtol=1e-12)
@@ -109,6 +109,6 @@ def test_undoing_flips_finds_the_probabilities_of_labels():
         (torch.tensor([1.0]), "at least 2 classes"),
     ],
 )
-def test_a_prior_that_is_none_is_refused(prior, words):
+def test_an_invalid_prior_is_refused(prior, words):
     with pytest.raises(ConfigError, match=words):
         response_probabilities(torch.tensor([0, 1]), prior, epsilon=1.0)

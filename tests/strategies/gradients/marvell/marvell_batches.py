@@ -1,4 +1,4 @@
-"""Gaussian gradients of two classes, what is known of them, and a Marvell to try on them."""
+"""Gaussian gradients of two classes, their exact estimates, and a Marvell defense for tests."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def batch(rows=B, width=D, *, u=0.5, v=0.8, gap=2.0, positives=P, scale=1.0, seed=1, dtype=torch.float64):
-    """Two Gaussian classes; exactly this share of positives, shuffled."""
+def batch(rows=B, width=D, *, u=0.5, v=0.8, gap=2.0, scale=1.0, seed=1, dtype=torch.float64):
+    """Return gradients and labels of two Gaussian classes, shuffled; exactly a share P of the rows is positive."""
     source = generator(seed)
-    y = (torch.arange(rows) < round(positives * rows)).long()[torch.randperm(rows, generator=source)]
+    y = (torch.arange(rows) < round(P * rows)).long()[torch.randperm(rows, generator=source)]
     g = torch.randn(rows, width, generator=source, dtype=torch.float64)
     g *= torch.where(y == 1, math.sqrt(v), math.sqrt(u))[:, None]
     g += y[:, None] * gap * torch.nn.functional.normalize(torch.arange(1.0, width + 1, dtype=torch.float64), dim=0)
@@ -31,7 +31,7 @@ def batch(rows=B, width=D, *, u=0.5, v=0.8, gap=2.0, positives=P, scale=1.0, see
 
 
 def estimates(g, y):
-    """u, v, g, p and the direction, straight from their definitions."""
+    """Return u, v, g, p and the direction, from their definitions."""
     negatives, positives = g[y == 0].double(), g[y == 1].double()
     difference = positives.mean(dim=0) - negatives.mean(dim=0)
     u, v = (rows.var(dim=0, unbiased=False).mean().item() for rows in (negatives, positives))
@@ -39,11 +39,11 @@ def estimates(g, y):
     return u, v, gap, y.double().mean().item(), difference / math.sqrt(gap)
 
 
-def defense(classes=2, **more):
+def defense(**more):
     config = toy_config(attack={"names": []})
-    return Marvell(VerticalStrategy(nn.Linear(D, 1), torch.arange(classes), config=config), **more)
+    return Marvell(VerticalStrategy(nn.Linear(D, 1), torch.arange(2), config=config), **more)
 
 
 def within(value, distribution):
-    """Whether a value lies where the distribution puts all but ALARM."""
+    """Return True if a value lies in the interval that has all but ALARM of the distribution's probability."""
     return distribution.ppf(ALARM / 2) <= value <= distribution.isf(ALARM / 2)

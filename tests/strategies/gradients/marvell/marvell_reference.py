@@ -1,7 +1,7 @@
 """Marvell's problem solved in another way: sixty digits or more, by an interior-point method that certifies itself.
 
-Nothing of the derivation in `docs/methods/marvell.md` is used but that the problem is convex in the logarithms of
-a, b, s and t: no noise is assumed to be zero, and no equation is solved in closed form.
+Of the derivation in `docs/methods/marvell.md` only this is used: the problem is convex in the logarithms of a, b, s
+and t. No noise is assumed to be zero, and no equation is solved in closed form.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import mpmath as mp
 DIGITS = 60
 
 
-def divergence(u, v, d, g, a, b, s, t):
-    """sumKL at total variances a, b along the difference of means and s, t elsewhere."""
+def divergence(d, g, a, b, s, t):
+    """Return sumKL at total variances a, b along the difference of means and s, t elsewhere."""
     across = (d - 1) * (s - t) ** 2 / (s * t) if d > 1 else 0
     return (across + ((a - b) ** 2 + g * (a + b)) / (a * b)) / 2
 
 
 def divergence_of(u, v, d, g, noise):
-    """sumKL of a `NoiseSpectrum`, computed with many digits."""
+    """Return sumKL of a `NoiseSpectrum`, computed with many digits."""
     with mp.workdps(DIGITS):
         a, s = (mp.mpf(lam) + mp.mpf(u) for lam in (noise.lam1_neg, noise.lam2_neg))
         b, t = (mp.mpf(lam) + mp.mpf(v) for lam in (noise.lam1_pos, noise.lam2_pos))
-        return divergence(u, v, d if s != t else 1, mp.mpf(g), a, b, s, t)
+        return divergence(d if s != t else 1, mp.mpf(g), a, b, s, t)
 
 
 def reference(u, v, d, g, p, power, gap=1e-13, digits=DIGITS):
-    """The least divergence that was found, and a bound below which there is none; for power, g, u + v > 0 < p < 1."""
+    """Return the least divergence that was found, and a lower bound; for power, g, u + v > 0 and 0 < p < 1."""
     with mp.workdps(digits):
         problem = _Barrier(*map(mp.mpf, (u, v, d, g, p, power)))
         z = problem.start()
@@ -67,7 +67,7 @@ class _Barrier:
 
     def value(self, z):
         e = [mp.exp(x) for x in z]
-        return divergence(self.u, self.v, self.d, self.g, e[0], e[1], *(e[2:] or (1, 1)))
+        return divergence(self.d, self.g, e[0], e[1], *(e[2:] or (1, 1)))
 
     def _used(self, e):
         return mp.fsum(w * x for w, x in zip(self.weights, e, strict=True)) / self.budget

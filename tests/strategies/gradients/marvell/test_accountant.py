@@ -1,4 +1,4 @@
-"""What Marvell promises about all releases of a row together."""
+"""Marvell's privacy accountant: the divergence of all releases of a row together."""
 
 import math
 from dataclasses import replace
@@ -13,7 +13,7 @@ from flower_vfl.apps import run
 from flower_vfl.metrics import auc_bound, leak_auc, together
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import Marvell, MarvellFull, VerticalStrategy
-from flower_vfl.strategies.gradients.marvell import accountant
+from flower_vfl.strategies.gradients.marvell import accountant as accountant_module
 from flower_vfl.strategies.gradients.marvell.accountant import Accountant
 from flower_vfl.strategies.gradients.marvell.estimates import estimate
 from flower_vfl.strategies.gradients.marvell.solver import optimal_noise
@@ -25,214 +25,216 @@ ROWS, WIDTH = 512, 6
 LABELS = torch.arange(ROWS) % 4 == 0
 
 
-def gradients(own, seed=0):
-    """Gradients of two classes with a common spread; `own` says which rows' deviations come again, (ROWS, WIDTH)."""
+def gradients(recurring, seed=0):
+    """Return gradients of two classes; `recurring` are all rows' deviations (ROWS, WIDTH), by default fresh ones."""
     generator = torch.Generator().manual_seed(seed)
     fresh = torch.randn(ROWS, WIDTH, generator=generator, dtype=torch.float64)
     means = torch.zeros(ROWS, WIDTH, dtype=torch.float64)
     means[:, 0] = LABELS.double() * 2.0
-    return means + (own if own is not None else fresh)
+    return means + (recurring if recurring is not None else fresh)
 
 
-def taken(course, g, rows):
-    """Let a course see a batch; return its model and its noise."""
+def add_batch(accountant, g, rows):
+    """Add a batch to an accountant; return the estimates of the batch and its noise."""
     y = LABELS[rows].long()
     classes = estimate(g, y)
     spectrum = optimal_noise(classes.u, classes.v, classes.d, classes.g, classes.p, 4.0 * classes.g)
-    course.add(classes, spectrum, g, y, rows)
+    accountant.add(classes, spectrum, g, y, rows)
     return classes, spectrum
 
 
-def epochs(count, own=None, rho=0.0, step=128):
-    """Let a course see epochs, batch by batch; return what it says after each, and what each batch's noise leaves."""
-    course, said, left = Accountant(LABELS.numpy()), [], []
+def epochs(count, recurring=None, rho=0.0, step=128):
+    """Account for epochs, batch by batch; return the log of each epoch and the divergence of each batch."""
+    accountant, logs, divergences = Accountant(LABELS.numpy()), [], []
     for epoch in range(count):
-        g = gradients(own, seed=epoch)
+        g = gradients(recurring, seed=epoch)
         order = np.random.default_rng(epoch).permutation(ROWS)
         for low in range(0, ROWS, step):
             rows = order[low : low + step]
-            left.append(taken(course, g[rows], rows)[1].sum_kl)
-        said.append(course.end_epoch(rho))
-    return said, np.array(left)
+            divergences.append(add_batch(accountant, g[rows], rows)[1].sum_kl)
+        logs.append(accountant.end_epoch(rho))
+    return logs, np.array(divergences)
 
 
 def test_with_fresh_noise_the_divergences_of_the_epochs_add_up():
-    said, left = epochs(5)
-    single = left.mean()
-    for count, found in enumerate(said, start=1):
+    logs, divergences = epochs(5)
+    single = divergences.mean()
+    for count, found in enumerate(logs, start=1):
         assert found["kept"] == pytest.approx(0.0, abs=0.1)
         assert found["sum_kl"] == pytest.approx(count * single, rel=0.2)
 
 
 def test_a_release_is_the_mean_of_its_batches_each_in_units_of_its_own_rows():
-    """Of any scale, and whatever the line is on which the class means of a batch differ."""
-    course, found = Accountant(LABELS.numpy()), []
-    taken(course, gradients(None, seed=9), np.arange(ROWS))
-    course.end_epoch(0.0)
+    """Batches may have any scale, and class means that differ in any direction."""
+    accountant, found = Accountant(LABELS.numpy()), []
+    add_batch(accountant, gradients(None, seed=9), np.arange(ROWS))
+    accountant.end_epoch(0.0)
     for number, scale in enumerate((1.0, 1e-5, 300.0)):
         rows = np.arange(ROWS)[number::3]
         g = scale * gradients(None, seed=number)[rows].roll(number, dims=1)
-        classes, spectrum = taken(course, g, rows)
+        classes, spectrum = add_batch(accountant, g, rows)
         square, positive = float(g.square().sum(dim=1).mean()), LABELS[rows]
-        apart = (g[positive].mean(dim=0) - g[~positive].mean(dim=0)).numpy() / math.sqrt(square)
+        difference = (g[positive].mean(dim=0) - g[~positive].mean(dim=0)).numpy() / math.sqrt(square)
         levels = [getattr(spectrum, f"lam{n}_{c}") for n in (1, 2) for c in ("neg", "pos")]
-        found.append((apart, np.array([classes.u, classes.v, *levels]) * classes.unit**2 / square))
-    course.end_epoch(0.0)
-    release, means = course._releases[1], np.mean([numbers for _, numbers in found], axis=0)
-    pointing = np.sum([apart for apart, _ in found], axis=0)
-    assert release.direction == pytest.approx(pointing / np.linalg.norm(pointing), abs=1e-9)
-    assert release.distance == pytest.approx(math.sqrt(np.mean([np.square(apart).sum() for apart, _ in found])))
+        found.append((difference, np.array([classes.u, classes.v, *levels]) * classes.unit**2 / square))
+    accountant.end_epoch(0.0)
+    release, means = accountant._releases[1], np.mean([numbers for _, numbers in found], axis=0)
+    total = np.sum([difference for difference, _ in found], axis=0)
+    assert release.direction == pytest.approx(total / np.linalg.norm(total), abs=1e-9)
+    assert release.distance == pytest.approx(
+        math.sqrt(np.mean([np.square(difference).sum() for difference, _ in found]))
+    )
     assert (*release.spread, *release.along, *release.across) == pytest.approx(means.tolist())
 
 
-def test_batches_of_another_width_and_batches_of_zeros_teach_nothing_of_a_release():
-    course, other = Accountant(LABELS.numpy()), Accountant(LABELS.numpy())
+def test_batches_of_zeros_are_not_counted_and_another_width_has_no_recurring_share():
+    accountant, other = Accountant(LABELS.numpy()), Accountant(LABELS.numpy())
     rows = np.arange(ROWS)
-    for one in (course, other):
-        classes, spectrum = taken(one, gradients(None), rows)
-    nothing = replace(classes, g=0.0, u=0.0, v=0.0, rms=0.0)
-    assert not course.count(nothing, spectrum, rows)
-    assert course.end_epoch(0.0) == other.end_epoch(0.0)
+    for one in (accountant, other):
+        classes, spectrum = add_batch(one, gradients(None), rows)
+    zeros = replace(classes, g=0.0, u=0.0, v=0.0, rms=0.0)
+    assert not accountant.count(zeros, spectrum, rows)
+    assert accountant.end_epoch(0.0) == other.end_epoch(0.0)
     wider = torch.cat([gradients(None, seed=1)] * 2, dim=1)
-    taken(course, gradients(None), rows)
-    for one in (course, Accountant(LABELS.numpy())):
-        taken(one, wider, rows)
+    add_batch(accountant, gradients(None), rows)
+    for one in (accountant, Accountant(LABELS.numpy())):
+        add_batch(one, wider, rows)
         assert one.end_epoch(0.0)["kept"] == 0.0
         assert len(one._releases[-1].direction) == 2 * WIDTH
 
 
 def test_class_means_that_coincide_have_some_direction():
-    course = Accountant(LABELS.numpy())
+    accountant = Accountant(LABELS.numpy())
     classes = replace(estimate(gradients(None), LABELS.long()), g=0.0)
     spectrum = optimal_noise(classes.u, classes.v, classes.d, 1.0, classes.p, 1.0)
-    course.add(classes, spectrum, gradients(None), LABELS.long(), np.arange(ROWS))
-    assert math.isfinite(course.end_epoch(0.0)["sum_kl"])
-    assert course._releases[0].distance == 0.0
+    accountant.add(classes, spectrum, gradients(None), LABELS.long(), np.arange(ROWS))
+    assert math.isfinite(accountant.end_epoch(0.0)["sum_kl"])
+    assert accountant._releases[0].distance == 0.0
 
 
-def test_what_comes_again_of_each_class_counts_for_that_class():
-    """Negatives have the same deviations in each epoch, wide ones; positives have new and narrow ones."""
-    course, rows = Accountant(LABELS.numpy()), np.arange(ROWS)
-    own = 2.0 * torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+def test_the_recurring_share_of_each_class_counts_for_that_class():
+    """Negatives have the same wide deviations in each epoch; positives have fresh and narrow ones."""
+    accountant, rows = Accountant(LABELS.numpy()), np.arange(ROWS)
+    recurring = 2.0 * torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     for seed in range(2):
         fresh = 0.5 * (gradients(None, seed=seed) - gradients(torch.zeros(ROWS, WIDTH)))
-        taken(course, gradients(torch.where(LABELS[:, None], fresh, own)), rows)
-        said = course.end_epoch(0.0)
-    assert said["kept"] == pytest.approx(0.5, abs=0.05)
+        add_batch(accountant, gradients(torch.where(LABELS[:, None], fresh, recurring)), rows)
+        log = accountant.end_epoch(0.0)
+    assert log["kept"] == pytest.approx(0.5, abs=0.05)
     shares = np.stack([np.ones((2, 2)), np.eye(2)])
-    found, swapped = (together(course._releases, rho=0.0, kept=kept).sum_kl() for kept in (shares, shares[::-1]))
-    assert said["sum_kl"] == pytest.approx(found, rel=0.02)
-    assert said["sum_kl"] != pytest.approx(swapped, rel=0.2)
+    found, swapped = (together(accountant._releases, rho=0.0, kept=kept).sum_kl() for kept in (shares, shares[::-1]))
+    assert log["sum_kl"] == pytest.approx(found, rel=0.02)
+    assert log["sum_kl"] != pytest.approx(swapped, rel=0.2)
 
 
-def test_a_row_that_comes_once_has_the_release_of_its_own_epoch_alone():
-    course = Accountant(LABELS.numpy(), repeats=False)
+def test_rows_that_never_recur_have_the_release_of_their_own_epoch_alone():
+    accountant = Accountant(LABELS.numpy(), repeats=False)
     for seed in range(3):
-        _, spectrum = taken(course, gradients(None, seed=seed), np.arange(ROWS))
-        said = course.end_epoch(1.0)
-        assert said == {"sum_kl": pytest.approx(spectrum.sum_kl), "kept": 0.0}
-    assert not course._recurrence.state()["now"].numel()  # what comes again is not even looked for
+        _, spectrum = add_batch(accountant, gradients(None, seed=seed), np.arange(ROWS))
+        log = accountant.end_epoch(1.0)
+        assert log == {"sum_kl": pytest.approx(spectrum.sum_kl), "kept": 0.0}
+    assert not accountant._recurrence.state()["now"].numel()  # recurring deviations are not searched
 
 
-def test_of_batches_whose_rows_are_not_known_nobody_knows_what_comes_again():
-    course = Accountant(LABELS.numpy())
-    classes, spectrum = taken(course, gradients(None), np.arange(ROWS))
-    assert course.end_epoch(0.0)
-    course.add(classes, spectrum, gradients(None), LABELS.long(), None)
-    said = course.end_epoch(0.0)
-    assert said == {}
-    assert course.largest == math.inf
+def test_without_the_rows_of_a_batch_there_is_no_bound_over_epochs():
+    accountant = Accountant(LABELS.numpy())
+    classes, spectrum = add_batch(accountant, gradients(None), np.arange(ROWS))
+    assert accountant.end_epoch(0.0)
+    accountant.add(classes, spectrum, gradients(None), LABELS.long(), None)
+    log = accountant.end_epoch(0.0)
+    assert log == {}
+    assert accountant.largest == math.inf
 
 
-def test_before_its_first_batch_a_course_knows_of_no_divergence():
-    course = Accountant(LABELS.numpy())
-    assert course.largest == 0.0
-    course.note(replace(optimal_noise(1.0, 1.0, 6, 1.0, 0.3, 1.0), sum_kl=0.01))
-    assert course.largest == 0.01
+def test_before_its_first_batch_an_accountant_has_no_divergence():
+    accountant = Accountant(LABELS.numpy())
+    assert accountant.largest == 0.0
+    accountant.note(replace(optimal_noise(1.0, 1.0, 6, 1.0, 0.3, 1.0), sum_kl=0.01))
+    assert accountant.largest == 0.01
 
 
-def test_after_one_batch_the_promise_is_what_its_noise_leaves_and_the_largest_is_kept():
-    """Of classes that scatter differently, so that each has noise of its own."""
+def test_after_one_batch_the_divergence_is_that_of_its_noise_and_the_largest_is_kept():
+    """The classes have different spreads, so that each gets noise of its own."""
     y = LABELS.long()
-    course, left = Accountant(LABELS.numpy()), []
+    accountant, divergences = Accountant(LABELS.numpy()), []
     for scale in (3.0, 1.0):
         g = gradients(None) * torch.where(LABELS, scale, 0.5)[:, None]
         classes = estimate(g, y)
         spectrum = optimal_noise(classes.u, classes.v, classes.d, classes.g, classes.p, classes.g)
-        course.add(classes, spectrum, g, y, np.arange(ROWS))
-        left.append(spectrum.sum_kl)
-        assert course.largest == max(left)
-        found = course.end_epoch(0.0)["sum_kl"]
+        accountant.add(classes, spectrum, g, y, np.arange(ROWS))
+        divergences.append(spectrum.sum_kl)
+        assert accountant.largest == max(divergences)
+        found = accountant.end_epoch(0.0)["sum_kl"]
         if scale == 3.0:
             assert found == pytest.approx(spectrum.sum_kl, rel=1e-9)
-        left.append(found)
-        assert course.largest == max(left)
-    course.note(spectrum)
-    assert course.largest == max(left)
-    assert left[-1] > left[0]
+        divergences.append(found)
+        assert accountant.largest == max(divergences)
+    accountant.note(spectrum)
+    assert accountant.largest == max(divergences)
+    assert divergences[-1] > divergences[0]
 
 
-def test_how_much_of_a_rows_own_deviation_comes_again_is_measured():
-    own = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
-    assert epochs(3, own)[0][-1]["kept"] == pytest.approx(1.0, abs=0.05)
-    half = epochs(3, own)[0]
-    assert half[0]["kept"] == 0.0  # of one epoch nothing is known
+def test_the_recurring_share_of_a_rows_deviation_is_measured():
+    recurring = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    assert epochs(3, recurring)[0][-1]["kept"] == pytest.approx(1.0, abs=0.05)
+    half = epochs(3, recurring)[0]
+    assert half[0]["kept"] == 0.0  # one epoch gives no correlation
 
 
-def test_persistent_noise_promises_more_than_fresh_noise():
-    fresh, kept = (epochs(5, rho=rho)[0][-1]["sum_kl"] for rho in (0.0, 0.5))
-    assert kept < 0.7 * fresh
+def test_persistent_noise_leaves_a_smaller_divergence_over_epochs_than_fresh_noise():
+    fresh, persistent = (epochs(5, rho=rho)[0][-1]["sum_kl"] for rho in (0.0, 0.5))
+    assert persistent < 0.7 * fresh
 
 
-def test_more_epochs_never_promise_more():
-    promised = [found["sum_kl"] for found in epochs(6, rho=0.3)[0]]
-    assert all(later >= earlier * 0.99 for earlier, later in pairwise(promised))
+def test_more_epochs_never_have_a_smaller_divergence():
+    divergences = [found["sum_kl"] for found in epochs(6, rho=0.3)[0]]
+    assert all(later >= earlier * 0.99 for earlier, later in pairwise(divergences))
 
 
-def test_a_course_goes_on_as_if_it_had_not_been_interrupted():
+def test_an_accountant_goes_on_as_if_it_had_not_been_interrupted():
     g, rows = gradients(None), np.arange(ROWS)
     classes = estimate(g, LABELS.long())
     spectrum = optimal_noise(classes.u, classes.v, classes.d, classes.g, classes.p, classes.g)
-    course, other = (Accountant(LABELS.numpy()) for _ in range(2))
-    course.add(classes, spectrum, g, LABELS.long(), rows)
-    course.end_epoch(0.5)
-    course.add(classes, spectrum, 1.1 * g, LABELS.long(), rows)
-    other.restore(course.state())
-    assert other.end_epoch(0.5) == course.end_epoch(0.5)
-    course.add(classes, spectrum, g, LABELS.long(), rows)
-    other.restore(course.state())
-    assert other.end_epoch(0.5) == course.end_epoch(0.5)
+    accountant, other = (Accountant(LABELS.numpy()) for _ in range(2))
+    accountant.add(classes, spectrum, g, LABELS.long(), rows)
+    accountant.end_epoch(0.5)
+    accountant.add(classes, spectrum, 1.1 * g, LABELS.long(), rows)
+    other.restore(accountant.state())
+    assert other.end_epoch(0.5) == accountant.end_epoch(0.5)
+    accountant.add(classes, spectrum, g, LABELS.long(), rows)
+    other.restore(accountant.state())
+    assert other.end_epoch(0.5) == accountant.end_epoch(0.5)
 
 
-def test_what_was_promised_before_an_interruption_counts_after_it():
-    course, again = (Accountant(LABELS.numpy()) for _ in range(2))
-    course.largest = 1.25
-    again.restore(course.state())
-    assert again.largest == 1.25
+def test_the_largest_divergence_from_before_an_interruption_counts_after_it():
+    accountant, restored = (Accountant(LABELS.numpy()) for _ in range(2))
+    accountant.largest = 1.25
+    restored.restore(accountant.state())
+    assert restored.largest == 1.25
 
 
-def test_before_anything_was_sent_nothing_is_promised():
+def test_before_the_first_batch_the_bound_is_one():
     assert Marvell(strategy()).bound() == 1.0
 
 
-def test_after_so_many_epochs_that_it_would_take_long_nothing_is_said(monkeypatch):
-    monkeypatch.setattr(accountant, "LARGEST", 4)
+def test_after_more_epochs_than_can_be_accounted_there_is_no_bound(monkeypatch):
+    monkeypatch.setattr(accountant_module, "LARGEST", 4)
     assert [bool(found) for found in epochs(4)[0]] == [True, True, False, False]
-    y, course = LABELS.long(), Accountant(LABELS.numpy())
+    y, accountant = LABELS.long(), Accountant(LABELS.numpy())
     known = []
     for _ in range(3):
         classes = estimate(gradients(None), y)
         spectrum = optimal_noise(classes.u, classes.v, classes.d, classes.g, classes.p, classes.g)
-        course.add(classes, spectrum, gradients(None), y, np.arange(ROWS))
-        course.end_epoch(0.0)
-        known.append(math.isfinite(course.largest))
+        accountant.add(classes, spectrum, gradients(None), y, np.arange(ROWS))
+        accountant.end_epoch(0.0)
+        known.append(math.isfinite(accountant.largest))
     assert known == [True, True, False]
 
 
-def rare(defense, count, width):
+def train_with_few_positives(defense, count, width):
     """Train on batches of which few have one of six positives; each row's gradient is the same in all epochs.
 
-    Return what was logged and promised after each epoch, and what a party reads that adds up what it got.
+    Return the log and the bound after each epoch, and the leak AUC of the summed gradients of each row.
     """
     rows, batch = 1000, 50
     y = torch.zeros(rows, dtype=torch.int64)
@@ -241,26 +243,26 @@ def rare(defense, count, width):
     g[y == 1, 0] += 1.0
     base = VerticalStrategy(nn.Linear(width, 1), y, secret=Secret.for_simulation(0, "label"))
     base.build({"a": (width,)}, None)
-    defended, promised, total = defense(base, s=4.0), [], torch.zeros(rows, width)
+    strategy_with_noise, bounds, total = defense(base, s=4.0), [], torch.zeros(rows, width)
     for epoch in range(count):
-        for mine in np.random.default_rng(epoch).permutation(rows).reshape(-1, batch):
-            defended.base.begin_batch(mine)
-            total[mine] += defended.protect(g[mine], y[mine])[0]
-        promised.append((defended.end_epoch(), defended.bound()))
-    return promised, leak_auc(-total.norm(dim=1), y)
+        for batch_rows in np.random.default_rng(epoch).permutation(rows).reshape(-1, batch):
+            strategy_with_noise.base.begin_batch(batch_rows)
+            total[batch_rows] += strategy_with_noise.protect(g[batch_rows], y[batch_rows])[0]
+        bounds.append((strategy_with_noise.end_epoch(), strategy_with_noise.bound()))
+    return bounds, leak_auc(-total.norm(dim=1), y)
 
 
 @pytest.mark.parametrize("defense", [Marvell, MarvellFull])
-def test_where_few_batches_have_both_classes_it_is_not_known_what_comes_again_and_nothing_is_promised(defense):
-    promised, read = rare(defense, 4, 128)
-    assert read > 0.95
-    assert promised[1:] == [({}, 1.0)] * 3
+def test_where_few_batches_have_both_classes_there_is_no_bound_over_epochs(defense):
+    bounds, leak = train_with_few_positives(defense, 4, 128)
+    assert leak > 0.95
+    assert bounds[1:] == [({}, 1.0)] * 3
 
 
-def test_an_epoch_without_both_classes_says_nothing():
-    course = Accountant(LABELS.numpy())
-    assert course.end_epoch(0.0) == {}
-    assert course.largest == math.inf
+def test_an_epoch_without_both_classes_has_no_bound():
+    accountant = Accountant(LABELS.numpy())
+    assert accountant.end_epoch(0.0) == {}
+    assert accountant.largest == math.inf
     base = Marvell(strategy())
     base.begin_batch(np.arange(4))
     base.protect(torch.ones(4, 8), torch.zeros(4, dtype=torch.int64))
@@ -268,7 +270,7 @@ def test_an_epoch_without_both_classes_says_nothing():
 
 
 @pytest.mark.parametrize("scope", ["joint", "per-party"])
-def test_a_run_logs_the_promise_after_each_epoch_beside_that_of_its_steps(tmp_path, scope):
+def test_a_run_logs_the_bound_after_each_epoch_beside_that_of_its_steps(tmp_path, scope):
     config = toy_config(
         training={"epochs": 3}, defenses=[{"name": "marvell", "s": 4.0, "scope": scope}], attack={"names": ["norm"]}
     )
@@ -281,7 +283,7 @@ def test_a_run_logs_the_promise_after_each_epoch_beside_that_of_its_steps(tmp_pa
     assert all(math.isclose(row["value"], auc_bound(kl)) for row, kl in zip(found, kls, strict=True))
 
 
-def test_more_classes_than_two_have_no_promise_over_epochs(tmp_path):
+def test_more_classes_than_two_have_no_bound_over_epochs(tmp_path):
     config = toy_config(training={"epochs": 1}, defenses=[{"name": "marvell"}], attack={"names": []})
     run(config, out=tmp_path / "run", data=lambda _: toy_data(classes=3))
     assert not [m for m in read_steps(tmp_path / "run")["metric"].to_pylist() if "remembered" in m]

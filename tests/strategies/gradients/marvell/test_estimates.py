@@ -1,4 +1,4 @@
-"""Marvell: what it does with batches that cannot be estimated from, by what earlier batches taught it."""
+"""Marvell's fallback: a batch without an estimate gets the noise of running estimates of earlier batches."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from torch import nn
 from flower_vfl.apps.client_app import make_client_app
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.checkpoint import load_state, save_state
-from flower_vfl.strategies import Iso, Observer, VerticalStrategy
+from flower_vfl.strategies import Iso, VerticalStrategy
 from flower_vfl.strategies.gradients.marvell.estimates import RunningEstimates, estimate
 from flower_vfl.strategies.gradients.marvell.isotropic import Marvell, optimal_noise
 from tests.strategies.gradients.marvell.marvell_batches import D, batch, defense, estimates, within
+from tests.strategies.test_vertical import Values
 from tests.toys import toy_config, toy_data
 
 
-def one_class(label=0, rows=200, scale=1.0, seed=9):
-    g, y = batch(rows=rows * 10, scale=scale, seed=seed)
+def one_class(label=0, rows=200):
+    g, y = batch(rows=rows * 10, seed=9)
     return g[y == label][:rows], torch.full((min(rows, int((y == label).sum())),), label)
 
 
@@ -36,7 +37,7 @@ def test_a_batch_of_one_class_gets_the_noise_of_the_running_estimates(label, lon
     g, labels = one_class(label, rows=300)
     g = g * longer
     sent, log = strategy.protect(g, labels)
-    # The estimates are relative to the length of rows: those of earlier batches, or these if they are longer.
+    # Estimates are relative to the length of rows: that of earlier batches, or of these rows if they are longer.
     growth = max(1.0, (g.square().sum(dim=1).mean() / earlier.square().sum(dim=1).mean()).item())
     lam1, lam2 = ((spectrum.lam1_neg, spectrum.lam2_neg), (spectrum.lam1_pos, spectrum.lam2_pos))[label]
     along = (sent - g) @ direction
@@ -53,7 +54,7 @@ def test_a_batch_of_one_class_gets_the_noise_of_the_running_estimates(label, lon
     assert "of one class" in caplog.text
 
 
-def test_rows_of_one_class_that_are_longer_than_lately_get_noise_in_proportion():
+def test_rows_of_one_class_that_are_longer_than_earlier_ones_get_noise_in_proportion():
     g, y = batch(rows=2000)
     strategy = defense(s=4.0)
     strategy.protect(g, y)
@@ -66,7 +67,7 @@ def test_rows_of_one_class_that_are_longer_than_lately_get_noise_in_proportion()
     assert 1e11 < powers[2] / powers[1] < 1e12
 
 
-def test_running_estimates_know_no_scale():
+def test_running_estimates_do_not_depend_on_the_scale():
     g, y = batch(rows=500)
     rows, labels = one_class(rows=50)
     powers = []
@@ -95,7 +96,7 @@ def test_an_earlier_batch_weighs_nine_tenths_of_the_next_one():
     torch.testing.assert_close(found.direction, expected / expected.norm())
 
 
-def test_running_estimates_forget():
+def test_running_estimates_follow_the_latest_batches():
     rows, labels = one_class(rows=50)
     strategy = defense()
     for gap in [20.0] * 3 + [2.0] * 150:
@@ -108,7 +109,7 @@ def test_running_estimates_forget():
 
 @pytest.mark.parametrize("strength", [{"s": 4.0}, {"P": 1.0}, {"sum_kl": 0.1}, {"detection_error": 0.4}])
 @pytest.mark.parametrize("rows", [1, 64])
-def test_before_anything_is_known_zeros_are_sent(strength, rows, caplog):
+def test_before_the_first_estimate_zeros_are_sent(strength, rows, caplog):
     strategy = defense(**strength)
     sent, log = strategy.protect(torch.ones(rows, D), torch.ones(rows))
     assert torch.equal(sent, torch.zeros(rows, D))
@@ -129,7 +130,7 @@ def test_values_that_are_not_finite_are_replaced_by_zeros(known):
     sent, log = strategy.protect(broken, y)
     assert torch.equal(sent, torch.zeros_like(g))
     assert log["marvell.withheld"] == 1.0
-    # It has learned nothing from that batch, and goes on.
+    # That batch changed no estimate.
     sent, log = strategy.protect(g, y)
     assert sent.isfinite().all()
     assert log["marvell.fallback"] == 0.0
@@ -145,7 +146,7 @@ def test_a_batch_whose_means_coincide_gets_noise_from_earlier_batches():
     assert (sent[:2].norm(dim=1) > 0).all()
 
 
-def test_an_empty_batch_stays_one():
+def test_an_empty_batch_stays_empty():
     sent, log = defense().protect(torch.zeros(0, D), torch.zeros(0))
     assert sent.shape == (0, D)
     assert log["marvell.fallback"] == 0.0
@@ -171,7 +172,7 @@ def test_parties_that_are_defended_apart_have_estimates_of_their_own():
     assert set(strategy.state()["estimates"]) == {"a", "b"}
 
 
-def test_another_width_starts_afresh():
+def test_another_width_starts_new_estimates():
     strategy = defense()
     strategy.protect(*batch(rows=50, width=4))
     assert strategy.protect(torch.ones(3, D, dtype=torch.float64), torch.ones(3))[1]["marvell.withheld"] == 1.0
@@ -199,14 +200,6 @@ def test_it_nests_with_other_defenses():
     sent, log = Marvell(Iso(inner, t=1.0), s=1.0).protect(g, y)
     assert {"iso.noise_power", "marvell.noise_power"} <= set(log)
     assert sent.shape == g.shape
-
-
-class Values(Observer):
-    def __init__(self):
-        self.values = {}
-
-    def add(self, *, step, epoch, party, layer, attack, metric, value):
-        self.values.setdefault(metric, []).append(value)
 
 
 def test_training_goes_on_through_batches_of_one_class():

@@ -1,4 +1,4 @@
-"""Marvell with full covariances: the classes come out alike, at the power that was promised, whatever their shape.
+"""Marvell with full covariances: both classes get one covariance, at the configured power, whatever their shape.
 
 Statistics are compared with exact distributions; each comparison fails on correct code with probability ALARM.
 """
@@ -35,13 +35,8 @@ from flower_vfl.strategies.gradients.marvell.full import (
     perturb,
 )
 from flower_vfl.strategies.gradients.noise import Noise
+from tests.strategies.gradients.marvell.marvell_batches import ALARM, generator
 from tests.toys import toy_config, toy_data
-
-ALARM = 1e-7
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def defense(**more):
@@ -50,7 +45,7 @@ def defense(**more):
 
 
 def batch(rows=1000, width=12, rank=3, seed=0, dtype=torch.float64):
-    """Gradients as networks have them: near a few directions, those of positives long, those of negatives short."""
+    """Return gradients near a few directions, long ones of positives and short ones of negatives, and labels."""
     random = generator(seed)
     y = (torch.arange(rows) < rows // 8).long()
     axes = torch.randn(rank, width, generator=random, dtype=dtype)
@@ -61,7 +56,7 @@ def batch(rows=1000, width=12, rank=3, seed=0, dtype=torch.float64):
 
 
 def dense(pair, noise):
-    """The classes' covariances with their noise, (2, D, D), written down as the documentation has them."""
+    """Return the classes' covariances with their noise, (2, D, D), by the formulas of the documentation."""
     width = len(noise.line)
     basis = torch.eye(width, dtype=torch.float64) if pair.basis is None else pair.basis.double()
     common = noise.everywhere * torch.eye(width, dtype=torch.float64)
@@ -74,7 +69,7 @@ def dense(pair, noise):
 
 
 def divergence(one, other, means):
-    """Sum of both Kullback-Leibler divergences of two normal distributions, by their textbook form."""
+    """Return the sum of both Kullback-Leibler divergences of two normal distributions, by their textbook form."""
     one, other, means = (np.asarray(value, dtype=np.longdouble).astype(np.float64) for value in (one, other, means))
 
     def directed(a, b):
@@ -116,8 +111,8 @@ def test_with_power_enough_both_classes_have_one_covariance_and_differ_in_their_
 
 @pytest.mark.parametrize(("rows", "width", "rank", "seed"), [(1000, 12, 3, 0), (40, 6, 6, 1), (30, 200, 3, 2)])
 @pytest.mark.parametrize("target", [1e-3, 0.25, 3.0, 50.0])
-def test_no_noise_of_less_power_leaves_as_little_as_was_asked_for(rows, width, rank, seed, target):
-    """By looking at powers from next to nothing up to that of the answer, a hundredth of it left out."""
+def test_no_noise_of_less_power_reaches_the_target(rows, width, rank, seed, target):
+    """Try powers from a millionth to 98.9 % of the power that was found."""
     pair = estimate(*batch(rows, width, rank, seed))
     found = least_noise(pair, target)
     assert found.sum_kl == optimal_noise(pair, found.power).sum_kl <= target
@@ -125,7 +120,7 @@ def test_no_noise_of_less_power_leaves_as_little_as_was_asked_for(rows, width, r
     assert min(optimal_noise(pair, float(power)).sum_kl for power in powers) > target
 
 
-def test_where_covariances_are_alike_the_least_power_is_known():
+def test_where_covariances_are_equal_the_least_power_has_a_closed_form():
     """With v I for both classes and most power along the line, sumKL = g / (v + along + everywhere)."""
     v, g, width, target, spread = 0.3, 2.0, 5, 0.1, 0.1
     pair = Pair(
@@ -150,16 +145,16 @@ def test_a_target_is_kept_in_every_batch_and_hardly_undershot(more, target):
     assert guarded.params.items() >= more.items()
 
 
-def near_classes(rows=512, width=8, seed=0):
-    """Overlapping classes of all directions: they differ by about 1.6 without any noise."""
-    y = (torch.arange(rows) % 4 == 0).long()
-    g = torch.randn(rows, width, generator=generator(seed), dtype=torch.float64)
+def near_classes():
+    """Return overlapping classes with spread in all directions: their divergence without noise is about 1.6."""
+    y = (torch.arange(512) % 4 == 0).long()
+    g = torch.randn(512, 8, generator=generator(), dtype=torch.float64)
     g[y == 1, 0] += 1.0
     return g, y
 
 
-def test_a_target_that_the_classes_keep_by_themselves_needs_no_noise():
-    """The divergence without noise is that of the classes' own covariances, by the textbook."""
+def test_a_target_above_the_divergence_of_the_gradients_needs_no_noise():
+    """The divergence without noise is that of the classes' own covariances, by the textbook formula."""
     g, y = near_classes()
     pair = estimate(g, y)
     found = least_noise(pair, 4.0)
@@ -174,8 +169,8 @@ def test_a_target_that_the_classes_keep_by_themselves_needs_no_noise():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_direction_that_the_classes_hardly_have_is_not_left_without_noise(dtype):
-    """Numbers that are always 0, or vary by rounding only: nothing is known of them, and hardly any noise is added."""
+def test_a_direction_with_hardly_any_spread_gets_noise(dtype):
+    """A column that is always 0, or varies by rounding only, gets noise, though very little."""
     g, y = near_classes()
     precision = torch.finfo(dtype).eps
     for rest in (torch.zeros(len(y)), 0.1 * math.sqrt(precision) * torch.where(y == 1, 1.0, -1.0)):
@@ -206,7 +201,7 @@ def test_any_target_is_found_and_kept(rows, width, rank, seed, target, short):
     assert found.sum_kl == optimal_noise(pair, found.power).sum_kl
 
 
-def test_classes_that_are_the_same_need_no_power_for_a_target_and_rounding_is_no_target():
+def test_equal_classes_need_no_power_and_a_target_below_rounding_is_refused():
     g = torch.tensor([[1.0, 0.0], [1.0, 2.0]], dtype=torch.float64).repeat(4, 1)
     y = torch.tensor([0, 0, 1, 1]).repeat(2)
     noisy, log = defense(sum_kl=0.1).perturb(g, y)
@@ -216,11 +211,11 @@ def test_classes_that_are_the_same_need_no_power_for_a_target_and_rounding_is_no
         least_noise(estimate(*batch()), 1e-320)
 
 
-def test_the_share_of_the_power_that_makes_covariances_alike_is_that_of_their_difference():
+def test_the_share_of_the_power_that_makes_covariances_equal_is_that_of_their_difference():
     g, y = batch()
     rows = g.numpy()
-    apart = np.cov(rows[y == 1].T, bias=True) - np.cov(rows[y == 0].T, bias=True)
-    values, p = np.linalg.eigvalsh(apart), float(y.double().mean())
+    difference = np.cov(rows[y == 1].T, bias=True) - np.cov(rows[y == 0].T, bias=True)
+    values, p = np.linalg.eigvalsh(difference), float(y.double().mean())
     needed = (1 - p) * values.clip(min=0).sum() + p * (-values).clip(min=0).sum()
     gap = float((g[y == 1].mean(0) - g[y == 0].mean(0)).square().sum())
     for s in (1e-3, 0.1, 4.0):
@@ -284,16 +279,16 @@ def _clean(pair, width):
 
 def test_it_hides_what_published_marvell_leaves_outside_the_first_directions():
     residual, quadratic = {}, {}
-    for name, hide in (("published", isotropic.perturb), ("full", perturb)):
+    for name, perturb_by in (("published", isotropic.perturb), ("full", perturb)):
         batches = [(*batch(1000, 24, seed=seed),) for seed in range(8)]
-        noisy = [(hide(g, y, s=4.0, generator=generator(seed))[0], y) for seed, (g, y) in enumerate(batches)]
-        residual[name] = np.median([_turned(y, _residual(x.numpy())) for x, y in noisy])
+        noisy = [(perturb_by(g, y, s=4.0, generator=generator(seed))[0], y) for seed, (g, y) in enumerate(batches)]
+        residual[name] = np.median([_leak_auc(y, _residual(x.numpy())) for x, y in noisy])
         g, y = batch(8000, 24)
-        x, known = hide(g, y, s=4.0, generator=generator())[0], torch.arange(8000) % 2 == 0
-        fitted = QuadraticDiscriminantAnalysis(reg_param=1e-4).fit(x[known], y[known])
-        quadratic[name] = roc_auc_score(y[~known], fitted.decision_function(x[~known]))
+        x, fitted_rows = perturb_by(g, y, s=4.0, generator=generator())[0], torch.arange(8000) % 2 == 0
+        fitted = QuadraticDiscriminantAnalysis(reg_param=1e-4).fit(x[fitted_rows], y[fitted_rows])
+        quadratic[name] = roc_auc_score(y[~fitted_rows], fitted.decision_function(x[~fitted_rows]))
     assert residual["published"] > 0.99
-    assert residual["full"] < 0.56  # of 125 and 875 rows that differ in nothing the 97.5 % quantile is 0.554
+    assert residual["full"] < 0.56  # the 97.5 % quantile for 125 and 875 rows of one distribution is 0.554
     assert quadratic["published"] > 0.99
     assert quadratic["full"] < 0.73  # the bound at this divergence, 0.28
 
@@ -303,7 +298,7 @@ def _residual(x):
     return np.linalg.norm(x - pca.inverse_transform(pca.transform(x)), axis=1)
 
 
-def _turned(y, score):
+def _leak_auc(y, score):
     found = roc_auc_score(y, score)
     return max(found, 1 - found)
 
@@ -361,11 +356,11 @@ def test_a_batch_of_one_class_gets_the_noise_of_the_latest_one_with_both_for_row
         assert log["marvell_full.noise_power"] == pytest.approx(expected * power, rel=1e-5)
     noisy, log = one.protect(g * 10.0, torch.zeros(400))
     assert log["marvell_full.noise_power"] == pytest.approx(100.0 * power, rel=1e-4)
-    assert (noisy - g * 10.0).square().sum(dim=1).mean() > 10.0 * power  # negatives' noise, and it is there
+    assert (noisy - g * 10.0).square().sum(dim=1).mean() > 10.0 * power  # noise is added, that of negatives
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_zeros_are_sent_where_nothing_is_known_and_where_a_value_is_not_finite(value):
+def test_zeros_are_sent_before_the_first_estimate_and_where_a_value_is_not_finite(value):
     one = defense()
     g, y = batch(40, 6, dtype=torch.float32)
     assert not one.protect(g, torch.ones(40))[0].any()
@@ -375,7 +370,7 @@ def test_zeros_are_sent_where_nothing_is_known_and_where_a_value_is_not_finite(v
     assert one.fallbacks == 2
 
 
-def test_means_that_coincide_get_no_silence_where_the_classes_differ():
+def test_where_means_coincide_and_classes_differ_a_relative_power_is_refused_and_an_absolute_one_used():
     g = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 2.0], [0.0, -2.0]])
     y = torch.tensor([0, 0, 1, 1])
     with pytest.raises(UnprotectedBatchError, match="means coincide"):
@@ -440,7 +435,7 @@ def test_after_a_restore_it_goes_on_with_the_noise_it_had():
         ({"scope": "all"}, "marvell_full: scope must be"),
     ],
 )
-def test_strengths_that_mean_nothing_are_refused(more, words):
+def test_impossible_parameters_are_refused(more, words):
     with pytest.raises(ConfigError, match=words):
         defense(**more)
 
@@ -459,7 +454,7 @@ def test_strengths_that_mean_nothing_are_refused(more, words):
         ({"defenses": "marvell_full(detection_error=0.5)"}, "detection_error must be above 0 and below 0.5, given 0.5"),
     ],
 )
-def test_what_it_cannot_do_is_refused_before_training(more, words, tmp_path, monkeypatch):
+def test_impossible_parameters_are_refused_before_training(more, words, tmp_path, monkeypatch):
     monkeypatch.setattr(LabelParty, "train_step", None)
     with pytest.raises(ConfigError, match=words):
         run(build_config(toy_config().model_dump(), more), out=tmp_path / "out", data=lambda _: toy_data(100, 50))
@@ -472,7 +467,7 @@ def test_three_classes_are_refused_before_training(monkeypatch):
         run(toy_config(defenses=[{"name": "marvell_full"}]), data=lambda _: toy_data(100, 50, classes=3))
 
 
-def test_no_noise_promises_nothing_and_changes_nothing():
+def test_without_noise_the_bound_is_one_and_gradients_are_unchanged():
     g, y = batch(40, 6)
     noisy, noise = perturb(g, y, s=0.0, generator=generator())
     assert torch.equal(noisy, g)

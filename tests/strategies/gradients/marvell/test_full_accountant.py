@@ -1,4 +1,4 @@
-"""What Marvell with full covariances promises about all releases of a row, against whole matrices and against readers.
+"""Privacy accountant of Marvell with full covariances: against whole matrices and against readers.
 
 Statistics are compared with their exact spread: a comparison within five standard errors fails on correct code with
 probability 6e-7.
@@ -35,7 +35,7 @@ from tests.toys import toy_config, toy_data
 ROWS, WIDTH, BATCH = 2400, 5, 200
 LABELS = (np.arange(ROWS) % 4 == 1).astype(np.int64)
 AXES = np.random.default_rng(5).standard_normal((2, WIDTH, WIDTH)) * np.array([0.5, 0.3, 0.1, 0.03, 0.01])
-"""Each class lies near directions of its own."""
+"""Axes of the deviations of each class, (2, WIDTH, WIDTH)."""
 
 
 def deviations(seed):
@@ -44,7 +44,7 @@ def deviations(seed):
 
 
 def epoch(seed, kept):
-    """Batches of an epoch: gradients, of which a share of each row's deviation comes again, labels and rows."""
+    """Yield gradients, labels and rows of each batch; a share `kept` of each row's deviation recurs in all epochs."""
     g = math.sqrt(kept) * deviations(10_000) + math.sqrt(1.0 - kept) * deviations(seed)
     g[:, 0] += np.where(LABELS == 1, 1.5, -0.5)
     order = np.random.default_rng(seed).permutation(ROWS)
@@ -60,17 +60,17 @@ def strategy():
 
 
 def trained(epochs, *, kept, rho=0.0, s=4.0):
-    """What a defense logs after each epoch, what its steps leave, and what a row got, (T, N, D)."""
+    """Return a trained defense, its log of each epoch, the divergence of each step and what was sent, (T, N, D)."""
     defense = MarvellFull(strategy(), s=s, rho=rho)
-    said, left, got = [], [], np.zeros((epochs, ROWS, WIDTH))
+    logs, divergences, sent = [], [], np.zeros((epochs, ROWS, WIDTH))
     for number in range(epochs):
         for g, y, rows in epoch(number, kept):
             defense.base.begin_batch(rows)
             noisy, log = defense.protect(g, y)
-            got[number, rows] = noisy.numpy()
-            left.append(log["marvell_full.sum_kl_after"])
-        said.append({key.removeprefix("marvell_full."): value for key, value in defense.end_epoch().items()})
-    return defense, said, np.array(left), got
+            sent[number, rows] = noisy.numpy()
+            divergences.append(log["marvell_full.sum_kl_after"])
+        logs.append({key.removeprefix("marvell_full."): value for key, value in defense.end_epoch().items()})
+    return defense, logs, np.array(divergences), sent
 
 
 def batches(width=4, seed=0, rows=120):
@@ -121,30 +121,30 @@ def test_the_noise_that_is_drawn_for_a_row_in_two_epochs_has_the_covariance_of_t
 
 
 def test_with_fresh_noise_and_rows_that_are_new_each_time_the_divergences_of_the_epochs_add_up():
-    _, said, left, _ = trained(4, kept=0.0)
-    for count, found in enumerate(said, start=1):
+    _, logs, divergences, _ = trained(4, kept=0.0)
+    for count, found in enumerate(logs, start=1):
         assert found["kept"] == pytest.approx(0.0, abs=5 / math.sqrt(ROWS / 4 * WIDTH / 4))
-        assert found["sum_kl_remembered"] == pytest.approx(count * left.mean(), rel=0.1)
+        assert found["sum_kl_remembered"] == pytest.approx(count * divergences.mean(), rel=0.1)
         assert found["auc_bound_remembered"] == auc_bound(found["sum_kl_remembered"])
-    assert said[0]["sum_kl_remembered"] == pytest.approx(left[: ROWS // BATCH].mean())
+    assert logs[0]["sum_kl_remembered"] == pytest.approx(divergences[: ROWS // BATCH].mean())
 
 
 @pytest.mark.parametrize(("kept", "rho"), [(0.0, 0.0), (0.9, 0.0), (0.9, 0.5)])
-def test_the_best_reader_of_all_epochs_stays_below_what_is_promised(kept, rho):
-    """A Gaussian for each class of all epochs side by side, fitted on every row and scored on the same: the best."""
-    defense, said, left, got = trained(3, kept=kept, rho=rho)
+def test_the_best_reader_of_all_epochs_stays_below_the_bound(kept, rho):
+    """The reader fits a Gaussian to each class, over all epochs side by side, and is scored on the same rows."""
+    defense, logs, divergences, sent = trained(3, kept=kept, rho=rho)
     for count in (1, 2, 3):
-        seen = got[:count].transpose(1, 0, 2).reshape(ROWS, -1)
-        reader = QuadraticDiscriminantAnalysis(priors=[0.5, 0.5]).fit(seen, LABELS)
-        read = leak_auc(reader.decision_function(seen), LABELS == 1)
-        assert 0.6 < read < said[count - 1]["auc_bound_remembered"]
-    assert said[-1]["kept"] == pytest.approx(kept, abs=0.1)
-    worst = max(left.max(), *(found["sum_kl_remembered"] for found in said))
+        features = sent[:count].transpose(1, 0, 2).reshape(ROWS, -1)
+        reader = QuadraticDiscriminantAnalysis(priors=[0.5, 0.5]).fit(features, LABELS)
+        leak = leak_auc(reader.decision_function(features), LABELS == 1)
+        assert 0.6 < leak < logs[count - 1]["auc_bound_remembered"]
+    assert logs[-1]["kept"] == pytest.approx(kept, abs=0.1)
+    worst = max(divergences.max(), *(found["sum_kl_remembered"] for found in logs))
     assert defense.bound() == auc_bound(worst)
 
 
-def test_the_ratio_of_the_likelihoods_reads_less_than_is_promised_and_as_much_as_two_gaussians_of_one_shape_give():
-    """What comes again makes the classes differ in shape as well; without it the best rule is a straight line."""
+def test_the_likelihood_ratio_stays_below_the_bound_and_reads_equal_covariances_as_the_formula_says():
+    """Recurring deviations make the covariances differ as well; without them the best rule is linear."""
     pair = estimate(*batches())
     found = release(pair, [Part(optimal_noise(pair, 4.0 * float(pair.means.square().sum())))])
     error = math.sqrt(1 / 6 / 40_000)
@@ -156,97 +156,97 @@ def test_the_ratio_of_the_likelihoods_reads_less_than_is_promised_and_as_much_as
             assert best == pytest.approx(norm.cdf(math.sqrt(model.sum_kl() / 2)), abs=5 * error)
 
 
-def test_what_comes_again_of_a_class_and_not_of_the_noise_that_hides_it_is_counted():
-    """Fresh noise that makes classes alike in each step averages out, and what it imitated does not."""
-    again, new = (trained(3, kept=kept)[1][-1]["sum_kl_remembered"] for kept in (0.95, 0.0))
-    assert again > 1.3 * new
+def test_recurring_deviations_behind_fresh_noise_are_counted():
+    """Fresh noise that makes covariances equal in each step averages out; recurring deviations do not."""
+    recurring, fresh = (trained(3, kept=kept)[1][-1]["sum_kl_remembered"] for kept in (0.95, 0.0))
+    assert recurring > 1.3 * fresh
 
 
-def test_persistent_noise_promises_more_where_it_does_not_average_out():
+def test_persistent_noise_leaves_a_smaller_divergence_over_epochs_than_fresh_noise():
     fresh, persistent = (trained(3, kept=0.9, rho=rho)[1][-1]["sum_kl_remembered"] for rho in (0.0, 0.5))
     assert persistent < 0.7 * fresh
 
 
 def test_chains_have_batches_of_their_own():
     defense = trained(2, kept=0.5)[0]
-    (course,) = defense._accountants.values()
+    (accountant,) = defense._accountants.values()
     for number in range(2):
-        assert len({chain[number].difference.tobytes() for chain in course._chains}) == CHAINS
+        assert len({chain[number].difference.tobytes() for chain in accountant._chains}) == CHAINS
 
 
-def test_more_epochs_never_promise_more():
-    promised = [found["sum_kl_remembered"] for found in trained(5, kept=0.5, rho=0.3)[1]]
-    assert all(later >= earlier * 0.98 for earlier, later in pairwise(promised))
+def test_more_epochs_never_have_a_smaller_divergence():
+    divergences = [found["sum_kl_remembered"] for found in trained(5, kept=0.5, rho=0.3)[1]]
+    assert all(later >= earlier * 0.98 for earlier, later in pairwise(divergences))
 
 
 def test_each_batch_of_an_epoch_is_as_likely_in_a_chain_as_any_other():
-    """Chains of 300 epochs; each batch's count within five standard errors of a fair draw."""
+    """Chains of 300 epochs; each batch's count is within five standard errors of that of a fair draw."""
     count, total, g, y = 300, 12, *batches(2, rows=6)
     pair = estimate(g, y)
     noise = optimal_noise(pair, 1.0)
     seen = np.zeros(total)
     for number in range(count):
-        course = FullAccountant(LABELS)
-        course._epochs = number
+        accountant = FullAccountant(LABELS)
+        accountant._epochs = number
         for batch in range(total):
-            course._batches = batch
-            course.add(pair, [Part(noise, float(batch + 1))], 0.1, g, y, None)
+            accountant._batches = batch
+            accountant.add(pair, [Part(noise, float(batch + 1))], 0.1, g, y, None)
         scale = release(pair, [Part(noise)]).noise[0, 0, 0]
-        for made in course._drawn:
+        for made in accountant._drawn:
             seen[round(made().noise[0, 0, 0] / scale) - 1] += 1
     share = CHAINS / total
     assert seen.sum() == count * CHAINS
     assert np.abs(seen - count * share).max() < 5 * math.sqrt(count * share * (1 - share))
 
 
-def test_releases_are_made_of_the_batches_that_are_kept_alone(monkeypatch):
+def test_releases_are_computed_for_the_kept_batches_alone(monkeypatch):
     g, y = batches(2, rows=6)
-    pair, made = estimate(g, y), []
-    noise, course = optimal_noise(pair, 1.0), FullAccountant(LABELS)
-    monkeypatch.setattr(full_accountant, "release", lambda *given: made.append(given) or release(*given))
+    pair, released = estimate(g, y), []
+    noise, accountant = optimal_noise(pair, 1.0), FullAccountant(LABELS)
+    monkeypatch.setattr(full_accountant, "release", lambda *given: released.append(given) or release(*given))
     for _ in range(5 * CHAINS):
-        course.add(pair, [Part(noise)], 0.1, g, y, None)
-    course.end_epoch(0.0)
-    assert len(made) == CHAINS
+        accountant.add(pair, [Part(noise)], 0.1, g, y, None)
+    accountant.end_epoch(0.0)
+    assert len(released) == CHAINS
 
 
 @pytest.mark.parametrize("count", [8, 3])
 def test_a_chain_puts_any_batch_of_an_epoch_behind_any_batch_of_the_one_before(count):
-    """Each chain's number of repeated places within five standard errors of that of chance: one in each epoch."""
+    """The number of repeated places in each chain is within five standard errors of that of a fair draw."""
     g, y = batches(2, rows=6)
     pair = estimate(g, y)
-    noise, course, epochs = optimal_noise(pair, 1.0), FullAccountant(LABELS), 200
+    noise, accountant, epochs = optimal_noise(pair, 1.0), FullAccountant(LABELS), 200
     for _ in range(epochs):
         for batch in range(count):
-            course.add(pair, [Part(noise, float(batch + 1))], 0.1, g, y, None)
-        course.end_epoch(0.0)
+            accountant.add(pair, [Part(noise, float(batch + 1))], 0.1, g, y, None)
+        accountant.end_epoch(0.0)
     scale = release(pair, [Part(noise)]).noise[0, 0, 0]
-    places = np.array([[round(one.noise[0, 0, 0] / scale) for one in chain] for chain in course._chains])
+    places = np.array([[round(one.noise[0, 0, 0] / scale) for one in chain] for chain in accountant._chains])
     shares = [np.bincount(epoch, minlength=count + 1)[1:] for epoch in places.T]
     assert all(sorted(share) == sorted(len(range(first, CHAINS, count)) for first in range(count)) for share in shares)
-    again = np.array(shares[0]) @ np.array(shares[0]) / CHAINS**2
+    repeated = np.array(shares[0]) @ np.array(shares[0]) / CHAINS**2
     found = (places[:, 1:] == places[:, :-1]).sum(axis=1)
-    assert np.abs(found - (epochs - 1) * again).max() < 5 * math.sqrt((epochs - 1) * again * (1 - again))
+    assert np.abs(found - (epochs - 1) * repeated).max() < 5 * math.sqrt((epochs - 1) * repeated * (1 - repeated))
 
 
 def test_the_largest_divergence_is_that_of_a_step_or_of_all_epochs_together():
-    """It is never forgotten, and known again after an interruption."""
-    course, again = FullAccountant(LABELS), FullAccountant(LABELS)
-    assert course.largest == 0.0
-    seen = []
+    """It never decreases, and a restored accountant has it."""
+    accountant, restored = FullAccountant(LABELS), FullAccountant(LABELS)
+    assert accountant.largest == 0.0
+    divergences = []
     for number in range(2):
         for step, (g, y, rows) in enumerate(epoch(number, 0.9)):
             pair = estimate(g, y)
             noise = optimal_noise(pair, 4.0 * pair.g)
-            left = 2.0 * noise.sum_kl if step == 3 else noise.sum_kl
-            course.add(pair, [Part(noise)], left, g, y, rows)
-            seen.append(left)
-            assert course.largest == max(seen)
-        seen.append(course.end_epoch(0.0)["sum_kl"])
-        assert course.largest == max(seen)
-    assert np.argmax(seen) == len(seen) - 1
-    again.restore(course.state())
-    assert again.largest == course.largest
+            divergence = 2.0 * noise.sum_kl if step == 3 else noise.sum_kl
+            accountant.add(pair, [Part(noise)], divergence, g, y, rows)
+            divergences.append(divergence)
+            assert accountant.largest == max(divergences)
+        divergences.append(accountant.end_epoch(0.0)["sum_kl"])
+        assert accountant.largest == max(divergences)
+    assert np.argmax(divergences) == len(divergences) - 1
+    restored.restore(accountant.state())
+    assert restored.largest == accountant.largest
 
 
 @pytest.mark.parametrize("at", [3, 11])
@@ -266,17 +266,17 @@ def test_a_defense_goes_on_as_if_it_had_not_been_interrupted(at):
     assert straight.bound() == other.bound()
 
 
-def test_after_so_many_epochs_that_it_would_take_long_nothing_is_said(monkeypatch):
+def test_after_more_epochs_than_can_be_accounted_there_is_no_bound(monkeypatch):
     monkeypatch.setattr(full_accountant, "LARGEST", 2 * WIDTH)
-    defense, said, _, _ = trained(3, kept=0.0)
-    assert [bool(found) for found in said] == [True, True, False]
+    defense, logs, _, _ = trained(3, kept=0.0)
+    assert [bool(found) for found in logs] == [True, True, False]
     assert defense.bound() == 1.0
     for width in (1, 7, 20, 641):
         allowed = [count for count in range(1, 700) if count == 1 or count * width <= 2 * WIDTH]
         assert accounted_epochs(width) == max(allowed)
 
 
-def test_an_epoch_of_which_no_batch_had_both_classes_promises_nothing():
+def test_an_epoch_without_a_batch_of_both_classes_has_no_bound():
     defense = MarvellFull(strategy())
     defense.base.begin_batch(np.arange(4))
     defense.protect(torch.ones(4, WIDTH), torch.zeros(4, dtype=torch.int64))
@@ -288,13 +288,13 @@ def test_an_epoch_of_which_no_batch_had_both_classes_promises_nothing():
     assert defense.bound() == 1.0
 
 
-def test_without_noise_nothing_is_promised():
-    defense, said, _, _ = trained(1, kept=0.0, s=0.0)
-    assert said == [{}]
+def test_without_noise_there_is_no_bound():
+    defense, logs, _, _ = trained(1, kept=0.0, s=0.0)
+    assert logs == [{}]
     assert defense.bound() == 1.0
 
 
-def test_a_run_logs_the_promise_after_each_epoch(tmp_path):
+def test_a_run_logs_the_bound_after_each_epoch(tmp_path):
     config = toy_config(training={"epochs": 3}, defenses=[{"name": "marvell_full"}], attack={"names": ["norm"]})
     run(config, out=tmp_path / "run", data=lambda _: toy_data())
     steps = read_steps(tmp_path / "run").to_pylist()

@@ -32,7 +32,7 @@ def test_the_spectrum_is_the_optimum_of_the_estimates(noisy):
     for name in ("lam1_neg", "lam2_neg", "lam1_pos", "lam2_pos", "sum_kl"):
         assert getattr(spectrum, name) == pytest.approx(getattr(expected, name), rel=1e-9, abs=1e-12)
     assert spectrum.power(D, p) == pytest.approx(1.5 * gap, rel=1e-9)
-    assert max(spectrum.lam2_neg, spectrum.lam2_pos) > 0.1  # else the test of covariances would look at nothing
+    assert max(spectrum.lam2_neg, spectrum.lam2_pos) > 0.1  # else the test of covariances would check nothing
 
 
 @pytest.mark.parametrize("label", [0, 1])
@@ -95,7 +95,7 @@ def test_the_divergence_is_that_of_the_perturbed_classes_and_bounds_attacks():
     assert 0.6 < leak_auc(score, y) <= auc_bound(spectrum.sum_kl)
     moments = [(score[y == label].mean().item(), score[y == label].var().item()) for label in (0, 1)]
     (m0, v0), (m1, v1) = moments
-    # Equal variances across the direction: only what lies along it tells the classes apart.
+    # Equal variances across the direction: only the components along it differ between the classes.
     along = 0.5 * ((v0 / v1 + v1 / v0 - 2) + (m1 - m0) ** 2 * (1 / v0 + 1 / v1))
     assert along == pytest.approx(spectrum.sum_kl, rel=0.05)
 
@@ -159,7 +159,7 @@ def test_classes_that_differ_around_the_same_mean_are_not_sent_without_noise():
     assert torch.equal(perturb(g, y, s=0.0, generator=generator())[0], g)
 
 
-def test_zeros_of_both_classes_have_nothing_to_hide():
+def test_zeros_of_both_classes_need_no_noise():
     sent, spectrum = perturb(torch.zeros(4, 3), torch.tensor([0, 1, 0, 1]), s=4.0, generator=generator())
     assert torch.equal(sent, torch.zeros(4, 3))
     assert spectrum.sum_kl == 0.0
@@ -225,7 +225,7 @@ def test_targets_out_of_reach_and_two_strengths_are_refused(given, words):
         defense(**given)
 
 
-def test_the_log_tells_power_divergence_before_and_after_bound_and_fallback():
+def test_the_log_has_power_divergence_before_and_after_bound_and_fallback():
     g, y = batch(rows=500)
     u, v, gap, p, _ = estimates(g, y)
     _, log = defense(s=3.0).protect(g, y)
@@ -263,5 +263,5 @@ def test_a_target_detection_error_is_kept_by_the_best_threshold_on_the_best_dire
     sent, log = defense(detection_error=target).protect(g, y)
     assert log["marvell.sum_kl_after"] == pytest.approx((2 - 4 * target) ** 2, rel=1e-6)
     score = sent @ estimates(g, y)[4]
-    # The smaller class has 8,000 rows: the error of an estimated rate is below 0.006, and ALARM asks for 5.3 of them.
+    # The smaller class has 8,000 rows: an estimated rate has a standard error below 0.006, and ALARM is 5.3 of them.
     assert detection_error(score, y) > target - 0.03

@@ -1,4 +1,4 @@
-"""Noise that imitates: of variance 1 in all directions, the same rows in it for a row, and it turns as they turn."""
+"""Residual mixture noise: its variance, the mixed rows of each row, and its correlation between epochs."""
 
 import math
 
@@ -20,46 +20,45 @@ from flower_vfl.strategies.gradients.marvell.mixture_noise import MIXED, ROWS, W
 from flower_vfl.strategies.gradients.noise import Noise, keyed_words
 from flower_vfl.testing.subject import same, strategy
 from flower_vfl.training.factories import schedule_of
+from tests.strategies.gradients.marvell.marvell_batches import generator
 from tests.toys import toy_config, toy_data
 
 KEY = bytes(range(16))
 ALARM = 1e-6
-"""How probable it is that a test of the numbers fails although they are as they should be."""
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+"""Probability that a statistical comparison fails on correct code."""
 
 
 def normals(*shape, seed=0):
     return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
 
 
-def imitation(deviations, labels):
-    """What has seen these deviations (B, D), of rows 0 to B - 1."""
+def mixture_of(deviations, labels):
+    """Return a mixture to which these deviations (B, D), of rows 0 to B - 1, were added."""
     rows = np.arange(len(labels))
-    known = ResidualMixture.begin(tuple(torch.bincount(labels, minlength=2).tolist()), deviations, labels, generator(7))
-    known.add(deviations, labels, rows)
-    return known
+    mixture = ResidualMixture.begin(
+        tuple(torch.bincount(labels, minlength=2).tolist()), deviations, labels, generator(7)
+    )
+    mixture.add(deviations, labels, rows)
+    return mixture
 
 
-def mixed(known, labels, *, rows=None, noise=None, key=KEY, part=0):
+def mixed(mixture, labels, *, rows=None, noise=None, key=KEY, part=0):
     numbers = np.arange(len(labels), dtype=np.uint64) if rows is None else rows
-    width = known.width
+    width = mixture.width
     noise = torch.zeros(len(labels), width, dtype=torch.float64) if noise is None else noise
-    return known.mixtures(labels, numbers, noise, key=key, part=part)
+    return mixture.mixtures(labels, numbers, noise, key=key, part=part)
 
 
-def half(rows):
+def alternating(rows):
     return (torch.arange(rows) % 2 == 0).long()
 
 
-def test_mixtures_have_variance_one_in_every_direction_whatever_the_shape_of_what_they_imitate():
-    labels, width = half(1000), 4
+def test_mixtures_have_variance_one_in_every_direction_whatever_the_covariance_of_the_deviations():
+    labels, width = alternating(1000), 4
     shape = torch.tensor([[9.0, 0.0, 0.0, 0.0], [3.0, 1.0, 0.0, 0.0], [0.0, 0.5, 1e-3, 0.0], [1.0, 1.0, 1.0, 0.0]])
-    known = imitation(normals(1000, width) @ shape.double(), labels)  # the last direction is empty
+    mixture = mixture_of(normals(1000, width) @ shape.double(), labels)  # the last direction is empty
     many = torch.zeros(40_000, dtype=torch.long)
-    z = mixed(known, many, noise=normals(40_000, width, seed=1))
+    z = mixed(mixture, many, noise=normals(40_000, width, seed=1))
     moments = z.T @ z / len(z)
     # Sixteen deviations weigh each row's mixture: its squares vary little more than those of normal numbers do.
     bound = stats.norm.isf(ALARM / 16) * math.sqrt(3.0 / len(z))
@@ -67,70 +66,70 @@ def test_mixtures_have_variance_one_in_every_direction_whatever_the_shape_of_wha
     assert z.mean(dim=0).abs().max() < stats.norm.isf(ALARM / 4) / math.sqrt(len(z))
 
 
-def test_a_row_is_given_the_same_rows_wherever_it_stands_and_another_key_row_or_part_gives_others():
-    labels = half(600)
+def test_a_row_keeps_its_mixture_wherever_it_stands_and_another_key_row_or_part_has_another():
+    labels = alternating(600)
     far = torch.where(torch.arange(600) % 24 < 2, 100.0, 1.0).double()[:, None]  # one in twelve, of either class
-    known = imitation(far * normals(600, 3), labels)
+    mixture = mixture_of(far * normals(600, 3), labels)
     some = torch.ones(200, dtype=torch.long)
     rows = np.arange(200, dtype=np.uint64)
-    first = mixed(known, some, rows=rows)
-    assert torch.allclose(mixed(known, some, rows=rows[::-1].copy()).flip(0), first)
+    first = mixed(mixture, some, rows=rows)
+    assert torch.allclose(mixed(mixture, some, rows=rows[::-1].copy()).flip(0), first)
     for other in (
-        mixed(known, some, rows=rows, key=KEY[::-1]),
-        mixed(known, some, rows=rows + 200),
-        mixed(known, some, rows=rows, part=1),
+        mixed(mixture, some, rows=rows, key=KEY[::-1]),
+        mixed(mixture, some, rows=rows + 200),
+        mixed(mixture, some, rows=rows, part=1),
     ):
         assert stats.pearsonr(other.flatten(), first.flatten()).pvalue > ALARM
-        # How long a mixture is says how many of the far ones are in it, whatever the proportions.
+        # The length of a mixture depends on the number of far rows in it, whatever their weights.
         assert stats.spearmanr(other.norm(dim=1), first.norm(dim=1)).pvalue > ALARM
 
 
-def test_negatives_imitate_positives_and_the_other_way_round():
-    labels = half(400)
+def test_negatives_get_mixtures_of_positives_and_the_other_way_round():
+    labels = alternating(400)
     scale = torch.where(labels == 1, 0.0, 1.0)[:, None].double() * torch.tensor([[1.0, 0.0]])
     scale = scale + torch.where(labels == 1, 1.0, 0.0)[:, None].double() * torch.tensor([[0.0, 1.0]])
-    known = imitation(normals(400, 2) * scale, labels)  # negatives vary in the first number, positives in the second
+    mixture = mixture_of(normals(400, 2) * scale, labels)  # negatives vary in the first number, positives in the second
     for label in (0, 1):
-        z = mixed(known, torch.full((500,), label)).square().mean(dim=0)
+        z = mixed(mixture, torch.full((500,), label)).square().mean(dim=0)
         assert z[1 - label] > 0.5
         assert z[label] < 1e-6
 
 
-def test_mixtures_of_two_epochs_correlate_as_the_imitated_deviations_do_direction_by_direction():
-    count, again = 4000, torch.tensor([0.9, 0.3, 0.0], dtype=torch.float64)
+def test_mixtures_of_two_epochs_correlate_as_the_mixed_deviations_do_direction_by_direction():
+    count, correlations = 4000, torch.tensor([0.9, 0.3, 0.0], dtype=torch.float64)
     labels = (torch.arange(count) < count // 2).long()
     one, other = normals(count, 3), normals(count, 3, seed=1)
-    known = imitation(one, labels)
+    mixture = mixture_of(one, labels)
     many = torch.zeros(20_000, dtype=torch.long)
-    first = mixed(known, many)
-    known.add(again * one + (1.0 - again**2).sqrt() * other, labels, np.arange(count))
-    second = mixed(known, many)
+    first = mixed(mixture, many)
+    mixture.add(correlations * one + (1.0 - correlations**2).sqrt() * other, labels, np.arange(count))
+    second = mixed(mixture, many)
     found = (first * second).mean(dim=0)
-    # Of ROWS imitated rows: so far from the law that they are drawn from are their own correlations.
-    assert (found - again).abs().max() < stats.norm.isf(ALARM / 6) * math.sqrt(1.0 / ROWS + 2.0 / len(many))
+    # The sample correlations of ROWS mixed rows differ this much from those of the law.
+    assert (found - correlations).abs().max() < stats.norm.isf(ALARM / 6) * math.sqrt(1.0 / ROWS + 2.0 / len(many))
 
 
-def test_no_two_rows_are_given_the_same_mixture():
+def test_no_two_rows_get_the_same_mixture():
     words = keyed_words(KEY, np.arange(20_000, dtype=np.uint64), MIXED)
     chosen = np.sort(words % ROWS, axis=1)
     assert len(np.unique(chosen, axis=0)) == len(chosen)
 
 
-def test_what_is_kept_is_bounded_and_rows_that_come_later_are_not_imitated():
+def test_the_number_of_kept_rows_is_bounded_and_later_rows_are_not_mixed():
     rows = 2 * ROWS + 10
-    labels = half(rows)
-    known = imitation(normals(rows, 2), labels)
-    before = known.state()
+    labels = alternating(rows)
+    mixture = mixture_of(normals(rows, 2), labels)
+    before = mixture.state()
     late = np.arange(rows - 8, rows)
-    known.add(1e6 * torch.ones(8, 2), labels[-8:], late)
-    after = known.state()
+    mixture.add(1e6 * torch.ones(8, 2), labels[-8:], late)
+    after = mixture.state()
     assert [tuple(d.shape) for d in after["deviations"]] == [(ROWS, 2)] * 2
     assert same(after["deviations"], before["deviations"])
 
 
 def test_it_goes_on_from_its_state():
-    labels = half(100)
-    one = imitation(normals(100, 3), labels)
+    labels = alternating(100)
+    one = mixture_of(normals(100, 3), labels)
     other = ResidualMixture.of(one.state())
     for each in (one, other):
         each.add(normals(40, 3, seed=5), labels[60:], np.arange(60, 100))
@@ -138,35 +137,35 @@ def test_it_goes_on_from_its_state():
 
 
 @pytest.mark.parametrize("scale", [1e-3, 30.0])
-def test_what_stands_for_rows_that_have_not_come_is_as_large_as_those_that_have(scale):
-    labels, places = half(200), np.arange(200)
+def test_placeholders_of_rows_without_a_batch_are_as_large_as_deviations_of_the_others(scale):
+    labels, places = alternating(200), np.arange(200)
     first = normals(200, 5) * torch.where(labels == 1, scale, 1.0).double()[:, None]
-    known = ResidualMixture.begin((ROWS, ROWS), first, labels, generator(7))
+    mixture = ResidualMixture.begin((ROWS, ROWS), first, labels, generator(7))
     for label, size in ((0, 1.0), (1, scale)):
-        rows = known.state()["deviations"][label]
+        rows = mixture.state()["deviations"][label]
         assert rows.shape == (ROWS, 5)
         # Mean squares of n normal numbers have the relative standard deviation sqrt(2 / n), here of both sides.
         spread = math.sqrt(2.0 / rows.numel() + 2.0 / 500)
         assert abs(float(rows.double().square().mean()) / size**2 - 1.0) < stats.norm.isf(ALARM / 4) * spread
-    known.add(first, labels, places)
-    moments = [(rows.T @ rows).trace() for rows in known.state()["deviations"]]
+    mixture.add(first, labels, places)
+    moments = [(rows.T @ rows).trace() for rows in mixture.state()["deviations"]]
     assert float(moments[1] / moments[0]) == pytest.approx(scale**2, rel=0.2)
 
 
-def test_of_a_class_whose_rows_never_deviate_normal_numbers_are_left():
-    """One positive in each batch is its class's mean: negatives get noise of the power that was asked for."""
+def test_normal_numbers_replace_mixtures_of_a_class_whose_rows_never_deviate():
+    """The only positive of each batch is its class's mean: negatives get noise of the configured power."""
     defense = MarvellFull(strategy({"a": 4}), s=4.0, imitate=True)
     labels, power = (torch.arange(64) == 3).long(), []
     for step in range(20):
         g = normals(64, 4, seed=step)
         noisy, log = defense.protect(g, labels)
         power.append(float((noisy - g).square().sum(dim=1).mean()) / log["marvell_full.noise_power"])
-    # Of 20 times 64 rows with noise of few directions: squares vary by at most sqrt(2) a row.
+    # The noise of 20 times 64 rows has few directions: squares vary by at most sqrt(2) a row.
     assert abs(np.mean(power) - 1.0) < stats.norm.isf(ALARM / 2) * math.sqrt(2.0 / 1280)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_row_that_will_come_has_its_place_and_nothing_else_is_left_after_an_epoch(seed):
+def test_after_an_epoch_the_kept_rows_are_exactly_the_trained_rows(seed):
     """A tenth of the rows is kept for validation, of whichever classes they are."""
     labels = torch.zeros(600, dtype=torch.long)
     labels[torch.randperm(600, generator=generator(seed))[:40]] = 1
@@ -180,14 +179,14 @@ def test_every_row_that_will_come_has_its_place_and_nothing_else_is_left_after_a
         defense.base.begin_batch(rows)
         defense.protect(normals(len(rows), 3, seed=step), labels[rows])
     state = defense.state()["imitated"]["0"]
-    came = np.sort(schedule.trained_rows(1)).astype(np.int64)
-    expected = [came[labels.numpy()[came] == label].tolist() for label in (0, 1)]
+    trained = np.sort(schedule.trained_rows(1)).astype(np.int64)
+    expected = [trained[labels.numpy()[trained] == label].tolist() for label in (0, 1)]
     assert [len(rows) for rows in state["deviations"]] == [len(rows) for rows in expected]
     assert [sorted(rows.tolist()) for rows in state["rows"]] == expected
 
 
-def test_what_is_sent_follows_the_labels_that_are_trained_on_and_no_others():
-    """Two tables whose labels differ in a row that is flipped in one of them, and so are alike when prepared."""
+def test_what_is_sent_depends_on_the_prepared_labels_alone():
+    """Two tables differ in the true label of a row; their prepared labels are equal."""
     labels = (torch.rand(600, generator=generator(3)) < 0.2).long()
     sent = []
     for row in (None, 17):
@@ -197,7 +196,7 @@ def test_what_is_sent_follows_the_labels_that_are_trained_on_and_no_others():
         base = VerticalStrategy(nn.Linear(4, 1), true, secret=Secret.for_simulation(1, "label"))
         base.build({"a": (4,)}, None)
         defense = MarvellFull(base, s=4.0, rho=0.5, imitate=True)
-        defense.prepare_labels(labels.clone())  # as label_dp hands them on
+        defense.prepare_labels(labels.clone())  # as label_dp passes them on
         assert base.prepared.tolist() == labels.tolist()
         rows = np.arange(100, 164)
         defense.base.begin_batch(rows)
@@ -205,22 +204,22 @@ def test_what_is_sent_follows_the_labels_that_are_trained_on_and_no_others():
     assert torch.equal(*sent)
 
 
-def epochs(count, width, seed=0):
-    """Gradients of two epochs: positives deviate far and not alike in both, negatives hardly; the means are apart."""
+def epochs(count, width):
+    """Return gradients of two epochs, and labels: positives deviate far and recur in part, negatives deviate little."""
     labels = (torch.arange(count) < count // 4).long()
     spread = torch.where(labels == 1, 1.0, 0.1).double()[:, None]
-    again = torch.linspace(0.95, 0.2, width, dtype=torch.float64)
-    first = normals(count, width, seed=seed)
-    second = again * first + (1.0 - again**2).sqrt() * normals(count, width, seed=seed + 1)
-    apart = torch.where(labels == 1, 0.75, -0.25).double()[:, None] * torch.ones(width, dtype=torch.float64)
-    return [spread * deviations + apart for deviations in (first, second)], labels
+    correlations = torch.linspace(0.95, 0.2, width, dtype=torch.float64)
+    first = normals(count, width)
+    second = correlations * first + (1.0 - correlations**2).sqrt() * normals(count, width, seed=1)
+    means = torch.where(labels == 1, 0.75, -0.25).double()[:, None] * torch.ones(width, dtype=torch.float64)
+    return [spread * deviations + means for deviations in (first, second)], labels
 
 
 def read(sent, labels):
-    """The AUC of the best reader of all epochs side by side, fitted to one half of the rows and scored on the other."""
-    seen, known = torch.cat(sent, dim=1).numpy(), np.arange(len(labels)) % 2 == 0
-    fitted = QuadraticDiscriminantAnalysis(store_covariance=False).fit(seen[known], labels[known])
-    return roc_auc_score(labels[~known], fitted.decision_function(seen[~known]))
+    """Return the AUC of the best reader of all epochs side by side, fitted to half of the rows, scored on the rest."""
+    features, fitted_rows = torch.cat(sent, dim=1).numpy(), np.arange(len(labels)) % 2 == 0
+    fitted = QuadraticDiscriminantAnalysis(store_covariance=False).fit(features[fitted_rows], labels[fitted_rows])
+    return roc_auc_score(labels[~fitted_rows], fitted.decision_function(features[~fitted_rows]))
 
 
 def released(labels, gradients, **more):
@@ -233,7 +232,7 @@ def released(labels, gradients, **more):
     return sent
 
 
-def test_who_keeps_two_epochs_apart_reads_the_labels_behind_other_noise_and_not_behind_noise_that_imitates():
+def test_a_reader_of_two_epochs_reads_the_labels_behind_other_noise_and_not_behind_mixture_noise():
     gradients, labels = epochs(16_000, 8)
     for rho in (0.0, 0.5, 0.9):
         assert read(released(labels, gradients, rho=rho), labels) > 0.62
@@ -243,7 +242,7 @@ def test_who_keeps_two_epochs_apart_reads_the_labels_behind_other_noise_and_not_
     assert found < 0.57
 
 
-def test_one_step_costs_the_power_that_was_asked_for_and_leaves_the_divergence_that_it_leaves_otherwise():
+def test_mixtures_change_neither_the_power_nor_the_divergence_of_one_step():
     gradients, labels = epochs(16_000, 6)
     logs = []
     for imitate in (False, True):
@@ -259,8 +258,8 @@ def test_one_step_costs_the_power_that_was_asked_for_and_leaves_the_divergence_t
 
 
 def test_mixtures_add_what_one_class_lacks_and_nothing_that_both_get():
-    """Against whole matrices: numbers that stand for normal ones are stretched by the root of what a class lacks."""
-    labels, unit = half(400), 0.3
+    """Compare with whole matrices: mixtures are scaled by the root of the covariance that a class lacks."""
+    labels, unit = alternating(400), 0.3
     wide = torch.linspace(0.1, 1.0, 6, dtype=torch.float64)
     g = torch.where(labels[:, None] == 1, 0.5 + wide * normals(400, 6), wide.flip(0) * normals(400, 6, seed=1))
     pair = estimate(g, labels)
@@ -295,23 +294,23 @@ def test_after_a_restore_it_goes_on_with_the_noise_it_had(scope):
     assert torch.equal(one.protect(2.0 * g, y)[0], other.protect(2.0 * g, y)[0])
 
 
-def test_a_batch_of_one_class_is_given_mixtures_too(monkeypatch):
+def test_a_batch_of_one_class_gets_mixtures_too(monkeypatch):
     defense = MarvellFull(strategy({"a": 4}), s=4.0, imitate=True)
     defense.protect(normals(64, 4), (torch.arange(64) % 5 == 0).long())
     given, mixtures = [], ResidualMixture.mixtures
     monkeypatch.setattr(ResidualMixture, "mixtures", lambda *a, **k: given.append(mixtures(*a, **k)) or 0.0 * given[0])
-    g, nobody = normals(64, 4, seed=3), torch.zeros(64, dtype=torch.long)
+    g, negatives = normals(64, 4, seed=3), torch.zeros(64, dtype=torch.long)
     before = defense.state()
-    without, log = defense.protect(g, nobody)
+    without, log = defense.protect(g, negatives)
     assert log["marvell_full.fallback"] == 1.0
     monkeypatch.undo()
     defense.restore(before)
-    noisy, _ = defense.protect(g, nobody)
+    noisy, _ = defense.protect(g, negatives)
     assert len(given) == 1
     assert ((noisy - without).abs().sum(dim=1) > 0.0).all()
 
 
-def test_what_it_cannot_do_is_refused():
+def test_other_values_of_imitate_wide_gradients_and_missing_rows_are_refused():
     with pytest.raises(ConfigError, match="imitate must be true or false, given 1"):
         MarvellFull(strategy(), imitate=1)
     wide = MarvellFull(strategy({"a": WIDEST + 1}), s=4.0, imitate=True)
@@ -323,7 +322,7 @@ def test_what_it_cannot_do_is_refused():
         lost.protect(normals(64, 4), (torch.arange(64) % 5 == 0).long())
 
 
-def test_nothing_is_promised_of_several_epochs(tmp_path):
+def test_there_is_no_bound_over_several_epochs(tmp_path):
     config = build_config(toy_config().model_dump(), {"defenses": "marvell_full(s=4.0, rho=0.9, imitate=true)"})
     run(config, out=tmp_path / "out", data=lambda _: toy_data(200, 50))
     steps = pq.read_table(tmp_path / "out" / "steps.parquet").to_pylist()

@@ -23,15 +23,15 @@ from tests.toys import toy_config, toy_data
 C, D, SHARES = 4, 6, (0.1, 0.2, 0.3, 0.4)
 
 
-def batch(rows=40_000, *, scale=1.0, seed=1, spreads=(0.3, 0.5, 0.8, 0.4), dtype=torch.float64, distance=2.0):
-    """Gaussian classes in exact shares, shuffled; their means span three axes of six."""
+def batch(rows=40_000, *, seed=1, spreads=(0.3, 0.5, 0.8, 0.4)):
+    """Return gradients and labels of Gaussian classes in exact shares, shuffled; their means span three axes of six."""
     source = generator(seed)
     y = torch.cat([torch.full((round(share * rows),), c) for c, share in enumerate(SHARES)])
     y = y[torch.randperm(len(y), generator=source)]
     means = torch.zeros(C, D, dtype=torch.float64)
-    means[1, 0], means[2, 1], means[3, 2] = distance, 0.7 * distance, 0.3 * distance
+    means[1, 0], means[2, 1], means[3, 2] = 2.0, 1.4, 0.6
     g = torch.randn(len(y), D, generator=source, dtype=torch.float64) * torch.tensor(spreads).double().sqrt()[y, None]
-    return ((g + means[y]) * scale).to(dtype), y
+    return g + means[y], y
 
 
 def defense(**more):
@@ -39,8 +39,8 @@ def defense(**more):
     return Marvell(strategy, **more)
 
 
-def pairs_apart(g, y):
-    """Mean squared distance of two class means, from the definition."""
+def mean_distance(g, y):
+    """Return the mean squared distance of two class means, from the definition."""
     means = torch.stack([g[y == c].double().mean(dim=0) for c in y.unique()])
     return float(torch.pdist(means).square().mean())
 
@@ -52,7 +52,7 @@ def noisy():
     return g, y, sent - g, noise
 
 
-def test_the_model_is_what_the_definitions_say():
+def test_the_model_follows_the_definitions():
     g, y = batch()
     model = estimate(g, y, ManyEstimates(C))
     axes = model.axes
@@ -96,7 +96,7 @@ def test_noise_has_the_promised_mean_power_and_is_unbiased(noisy):
     g, y, noise, found = noisy
     sizes = np.array([1.0, 1.0, 1.0, 3.0])
     promised = float(sizes @ found.levels @ np.array(SHARES))
-    assert promised == pytest.approx(1.5 * pairs_apart(g, y), rel=1e-9)
+    assert promised == pytest.approx(1.5 * mean_distance(g, y), rel=1e-9)
     assert float(noise.square().sum(dim=1).mean()) == pytest.approx(promised, rel=0.05)
     for c in range(C):
         rows = noise[y == c]
@@ -107,21 +107,23 @@ def test_the_best_readers_of_the_modelled_classes_stay_below_the_bounds(noisy):
     g, y, noise, found = noisy
     sent = g + noise
     model = estimate(g, y, ManyEstimates(C))
-    turned = sent @ torch.cat([model.axes, torch.linalg.qr(model.axes, mode="complete")[0][:, 3:]], dim=1)
+    rotated = sent @ torch.cat([model.axes, torch.linalg.qr(model.axes, mode="complete")[0][:, 3:]], dim=1)
     spread = np.repeat(model.problem.variances * model.unit**2 + found.levels, [1, 1, 1, 3], axis=0)
-    logs = []
+    columns = []
     for c in range(C):
-        deviations = turned - turned[y == c].mean(dim=0)
+        deviations = rotated - rotated[y == c].mean(dim=0)
         scale = torch.from_numpy(spread[:, c].copy())
-        logs.append(-0.5 * (deviations.square() / scale + scale.log()).sum(dim=1) + math.log(SHARES[c]))
-    likely = torch.stack(logs, dim=1)
-    accuracy = float((likely.argmax(dim=1) == y).double().mean())
+        columns.append(-0.5 * (deviations.square() / scale + scale.log()).sum(dim=1) + math.log(SHARES[c]))
+    log_posteriors = torch.stack(columns, dim=1)
+    accuracy = float((log_posteriors.argmax(dim=1) == y).double().mean())
     assert 0.4 < accuracy < accuracy_bound(found.divergences, SHARES) < 1.0
     for c in range(C):
-        rest = likely[:, [k for k in range(C) if k != c]].logsumexp(dim=1)
-        assert leak_auc(likely[:, c] - rest, y == c) < one_against_rest_bound(found.divergences, SHARES)
+        rest = log_posteriors[:, [k for k in range(C) if k != c]].logsumexp(dim=1)
+        assert leak_auc(log_posteriors[:, c] - rest, y == c) < one_against_rest_bound(found.divergences, SHARES)
     pair = (y == 0) | (y == 1)
-    assert leak_auc((likely[:, 1] - likely[:, 0])[pair], y[pair] == 1) < auc_bound(found.divergences[0, 1])
+    assert leak_auc((log_posteriors[:, 1] - log_posteriors[:, 0])[pair], y[pair] == 1) < auc_bound(
+        found.divergences[0, 1]
+    )
 
 
 @pytest.mark.parametrize(("dtype", "scale"), [(torch.float32, 1e-12), (torch.float32, 1e12), (torch.float64, 1e-100)])
@@ -184,7 +186,7 @@ def test_classes_that_differ_around_the_same_mean_are_not_sent_without_noise():
         perturb(g, y, classes=3, s=1.0, generator=generator())
 
 
-def test_what_makes_no_sense_is_refused():
+def test_impossible_labels_strengths_and_shapes_are_refused():
     g, y = batch(rows=100)
     with pytest.raises(ConfigError, match="labels of 3 classes are 0 to 2; 0 to 3 came"):
         perturb(g, y, classes=3, s=1.0, generator=generator())
@@ -201,7 +203,7 @@ def test_all_four_strengths_are_kept(strength):
     g, y = batch(rows=2000)
     sent, log = defense(**strength).protect(g, y)
     if "s" in strength:
-        assert log["marvell.noise_power"] == pytest.approx(2.0 * pairs_apart(g, y), rel=1e-9)
+        assert log["marvell.noise_power"] == pytest.approx(2.0 * mean_distance(g, y), rel=1e-9)
     elif "P" in strength:
         assert log["marvell.noise_power"] == pytest.approx(3.0, rel=1e-9)
     else:
@@ -215,7 +217,7 @@ def test_all_four_strengths_are_kept(strength):
     assert power == pytest.approx(log["marvell.noise_power"], rel=0.2)
 
 
-def test_a_class_that_the_batch_does_not_have_is_remembered():
+def test_a_class_that_the_batch_lacks_has_its_running_estimates():
     g, y = batch(rows=2000)
     strategy = defense()
     for _ in range(3):
@@ -229,13 +231,13 @@ def test_a_class_that_the_batch_does_not_have_is_remembered():
     assert model.means[2] * model.unit == pytest.approx(whole.means[2] * whole.unit, rel=0.2, abs=0.05)
     spread, expected = (float(m.problem.sizes @ m.problem.variances[:, 2]) * m.unit**2 for m in (model, whole))
     assert spread == pytest.approx(expected, rel=0.2)
-    # Nothing is known of it at first: the others are hidden from each other.
+    # Without running estimates the model has the other classes only.
     assert estimate(fewer[kept], labels[kept], ManyEstimates(C)).known.tolist() == [0, 1, 3]
 
 
 @pytest.mark.parametrize("present", [[0, 1, 3], [3]])
-def test_the_power_that_is_logged_is_that_of_the_rows_the_batch_has(present):
-    """Noise is made for a class that the batch does not have, too; what it would cost is nobody's."""
+def test_the_logged_power_is_that_of_the_rows_of_the_batch(present):
+    """Noise is also computed for a class that the batch lacks, but its power is not logged."""
     strategy = defense(s=2.0)
     strategy.protect(*batch(rows=2000))
     g, y = batch(rows=4000, seed=9)
@@ -251,7 +253,7 @@ def test_the_power_that_is_logged_is_that_of_the_rows_the_batch_has(present):
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-6])
-def test_who_recalls_classes_gives_them_the_spread_they_had_alike_in_all_directions(scale):
+def test_recalled_classes_have_their_mean_spread_in_all_directions(scale):
     g, y = batch(rows=2000)
     memory = ManyEstimates(C)
     assert memory.recall(g, y) is None
@@ -263,11 +265,11 @@ def test_who_recalls_classes_gives_them_the_spread_they_had_alike_in_all_directi
         expected = np.full(4, of_class.var(axis=0).mean())
         assert model.problem.variances[:, c] * model.unit**2 == pytest.approx(expected, rel=1e-6)
     apart = model.problem.distances.sum(axis=0) * model.unit**2
-    assert apart.sum() / (C * (C - 1)) == pytest.approx(pairs_apart(scale * g, y), rel=1e-6)
+    assert apart.sum() / (C * (C - 1)) == pytest.approx(mean_distance(scale * g, y), rel=1e-6)
 
 
 @pytest.mark.parametrize("longer", [0.1, 5.0])
-def test_who_recalls_classes_takes_rows_to_be_as_long_as_usual_or_as_long_as_these_are(longer):
+def test_recalled_classes_have_the_usual_scale_or_that_of_longer_rows(longer):
     g, y = batch(rows=400)
     memory, usual = ManyEstimates(C), float(g.square().sum(dim=1).mean().sqrt())
     for _ in range(3):
@@ -280,8 +282,8 @@ def test_who_recalls_classes_takes_rows_to_be_as_long_as_usual_or_as_long_as_the
 
 
 @pytest.mark.parametrize("strength", [4.0, 100.0])
-def test_bounds_are_of_the_classes_as_frequent_as_the_batch_has_them(strength):
-    """Small batches of ten classes, one of them frequent: whoever always names that one stays below the bound."""
+def test_bounds_use_the_class_frequencies_of_the_batch(strength):
+    """Small batches of ten classes, one of them frequent: a reader that always names that one stays below the bound."""
     source = np.random.default_rng(0)
     labels = source.choice(10, size=1600, p=[0.7, *[0.3 / 9] * 9])
     guarded = Marvell(VerticalStrategy(nn.Linear(16, 10), torch.arange(10)), s=strength)
@@ -302,11 +304,11 @@ def test_bounds_are_of_the_classes_as_frequent_as_the_batch_has_them(strength):
         assert log["marvell.accuracy_bound"] == pytest.approx(accuracy_bound(left, present))
         assert log["marvell.auc_bound"] == pytest.approx(one_against_rest_bound(left, present))
         fewer += (present == 0.0).any()
-    assert fewer > 50  # batches that lack a class which noise is made for
+    assert fewer > 50  # batches that lack a class for which noise is computed
 
 
-def test_a_class_that_does_not_come_any_more_is_remembered_as_it_was_and_then_forgotten():
-    """Two classes of three: noise hides the third as well, for some 260 batches, and then it is that of two."""
+def test_estimates_of_a_class_without_new_rows_stay_and_are_dropped_after_many_batches():
+    """Batches of two classes of three: noise covers the third for some 260 batches, and then the two alone."""
     memory, never = ManyEstimates(3), ManyEstimates(3)
     y = torch.arange(120) % 3
     memory.add(estimate(torch.randn(120, D, generator=generator()) + 3 * torch.eye(3, D)[y], y, memory), y)
@@ -332,7 +334,7 @@ def test_a_class_that_does_not_come_any_more_is_remembered_as_it_was_and_then_fo
     assert memory.of_width(D).known.all()
 
 
-def test_a_class_is_forgotten_too_where_each_batch_is_estimated_with_what_is_remembered_of_it():
+def test_a_missing_class_is_dropped_too_where_each_batch_uses_its_running_estimates():
     memory = ManyEstimates(C)
     g, y = batch(rows=100)
     memory.add(estimate(g, y, memory), y)
@@ -342,7 +344,7 @@ def test_a_class_is_forgotten_too_where_each_batch_is_estimated_with_what_is_rem
     assert memory.of_width(D).known.tolist() == [True, True, False, True]
 
 
-def test_a_batch_of_zeros_teaches_nothing():
+def test_a_batch_of_zeros_changes_no_running_estimate():
     memory = ManyEstimates(C)
     g, y = batch(rows=100)
     memory.add(estimate(g, y, memory), y)
@@ -352,7 +354,7 @@ def test_a_batch_of_zeros_teaches_nothing():
         np.testing.assert_array_equal(found, expected)
 
 
-def test_of_a_single_row_the_batch_tells_the_place_and_not_the_spread():
+def test_a_single_row_of_a_class_gives_its_mean_and_not_its_spread():
     g, y = batch(rows=100)
     one = torch.nonzero(y == 0)[:1, 0]
     kept = torch.cat([one, torch.nonzero(y != 0)[:, 0]])
@@ -377,7 +379,7 @@ def test_a_batch_of_one_class_gets_the_noise_of_the_running_estimates(longer):
     assert strategy.fallbacks == 1
     assert log["marvell.noise_power"] == pytest.approx(float((sent - rows).square().sum(dim=1).mean()), rel=0.5)
     assert (sent != rows).any(dim=1).all()
-    if longer <= 1.0:  # shorter rows get the noise of rows as long as usual
+    if longer <= 1.0:  # shorter rows get the noise of rows of usual length
         assert usual["marvell.noise_power"] / 4 < log["marvell.noise_power"] < 4 * usual["marvell.noise_power"]
     else:
         assert log["marvell.noise_power"] > 100 * usual["marvell.noise_power"]
@@ -385,7 +387,7 @@ def test_a_batch_of_one_class_gets_the_noise_of_the_running_estimates(longer):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("labels", [[0, 1, 2, 3], [2, 2, 2, 2]])
-def test_zeros_are_sent_in_place_of_gradients_that_are_not_finite_whatever_is_known_of_their_classes(value, labels):
+def test_zeros_replace_gradients_that_are_not_finite_also_where_their_classes_have_estimates(value, labels):
     strategy = defense()
     strategy.protect(*batch(rows=200))
     g = torch.ones(4, D, dtype=torch.float64)
@@ -395,7 +397,7 @@ def test_zeros_are_sent_in_place_of_gradients_that_are_not_finite_whatever_is_kn
     assert log["marvell.withheld"] == 1.0
 
 
-def test_zeros_are_sent_where_nothing_is_known_of_a_class():
+def test_zeros_are_sent_where_a_class_has_no_estimate():
     strategy = defense()
     rows, labels = torch.ones(4, D), torch.full((4,), 1)
     sent, log = strategy.protect(rows, labels)
@@ -420,14 +422,14 @@ def test_the_log_has_the_same_numbers_in_every_step():
 
 def test_the_state_goes_through_a_file_and_back(tmp_path):
     g, y = batch(rows=200)
-    strategy, again = defense(), defense()
+    strategy, restored = defense(), defense()
     strategy.protect(g, y)
     save_state(tmp_path / "state", strategy.state())
-    again.restore(load_state(tmp_path / "state"))
+    restored.restore(load_state(tmp_path / "state"))
     rows, labels = g[y == 2], y[y == 2]
-    (sent, log), (same, other) = strategy.protect(rows, labels), again.protect(rows, labels)
-    assert torch.equal(sent, same)
-    assert log == other
+    (sent, log), (again, restored_log) = strategy.protect(rows, labels), restored.protect(rows, labels)
+    assert torch.equal(sent, again)
+    assert log == restored_log
 
 
 def test_parties_that_are_defended_apart_have_estimates_of_their_own():
@@ -439,12 +441,12 @@ def test_parties_that_are_defended_apart_have_estimates_of_their_own():
     assert set(strategy.state()["estimates"]) == {"a", "b"}
 
 
-def test_persistent_noise_stays_however_the_axes_turn():
+def test_persistent_noise_stays_similar_when_the_axes_rotate():
     g, y = batch(rows=300)
     strategy = defense(rho=1.0)
-    turn = torch.linalg.qr(torch.randn(D, D, generator=generator(4), dtype=torch.float64))[0]
+    rotation = torch.linalg.qr(torch.randn(D, D, generator=generator(4), dtype=torch.float64))[0]
     noises = []
-    for batch_g in (g, -g, g @ turn):  # other means, other axes with other signs
+    for batch_g in (g, -g, g @ rotation):  # other means, other axes with other signs
         strategy.base.begin_batch(np.arange(len(y)))
         noises.append(strategy.protect(batch_g, y)[0] - batch_g)
     cosines = [torch.nn.functional.cosine_similarity(noises[0], other, dim=1).mean() for other in noises[1:]]

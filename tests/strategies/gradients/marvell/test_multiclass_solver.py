@@ -1,4 +1,4 @@
-"""Marvell's noise for any number of classes: against other solvers, its certificate, and where something is zero."""
+"""Marvell's noise for any number of classes: against other solvers, its certificate, and where arguments are zero."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flower_vfl.strategies.gradients.marvell.solver import least_power, optimal_
 
 
 def problem(seed, classes, rank, width, *, wide=False, zero=False):
-    """Random classes of a width, whose means span `rank` axes; the last group, if there is one, is across them."""
+    """Return a random problem whose class means span `rank` axes; the last group, if any, has the other directions."""
     rng = np.random.default_rng(seed)
     places = rng.normal(size=(classes, rank)) * np.exp(rng.normal(size=rank) * (2.0 if wide else 0.5))
     sizes = np.ones(rank + (width > rank))
@@ -30,13 +30,13 @@ def problem(seed, classes, rank, width, *, wide=False, zero=False):
     return ClassProblem(sizes, distances, variances, rng.dirichlet(np.full(classes, 5.0)))
 
 
-def apart(p):
-    """The mean squared distance of two class means."""
+def mean_distance(p):
+    """Return the mean squared distance of two class means."""
     return p.distances.sum() / (len(p.shares) * (len(p.shares) - 1))
 
 
 def slow_divergence(p, levels, c, k):
-    """The symmetric divergence of two Gaussians by matrices, as the books have it; the means lie on a line a group."""
+    """Return the symmetric divergence of two Gaussians by the textbook; in a group, means differ on one axis."""
     total = 0.0
     for i, size in enumerate(p.sizes.astype(int)):
         one, other = (np.eye(size) * (p.variances[i, j] + levels[i, j]) for j in (c, k))
@@ -50,7 +50,7 @@ def slow_divergence(p, levels, c, k):
 
 
 def reference(p, power, starts):
-    """The least sum of divergences that SLSQP finds from several starts, in the variances themselves: not convex."""
+    """Return the least sum of divergences that SLSQP finds from several starts; it is not convex in the variances."""
     shape, best = p.variances.shape, math.inf
     rng = np.random.default_rng(0)
 
@@ -86,7 +86,7 @@ def test_divergences_are_those_of_gaussians(classes, rank, width):
 )
 def test_two_classes_get_the_noise_of_the_solver_for_two(seed, width, power, wide):
     p = problem(seed, 2, 1, width, wide=wide)
-    spent = math.exp(power) * apart(p)
+    spent = math.exp(power) * mean_distance(p)
     found = optimal_levels(p, spent)
     expected = optimal_noise(*p.variances[0], width, p.distances[0, 0, 1], p.shares[1], spent)
     assert found.total == pytest.approx(expected.sum_kl, rel=1e-9)
@@ -109,7 +109,7 @@ def test_two_classes_get_the_noise_of_the_solver_for_two(seed, width, power, wid
 @example(seed=152588, classes=10, rank=1, across=1000, power=7.4375, wide=False, zero=False)
 def test_the_certificate_proves_every_solution(seed, classes, rank, across, power, wide, zero):
     p = problem(seed, classes, min(rank, classes - 1), min(rank, classes - 1) + across, wide=wide, zero=zero)
-    spent = math.exp(power) * apart(p)
+    spent = math.exp(power) * mean_distance(p)
     found = optimal_levels(p, spent)
     assert (found.levels >= 0).all()
     assert p.power(found.levels) == pytest.approx(spent, rel=1e-9)
@@ -120,7 +120,7 @@ def test_the_certificate_proves_every_solution(seed, classes, rank, across, powe
 def test_no_other_optimizer_finds_better_noise(seed):
     classes, rank = [(2, 1), (3, 1), (3, 2), (4, 2)][seed % 4]
     p = problem(seed, classes, rank, rank + 3 * (seed % 2))
-    power = [0.3, 2.0][seed // 4] * apart(p)
+    power = [0.3, 2.0][seed // 4] * mean_distance(p)
     found, other = optimal_levels(p, power), reference(p, power, starts=6)
     assert found.total <= other * (1 + 1e-7)
     assert found.total == pytest.approx(other, rel=1e-3)
@@ -128,7 +128,7 @@ def test_no_other_optimizer_finds_better_noise(seed):
 
 def test_a_wrong_answer_is_not_certified():
     p = problem(3, 4, 3, 10)
-    power = 2.0 * apart(p)
+    power = 2.0 * mean_distance(p)
     found = optimal_levels(p, power)
     rng = np.random.default_rng(0)
     for _ in range(20):
@@ -140,9 +140,9 @@ def test_a_wrong_answer_is_not_certified():
 
 @settings(deadline=None, max_examples=100)
 @given(seed=st.integers(0, 10**6), classes=st.integers(3, 8), power=st.floats(-6, 6))
-def test_more_power_hides_more(seed, classes, power):
+def test_more_power_leaves_a_smaller_divergence(seed, classes, power):
     p = problem(seed, classes, 2, 12)
-    totals = [optimal_levels(p, math.exp(power + more) * apart(p)).total for more in (0.0, 0.1, 1.0)]
+    totals = [optimal_levels(p, math.exp(power + more) * mean_distance(p)).total for more in (0.0, 0.1, 1.0)]
     assert totals[0] > totals[1] > totals[2]
 
 
@@ -152,7 +152,7 @@ def test_the_scale_changes_nothing(seed, scale):
     p = problem(seed, 4, 3, 20)
     unit = 2.0**scale
     larger = ClassProblem(p.sizes, p.distances * unit, p.variances * unit, p.shares)
-    here, there = optimal_levels(p, 2.0 * apart(p)), optimal_levels(larger, 2.0 * unit * apart(p))
+    here, there = optimal_levels(p, 2.0 * mean_distance(p)), optimal_levels(larger, 2.0 * unit * mean_distance(p))
     assert there.total == pytest.approx(here.total, rel=1e-9)
     assert there.levels / unit == pytest.approx(here.levels, rel=1e-3, abs=1e-5 * here.levels.max())
 
@@ -167,7 +167,7 @@ def test_noise_on_every_axis_by_itself_is_never_worse_than_one_level_within_the_
             np.stack([p.variances[:4].mean(axis=0), p.variances[4]]),
             p.shares,
         )
-        gains.append(optimal_levels(span, apart(p)).total / optimal_levels(p, apart(p)).total)
+        gains.append(optimal_levels(span, mean_distance(p)).total / optimal_levels(p, mean_distance(p)).total)
     assert min(gains) >= 1.0
     assert max(gains) > 1.5
 
@@ -180,7 +180,7 @@ def test_in_a_regular_simplex_with_one_level_in_its_span_equal_classes_share_it(
 
 
 def test_noise_that_all_classes_share_is_spread_by_the_roots_of_the_distances():
-    # Without spread of their own and with two classes the optimum is the same for both: P sqrt(m_i) / sum sqrt(m).
+    # For two classes without spread the optimum is the same for both: P sqrt(m_i) / sum sqrt(m).
     distances = np.array([[[0.0, 4.0], [4.0, 0.0]], [[0.0, 1.0], [1.0, 0.0]]])
     p = ClassProblem(np.ones(2), distances, np.zeros((2, 2)), np.full(2, 0.5))
     assert optimal_levels(p, 3.0).levels == pytest.approx(np.array([[2.0, 2.0], [1.0, 1.0]]), rel=1e-9)
@@ -225,7 +225,7 @@ def test_a_target_is_met_with_the_least_power(seed, classes, target, wide):
 
 
 @pytest.mark.filterwarnings("error")
-def test_points_in_directions_in_which_nothing_differs_do_not_disturb_a_target():
+def test_directions_without_spread_or_distance_do_not_change_the_noise_for_a_target():
     p = problem(5, 4, 3, 30)
     p.variances[3] = 0.0
     power, noise = least_levels(p, 0.5)
@@ -236,7 +236,7 @@ def test_points_in_directions_in_which_nothing_differs_do_not_disturb_a_target()
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("power", [1e8, 1e9, 1e11, 1e15, 1e100, 1e300])
-def test_power_beyond_all_measure_hides_everything(power):
+def test_very_large_power_makes_the_divergence_vanish(power):
     p = problem(7, 5, 3, 10)
     noise = optimal_levels(p, power)
     assert p.power(noise.levels) == pytest.approx(power, rel=1e-9)
@@ -244,7 +244,7 @@ def test_power_beyond_all_measure_hides_everything(power):
     assert noise.gap <= 1e-6 + noise.total
 
 
-def test_what_makes_no_sense_is_refused():
+def test_impossible_arguments_are_refused():
     good = problem(0, 3, 2, 4)
     for power in (-1.0, math.inf, math.nan):
         with pytest.raises(ArgumentError, match="power must be"):

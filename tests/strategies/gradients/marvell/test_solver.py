@@ -1,4 +1,4 @@
-"""Marvell's optimum: exact against sixty digits, never beaten, and sensible wherever something is zero."""
+"""Marvell's optimal noise: against sixty digits and other optimizers, and where arguments are zero."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FIELDS = ("lam1_neg", "lam2_neg", "lam1_pos", "lam2_pos")
 
 
 def sizes(low, high):
-    """Positive numbers over a range of powers of ten."""
+    """Generate positive numbers over a range of powers of ten."""
     return st.floats(low, high).map(lambda x: 10.0**x)
 
 
@@ -34,7 +34,7 @@ def fractions():
 
 @st.composite
 def problems(draw, reach=6, *, zeros=True):
-    """u, v, d, g, p, P; power often about enough to make the variances equal, where the optimum changes its kind."""
+    """Draw u, v, d, g, p, P; P is often about the power that makes the variances equal, where the optimum changes."""
     value = st.one_of(sizes(-reach, reach), st.just(0.0)) if zeros else sizes(-reach, reach)
     u, v, g, d, p = draw(value), draw(value), draw(value), draw(st.sampled_from(WIDTHS)), draw(fractions())
     power = draw(value)
@@ -45,7 +45,7 @@ def problems(draw, reach=6, *, zeros=True):
 
 
 def random_problem(rng):
-    """Like `problems`, without zeros, for the slow reference."""
+    """Return a problem like those of `problems` for the slow reference; only u may be zero."""
     u, v, g = (10 ** rng.uniform(-4, 4) for _ in range(3))
     d, p = rng.choice(WIDTHS), rng.choice([0.5, rng.random(), 10 ** rng.uniform(-6, -1), 1 - 10 ** rng.uniform(-6, -1)])
     if rng.random() < 0.15:
@@ -61,9 +61,9 @@ def random_problem(rng):
 
 
 def value_at(u, v, d, g, lam):
-    """The divergence at noise `lam`, in the order of `FIELDS`, without cancellation that matters here."""
+    """Return the divergence at noise `lam`, in the order of `FIELDS`, without cancellation that matters here."""
     a, s, b, t = lam[0] + u, lam[1] + u, lam[2] + v, lam[3] + v
-    return divergence(u, v, d, g, a, b, s, t)
+    return divergence(d, g, a, b, s, t)
 
 
 def noise_of(spectrum):
@@ -116,7 +116,7 @@ def test_no_random_feasible_noise_does_better(problem, seed):
     assume(power > 0.0)
     noise = optimal_noise(*problem)
     rng = np.random.default_rng(seed)
-    # Shares of the power: anywhere, or near the answer; lam1 = lam2 + more.
+    # Shares of the power: random, or near the optimum; lam1 is lam2 plus its own share.
     best = np.array(noise_of(noise))
     weights = np.array([1 - p, (1 - p) * d, p, p * d])
     own = np.array([best[0] - best[1], best[1], best[2] - best[3], best[3]]) * weights / power
@@ -196,14 +196,14 @@ def test_the_classes_may_change_places(problem):
 
 @settings(max_examples=150, deadline=None)
 @given(problems(), st.floats(1e-6, 10.0))
-def test_more_power_never_leaves_more(problem, more):
+def test_more_power_never_leaves_a_greater_divergence(problem, more):
     u, v, d, g, p, power = problem
     less = optimal_noise(*problem).sum_kl
     assert optimal_noise(u, v, d, g, p, power * (1 + more)).sum_kl <= less * (1 + 1e-13)
 
 
 def grid():
-    """Every combination of ordinary numbers, zeros and extremes, and many random problems."""
+    """Return all combinations of ordinary numbers, zeros and extremes, and many random problems."""
     values = (0.0, 1e-30, 1e-3, 1.0, 1.0 + 2**-52, 1e30)
     rows = [
         (u, v, float(d), g, p, power)
@@ -227,7 +227,7 @@ def test_one_problem_and_many_have_the_same_answers():
     assert together.isfinite().all()
     assert (together >= 0).all()
     assert torch.allclose(many.sum_kl, alone[:, 4], rtol=1e-13, atol=0.0)
-    # Noise itself may differ where it makes no difference; its power may not.
+    # Noise may differ where the divergence does not depend on it; its power may not.
     power = many.power(columns[2], columns[4])
     assert (power <= columns[5] * (1 + 1e-14)).all()
     spent = NoiseSpectrum(*alone.T).power(columns[2], columns[4])
@@ -293,7 +293,7 @@ def test_with_one_coordinate_there_is_no_other_direction():
     assert (noise.lam1_neg + 1.0, noise.lam1_pos + 5.0) == (9.0, 9.0)
 
 
-def test_where_the_means_agree_the_least_power_that_hides_all_is_spent():
+def test_where_the_means_agree_the_least_power_that_makes_the_classes_equal_is_spent():
     noise = optimal_noise(1.0, 3.0, 10, 0.0, 0.25, 1e6)
     assert noise == NoiseSpectrum(2.0, 2.0, 0.0, 0.0, 0.0)
     assert optimal_noise(3.0, 1.0, 10, 0.0, 0.25, 1e6) == NoiseSpectrum(0.0, 0.0, 2.0, 2.0, 0.0)
@@ -303,7 +303,7 @@ def test_where_the_means_agree_the_least_power_that_hides_all_is_spent():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_power_that_is_just_short_of_equal_variances_leaves_exactly_what_it_lacks(seed):
+def test_power_just_below_that_of_equal_variances_leaves_the_exact_divergence(seed):
     rng = random.Random(seed)
     u, v, d, p = rng.random(), 1 + rng.random(), rng.choice([3, 1600, 10**6]), rng.random()
     power = (1 - p) * d * (v - u) * (1 - 10 ** rng.uniform(-14, -10))
@@ -373,7 +373,7 @@ def test_the_least_power_reaches_its_target_and_hardly_less_does_not(problem, ta
         assert optimal_noise(u, v, d, g, p, power * (1 - 1e-9)).sum_kl > target * (1 - 1e-13)
 
 
-def test_no_power_is_needed_where_the_classes_are_alike_enough():
+def test_no_power_is_needed_where_the_divergence_is_below_the_target():
     assert least_power(1.0, 1.0, 8, 0.5, 0.5, 0.5) == (0.0, optimal_noise(1.0, 1.0, 8, 0.5, 0.5, 0.0))
 
 
