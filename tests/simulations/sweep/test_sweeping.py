@@ -30,7 +30,7 @@ TOY = """
 data.name = "toy-gap"
 training = { epochs = 2, batch_size = 200 }
 model = { bottom = [8], cut = 4, top = [] }
-attack = { snapshots = [], embeddings = 0, informed = 0 }
+attack = { names = ["norm"], snapshots = [], embeddings = 0, informed = 0 }
 [grid]
 seed = [0, 1]
 defenses = ["none", "max_norm"]

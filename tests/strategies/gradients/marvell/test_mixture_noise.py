@@ -16,8 +16,8 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import MarvellFull, VerticalStrategy
 from flower_vfl.strategies.gradients.marvell.full import draw_noise, estimate, optimal_noise
-from flower_vfl.strategies.gradients.marvell.mixture_noise import MIXED, ROWS, WIDEST, ResidualMixture
-from flower_vfl.strategies.gradients.noise import Noise, keyed_words
+from flower_vfl.strategies.gradients.marvell.mixture_noise import ROWS, WIDEST, ResidualMixture
+from flower_vfl.strategies.gradients.noise import Noise
 from flower_vfl.testing.subject import same, strategy
 from flower_vfl.training.factories import schedule_of
 from tests.strategies.gradients.marvell.marvell_batches import generator
@@ -110,9 +110,8 @@ def test_mixtures_of_two_epochs_correlate_as_the_mixed_deviations_do_direction_b
 
 
 def test_no_two_rows_get_the_same_mixture():
-    words = keyed_words(KEY, np.arange(20_000, dtype=np.uint64), MIXED)
-    chosen = np.sort(words % ROWS, axis=1)
-    assert len(np.unique(chosen, axis=0)) == len(chosen)
+    z = mixed(mixture_of(normals(600, 3), alternating(600)), torch.zeros(20_000, dtype=torch.long))
+    assert len(z.unique(dim=0)) == len(z)
 
 
 def test_the_number_of_kept_rows_is_bounded_and_later_rows_are_not_mixed():
