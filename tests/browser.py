@@ -1,4 +1,4 @@
-"""Headless Chromium for tests: pages as it lays them out, and what axe-core says of them."""
+"""Headless Chromium for tests: layout of pages, and violations that axe-core finds in them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _AXE = """onload = async () => {
 
 
 def frame(name, page, width):
-    """Return the page in a frame; on paper as a browser prints it, which is what it does with the same rules."""
+    """Return an iframe with the page; at the width of paper, its print rules apply and its screen rules do not."""
     text = re.sub(r"<meta http-equiv[^>]*>", "", page.read_text())
     text = text.replace("<head>", f'<head><base href="{page.as_uri()}">', 1)
     if width == PAPER:
@@ -42,7 +42,7 @@ def frame(name, page, width):
 
 
 def seen(folder, frames, script, timeout=60):
-    """Return what a script of a page with these frames writes into its body, read as JSON."""
+    """Return the JSON list that a script writes into the body of a page with these frames."""
     wrapper = folder / "all.html"
     wrapper.write_text(f'<!doctype html><meta charset="utf-8"><body>{"".join(frames)}</body><script>{script}</script>')
     options = [*OPTIONS, f"--user-data-dir={folder / 'profile'}", f"--virtual-time-budget={timeout * 1000}"]
@@ -52,9 +52,9 @@ def seen(folder, frames, script, timeout=60):
 
 
 def violations(folder, pages, timeout=280):
-    """Return what axe-core finds, but for minor findings, on each page on a phone and on a desktop.
+    """Return axe-core's violations, except minor ones, of each page at the widths of a phone and of a desktop.
 
-    Skips where axe-core is not installed.
+    Skip the test where axe-core is not installed.
     """
     try:
         (axe,) = (path for path in files("axe-core-python") or [] if path.name == "axe.min.js")

@@ -1,4 +1,4 @@
-"""The command line as tests call it: in this process, or, where it matters, in one that takes seconds to import."""
+"""Functions that run a flower-vfl command, in this process or, which takes seconds to import, in one of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLUMNS = "200"
 
 
 def flower_vfl(*arguments):
-    """Do a command in this process; what it returns is what `flower_vfl_process` returns."""
+    """Run a command in this process, and return its exit code and output as `flower_vfl_process` does."""
     out, err = io.StringIO(), io.StringIO()
     with (
         redirect_stdout(out),
@@ -30,7 +30,7 @@ def flower_vfl(*arguments):
 
 
 def flower_vfl_process(*arguments):
-    """Do a command in a process of its own."""
+    """Run a command in a process of its own, and return its exit code and output."""
     return subprocess.run(
         [sys.executable, "-m", "flower_vfl", *map(str, arguments)],
         capture_output=True, text=True, check=False, timeout=250, env={**os.environ, "COLUMNS": COLUMNS},

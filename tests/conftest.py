@@ -1,4 +1,4 @@
-"""What tests of several folders share."""
+"""Fixtures and settings for the tests of all folders."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-# A worker for each core, and each of them computes with one thread: with as many as there are cores they wait for each
-# other, and tests take many times as long. What tests start as processes inherits it.
+# pytest-xdist starts a worker for each core. Each of them computes with one thread: with a thread for each core the
+# workers wait for each other, and tests take many times as long. Processes that tests start inherit the setting.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """Install packages as pip leaves them: modules and a dist-info folder on the path. Gone after the test."""
+    """Return a function that installs a package until the test ends: modules and a dist-info folder on the path."""
     known = set(sys.modules)
 
     def installed(name: str, modules: dict[str, str], entry_points: str = "", version: str = "1.0") -> Path:
@@ -38,10 +38,10 @@ def install(tmp_path, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def _process_stays_as_it_was():
-    """A deployed run makes the umask of its process private, and a command sets up the log: later tests keep theirs.
+def _restore_process():
+    """Restore the umask, which a deployed run makes private, and the logger, which a command sets up.
 
-    And whatever a test or an import does to the number of threads, it is one in a worker.
+    Also check that a worker of pytest-xdist still computes with one thread.
     """
     umask = os.umask(0o022)
     os.umask(umask)

@@ -1,4 +1,4 @@
-"""Every benchmark runs and ends with one line of JSON; how fast things are is never asserted here."""
+"""Every benchmark runs and ends with one line of JSON; no test here asserts a speed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def last_line(name):
 
 @pytest.fixture
 def harness(monkeypatch):
-    """What benchmarks share, with what it puts into the environment taken back."""
+    """The module `harness` of the benchmarks; the environment variables that it sets are restored."""
     for name in ("OMP_NUM_THREADS", "FLWR_TELEMETRY_ENABLED"):
         monkeypatch.setenv(name, os.environ.get(name, "1"))
     monkeypatch.syspath_prepend(str(BENCHMARKS))
@@ -33,7 +33,7 @@ def harness(monkeypatch):
     del sys.modules["harness"]
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux says how much memory is resident")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux reports resident memory")
 def test_resident_memory_is_what_the_system_counts(harness):
     found = harness.resident()
     pages = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -41,7 +41,7 @@ def test_resident_memory_is_what_the_system_counts(harness):
     assert 0 < found["rss_anon"] < found["rss"]
 
 
-def test_memory_that_the_system_does_not_say_is_never_taken_for_none(harness, monkeypatch):
+def test_resident_memory_that_the_system_does_not_report_is_never_taken_for_none(harness, monkeypatch):
     measured = harness.Measured([], [[{"rss": 5}, {"rss": 7}], [{"rss": 6}, {}]])
     assert measured.memory(0, "rss") == 6
     for lane, kind in ((1, "rss"), (0, "rss_anon")):
@@ -98,7 +98,7 @@ def test_regularisers_hold_at_most_three_numbers_a_pair():
 
 @pytest.mark.release
 @pytest.mark.flower
-def test_the_benchmark_of_sessions_says_when_each_run_began():
+def test_the_benchmark_of_sessions_measures_the_seconds_until_each_run_begins():
     line = last_line("session_up.py")
     assert line["benchmark"] == "session_up"
     assert all(seconds > 0 for seconds in line["seconds"])

@@ -1,4 +1,4 @@
-"""A party's state comes back as it was, whole or not at all, and a file can do no more than be refused."""
+"""Checkpoints are written whole or not at all and restored exactly; damaged and hostile files are refused."""
 
 import json
 import math
@@ -120,13 +120,13 @@ def test_an_optimizer_goes_on_from_a_saved_state_bit_for_bit(path):
     assert torch.equal(whole[0].weight, second[0].weight)
 
 
-class Stranger:
+class ExitsOnLoad:
     def __reduce__(self):
         return os._exit, (3,)
 
 
 @pytest.mark.parametrize(
-    "state", [Stranger(), {1, 2}, b"bytes", 1j, {"a": [Stranger()]}, {(1, 2): 3}, {None: 1}, {1.5: 1}]
+    "state", [ExitsOnLoad(), {1, 2}, b"bytes", 1j, {"a": [ExitsOnLoad()]}, {(1, 2): 3}, {None: 1}, {1.5: 1}]
 )
 def test_what_is_neither_plain_nor_a_tensor_is_refused_and_nothing_is_written(path, state):
     with pytest.raises(TypeError):
@@ -197,7 +197,7 @@ def test_a_file_of_safetensors_that_is_no_state_is_a_data_error(tmp_path):
 def test_a_pickle_is_refused_and_not_run(tmp_path, write):
     place = tmp_path / "pickle"
     with place.open("wb") as file:
-        write(Stranger(), file)
+        write(ExitsOnLoad(), file)
     with pytest.raises(DataError):
         load_state(place)
 
@@ -256,39 +256,39 @@ FACTS = {"party": "a", "training": "0" * 32}
 
 
 def test_the_last_few_states_are_kept_and_come_back(tmp_path):
-    kept = Checkpoints(tmp_path / "a", FACTS, keep=3)
+    checkpoints = Checkpoints(tmp_path / "a", FACTS, keep=3)
     for step in (0, 10, 20, 30, 40):
-        kept.save(step, {"step": step, "weights": torch.full((2,), float(step))})
-    assert kept.steps == [20, 30, 40]
-    assert kept.load(30)["weights"].tolist() == [30.0, 30.0]
+        checkpoints.save(step, {"step": step, "weights": torch.full((2,), float(step))})
+    assert checkpoints.steps == [20, 30, 40]
+    assert checkpoints.load(30)["weights"].tolist() == [30.0, 30.0]
 
 
 def test_two_states_are_kept_also_where_one_is_asked_for(tmp_path):
-    kept = Checkpoints(tmp_path, FACTS, keep=1)
+    checkpoints = Checkpoints(tmp_path, FACTS, keep=1)
     for step in (0, 10, 20):
-        kept.save(step, step)
-    assert kept.steps == [10, 20]
+        checkpoints.save(step, step)
+    assert checkpoints.steps == [10, 20]
 
 
 def test_a_state_that_is_held_outlives_the_last_few(tmp_path):
-    kept = Checkpoints(tmp_path, FACTS, keep=2)
+    checkpoints = Checkpoints(tmp_path, FACTS, keep=2)
     for step in (10, 20, 30, 40):
-        kept.save(step, step, hold=10)
-    assert kept.steps == [10, 30, 40]
-    kept.save(50, 50, hold=40)
-    assert kept.steps == [40, 50]
+        checkpoints.save(step, step, hold=10)
+    assert checkpoints.steps == [10, 30, 40]
+    checkpoints.save(50, 50, hold=40)
+    assert checkpoints.steps == [40, 50]
 
 
-def test_going_back_gives_up_the_states_of_later_steps(tmp_path):
-    kept = Checkpoints(tmp_path, FACTS, keep=2)
+def test_saving_an_earlier_step_removes_the_states_of_later_steps(tmp_path):
+    checkpoints = Checkpoints(tmp_path, FACTS, keep=2)
     for step in (10, 20, 30):
-        kept.save(step, step)
-    kept.save(21, 21)
-    assert kept.steps == [20, 21]
+        checkpoints.save(step, step)
+    checkpoints.save(21, 21)
+    assert checkpoints.steps == [20, 21]
 
 
 def test_a_state_can_be_read_by_its_owner_alone(tmp_path):
-    """Its file too, which who copies or archives it takes out of its folder."""
+    """Its file too, since a copy or an archive takes it out of its private folder."""
     before = os.umask(0o022)
     try:
         Checkpoints(tmp_path / "a", FACTS).save(1, {"generator": torch.zeros(2)})
@@ -300,21 +300,21 @@ def test_a_state_can_be_read_by_its_owner_alone(tmp_path):
 
 
 def test_what_a_kill_has_left_half_written_is_gone_after_the_next_state(tmp_path):
-    kept = Checkpoints(tmp_path, FACTS)
-    kept.save(1, {})
+    checkpoints = Checkpoints(tmp_path, FACTS)
+    checkpoints.save(1, {})
     half = tmp_path / ".step-000000002.safetensors.abc.tmp"
     half.write_bytes(b"half of a state, as secret as a whole one")
-    kept.save(2, {})
+    checkpoints.save(2, {})
     assert not half.exists()
 
 
 def test_a_step_that_is_not_there_is_refused_with_those_that_are(tmp_path):
-    kept = Checkpoints(tmp_path, FACTS)
+    checkpoints = Checkpoints(tmp_path, FACTS)
     with pytest.raises(DataError, match="no checkpoint of step 5; it has: none"):
-        kept.load(5)
-    kept.save(7, {})
+        checkpoints.load(5)
+    checkpoints.save(7, {})
     with pytest.raises(DataError, match="it has: 7"):
-        kept.load(5)
+        checkpoints.load(5)
 
 
 @pytest.mark.parametrize("name", FACTS)
@@ -324,12 +324,12 @@ def test_the_state_of_something_else_is_refused_by_name(tmp_path, name):
         Checkpoints(tmp_path, {**FACTS, name: "other"}).load(7)
 
 
-def test_a_digest_of_data_is_not_told(tmp_path):
+def test_the_error_about_other_data_shows_no_digest(tmp_path):
     Checkpoints(tmp_path, {**FACTS, "data": "5ec"}).save(7, {})
-    with pytest.raises(DataError, match="belongs to something else: its data is other than here") as said:
+    with pytest.raises(DataError, match="belongs to something else: its data is other than here") as caught:
         Checkpoints(tmp_path, {**FACTS, "data": "0de"}).load(7)
-    assert "5ec" not in str(said.value).replace(str(tmp_path), "")
-    assert "0de" not in str(said.value).replace(str(tmp_path), "")
+    assert "5ec" not in str(caught.value).replace(str(tmp_path), "")
+    assert "0de" not in str(caught.value).replace(str(tmp_path), "")
 
 
 @pytest.mark.parametrize("name", FACTS)
@@ -343,26 +343,26 @@ def test_a_state_that_lacks_a_fact_is_another_versions_and_refused(tmp_path, nam
     "content", [[], {"facts": FACTS, "step": 8, "state": 1}, {"facts": 3, "step": 7, "state": 1}, 7]
 )
 def test_a_file_that_is_no_checkpoint_is_refused(tmp_path, content):
-    kept = Checkpoints(tmp_path, FACTS)
+    checkpoints = Checkpoints(tmp_path, FACTS)
     save_state(tmp_path / "step-000000007.safetensors", content)
     with pytest.raises(DataError):
-        kept.load(7)
+        checkpoints.load(7)
 
 
-def test_what_all_have_is_written_down_and_read(tmp_path):
-    kept = Checkpoints(tmp_path, FACTS)
-    assert kept.committed is None
-    kept.save(10, {})
-    assert kept.committed is None
-    kept.commit(10)
-    assert kept.committed == 10
+def test_the_committed_step_is_written_and_read(tmp_path):
+    checkpoints = Checkpoints(tmp_path, FACTS)
+    assert checkpoints.committed is None
+    checkpoints.save(10, {})
+    assert checkpoints.committed is None
+    checkpoints.commit(10)
+    assert checkpoints.committed == 10
     assert read_committed(tmp_path) == (10, FACTS)
 
 
 @pytest.mark.parametrize(
     "text", ["", "[]", "{", "{}", '{"step": -1, "facts": {}}', '{"step": true, "facts": {}}', "[" * 9999]
 )
-def test_a_note_that_cannot_be_read_is_refused(tmp_path, text):
+def test_a_committed_file_that_cannot_be_read_is_refused(tmp_path, text):
     (tmp_path / Checkpoints.COMMITTED).write_text(text)
     with pytest.raises(DataError, match=r"committed\.json"):
         read_committed(tmp_path)

@@ -38,7 +38,7 @@ def preset(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def finished(preset, tmp_path_factory):
-    """A run made once, looked at by many tests."""
+    """The folder and the process of a finished run, for several tests."""
     out = tmp_path_factory.mktemp("runs") / "first"
     done = flower_vfl_process("run", preset, "--out", out, "--alone")
     assert done.returncode == 0, done.stderr
@@ -126,7 +126,7 @@ def test_the_written_configuration_repeats_the_run(finished, tmp_path):
 
 
 @pytest.mark.slow
-def test_report_is_rebuilt_from_the_folder_and_compares_several(finished, tmp_path):
+def test_report_is_rebuilt_from_the_folder_and_compares_several(finished):
     out, _ = finished
     (out / "report.html").unlink()
     assert flower_vfl("report", out).returncode == 0
@@ -331,12 +331,12 @@ def test_a_signal_ends_a_run_with_its_code_and_a_report_of_what_was_measured(tra
     assert result["status"] == "interrupted"
     assert result["cost"]["steps"] > 0
     assert (out / "report.html").is_file()
-    command = way_on(errors)
+    command = resume_command(errors)
     assert flower_vfl(*shlex.split(command), "--set", "training.epochs=1").returncode == 2  # another configuration
     assert command == f"run {out / 'config.toml'} --out {out} --resume"
 
 
-def way_on(errors):
+def resume_command(errors):
     return errors.split("it goes on with: flower-vfl ")[1].splitlines()[0]
 
 
@@ -350,15 +350,15 @@ def test_a_run_that_is_interrupted_while_parties_train_alone_goes_on_there(prese
     monkeypatch.setattr(running, "alone_aucs", interrupt)
     done = flower_vfl("run", preset, "--set", "checkpoint.every=-1", "--alone", "--out", out)
     assert done.returncode == 130
-    assert way_on(done.stderr) == f"run {out / 'config.toml'} --out {out} --resume --alone"
+    assert resume_command(done.stderr) == f"run {out / 'config.toml'} --out {out} --resume --alone"
     ended = json.loads((out / "result.json").read_text())
     assert ended["status"] == "finished"
     monkeypatch.setattr(running, "alone_aucs", lambda config: {"a": 0.75})
-    done = flower_vfl(*shlex.split(way_on(done.stderr)))
+    done = flower_vfl(*shlex.split(resume_command(done.stderr)))
     assert done.returncode == 0, done.stderr
     assert json.loads((out / "result.json").read_text()) == {**ended, "alone": {"a": 0.75}}
     assert "0.75" in (out / "report.html").read_text()
-    monkeypatch.setattr(running, "alone_aucs", lambda config: pytest.fail("it is there already"))
+    monkeypatch.setattr(running, "alone_aucs", lambda config: pytest.fail("parties trained alone again"))
     assert flower_vfl("run", out / "config.toml", "--alone", "--out", out, "--resume").returncode == 0
 
 
@@ -371,11 +371,11 @@ def test_a_sweep_that_is_interrupted_goes_on_with_all_its_options(tmp_path, monk
     options = ["--no-stacking", "--set", "training.epochs=1", "--address", "auto", "--workers", "2"]
     done = flower_vfl("sweep", "toy-gap-sweep", *options, "--out", tmp_path / "out")
     assert done.returncode == 130
-    assert way_on(done.stderr) == f"sweep toy-gap-sweep --out {tmp_path / 'out'} --resume {shlex.join(options)}"
+    assert resume_command(done.stderr) == f"sweep toy-gap-sweep --out {tmp_path / 'out'} --resume {shlex.join(options)}"
 
 
 @pytest.mark.parametrize(("command", "kept"), [("run", True), ("data", False)])
-def test_only_what_measures_says_that_what_was_measured_is_kept(tmp_path, monkeypatch, command, kept):
+def test_only_an_interrupted_run_says_that_measurements_are_kept(tmp_path, monkeypatch, command, kept):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
@@ -529,7 +529,7 @@ def test_a_users_own_files_are_prepared_and_run(tmp_path):
     files = [f"{party}={tmp_path}/{party}.csv" for party in ("left", "right")]
     done = flower_vfl("init", *files, "--label", "label", "--out", tmp_path / "own.toml")
     assert done.returncode == 0, done.stderr
-    assert flower_vfl("init", *files, "--out", tmp_path / "own.toml").returncode == 2  # it is there
+    assert flower_vfl("init", *files, "--out", tmp_path / "own.toml").returncode == 2  # the file exists
     done = flower_vfl("run", tmp_path / "own.toml", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "out" / "result.json").read_text())
@@ -545,8 +545,8 @@ def test_a_users_own_files_are_prepared_and_run(tmp_path):
         ("abaa", "abab", 5, "5 labelled examples of each class were to leak; of class 1 the training rows have 3"),
     ],
 )
-def test_classes_that_never_or_hardly_occur_are_told_or_do_no_harm(train, test, k, words, tmp_path):
-    """Of 12 training and 12 test rows, labels in turns."""
+def test_classes_that_never_or_hardly_occur_are_refused_or_do_no_harm(train, test, k, words, tmp_path):
+    """There are 12 training and 12 test rows; a pattern of four labels repeats in each."""
     options = []
     for key, labels in (("files", train), ("test_files", test)):
         for party, column in (("left", "x"), ("right", "z,label")):

@@ -11,7 +11,7 @@ from tests.commands import flower_vfl
 
 
 def rows(*arguments):
-    """The rows of a plan: mechanism and time of the draw to the rest."""
+    """Return the output of a plan, and the cells of its rows by mechanism and time of the draw."""
     done = flower_vfl("budget", *arguments)
     assert done.returncode == 0, done.stderr
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
@@ -43,7 +43,7 @@ def test_a_plan_says_how_many_labels_leave_a_signal_and_where_none_is_left():
     assert "labels are refused" not in rows("--epsilon", 2)[0]
 
 
-def test_a_draw_that_delta_covers_alone_is_said_to_be():
+def test_a_draw_that_delta_alone_covers_is_marked():
     assert rows("--epsilon", 0.01, "--epochs", 6, "--delta", 0.01)[1]["gaussian", "each epoch"][2:] == [
         "0,",
         "within",

@@ -1,4 +1,4 @@
-"""What the README and the examples show is run as it stands there."""
+"""The code of the README and the examples runs as it is printed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_defense_of_the_readme_protects():
 @pytest.mark.flower
 @pytest.mark.timeout(200)
 def test_the_example_app_runs_with_flwr_run_and_says_what_leaked_and_where_results_are(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # that of the SuperLink
+    monkeypatch.chdir(tmp_path)  # the working directory of the SuperLink
     environment = {
         **os.environ,
         "FLWR_HOME": str(tmp_path / "home"),

@@ -1,4 +1,4 @@
-"""A file is there whole, or as it was before."""
+"""Files are written whole or stay as they were, and are private to their owner."""
 
 import errno
 import json
@@ -20,13 +20,13 @@ from flower_vfl.files import (
 )
 
 
-def test_a_file_is_reserved_where_the_system_cannot_promise_its_places(tmp_path, monkeypatch):
-    for promised in (True, False):
-        if not promised:
+def test_the_space_of_a_file_is_reserved_with_and_without_posix_fallocate(tmp_path, monkeypatch):
+    for fallocate in (True, False):
+        if not fallocate:
             monkeypatch.delattr("os.posix_fallocate")
-        with (tmp_path / f"f{promised}").open("wb+") as file:
+        with (tmp_path / f"f{fallocate}").open("wb+") as file:
             reserve(file, 10_000)
-        assert (tmp_path / f"f{promised}").stat().st_size == 10_000
+        assert (tmp_path / f"f{fallocate}").stat().st_size == 10_000
 
 
 def test_text_is_written_in_utf8(tmp_path):
@@ -70,7 +70,7 @@ def test_what_is_written_and_appended_is_its_owners_alone_whatever_the_umask(tmp
     assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o600}
 
 
-def test_a_private_file_is_its_owners_alone_and_takes_nobodys_place(tmp_path):
+def test_a_private_file_is_its_owners_alone_and_replaces_no_file(tmp_path):
     before = os.umask(0)
     try:
         write_private(tmp_path / "key", b"secret")
@@ -100,14 +100,14 @@ def test_json_has_null_where_a_number_is_not_finite(tmp_path):
         (errno.EPIPE, BrokenPipeError, "Broken pipe"),
     ],
 )
-def test_what_the_disk_and_what_the_place_is_to_blame_for_is_told_apart(tmp_path, number, kind, words):
-    with pytest.raises(kind, match=words) as said, writing_to(tmp_path / "a.txt"):
+def test_errors_of_the_disk_and_of_the_path_are_distinguished(tmp_path, number, kind, words):
+    with pytest.raises(kind, match=words) as caught, writing_to(tmp_path / "a.txt"):
         raise OSError(number, os.strerror(number))
-    assert (str(tmp_path / "a.txt") in str(said.value)) == (kind is not BrokenPipeError)
+    assert (str(tmp_path / "a.txt") in str(caught.value)) == (kind is not BrokenPipeError)
 
 
 @pytest.mark.parametrize("name", ["a.txt/b.txt", "x" * 300, "folder"])
-def test_a_path_that_cannot_be_one_is_named(tmp_path, name):
+def test_a_path_that_cannot_be_written_is_named(tmp_path, name):
     (tmp_path / "a.txt").touch()
     (tmp_path / "folder").mkdir()
     with pytest.raises(DataError, match=r"cannot be written: .* name another place"):

@@ -1,4 +1,4 @@
-"""The layers hold, a violation would be caught, and importing the package is cheap."""
+"""The import contracts hold, violations are caught, and importing the package loads nothing heavy."""
 
 import ast
 import shutil
@@ -26,19 +26,19 @@ def run(*command, cwd):
 
 
 def lint_imports(tree):
-    """Check the contracts of a tree, which must be the working directory so that it is the one looked at."""
+    """Run lint-imports in a tree: it checks the contracts of its working directory."""
     return run(Path(sysconfig.get_path("scripts")) / "lint-imports", "--no-cache", "--no-logo", cwd=tree)
 
 
 def modules():
-    """The names right under `flower_vfl`."""
+    """Return the names of the modules and packages directly in `flower_vfl`."""
     paths = (ROOT / "flower_vfl").iterdir()
     return {path.stem for path in paths if path.suffix == ".py" or path.is_dir()} - {"__init__", "__pycache__"}
 
 
 @pytest.fixture
 def tree(tmp_path):
-    """A copy of the package and its contracts, to break."""
+    """A copy of the package and its contracts, which a test may violate."""
     for folder in ("flower_vfl", "strategies", "simulations"):
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / folder, tmp_path / folder, symlinks=True, ignore=ignore)
@@ -53,7 +53,7 @@ def test_every_contract_is_kept():
 
 
 def private_uses(source):
-    """The names with a leading underscore that a source takes from another module of this package."""
+    """Return the names with a leading underscore that a source uses from another module of this package."""
     nodes = list(ast.walk(ast.parse(source)))
     imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
     own = [node for node in imports if node.level or (node.module or "").split(".")[0] == "flower_vfl"]
@@ -65,7 +65,7 @@ def private_uses(source):
 
 
 def root_of(node):
-    """The first name of a chain of attributes."""
+    """Return the first name of a chain of attributes; None if it begins otherwise."""
     while isinstance(node, ast.Attribute):
         node = node.value
     return node.id if isinstance(node, ast.Name) else None
@@ -121,7 +121,7 @@ def test_a_violation_is_caught(tree, place, line, contract):
     done = lint_imports(tree)
     assert done.returncode == 1, done.stdout
     if place == "flower_vfl":
-        assert "intruder" in done.stdout  # the layers are exhaustive: the message names what has no place
+        assert "intruder" in done.stdout  # the layers are exhaustive: the message names the module without a layer
     else:
         assert f"{CONTRACTS[contract]['name']} BROKEN" in done.stdout.replace("\n", " ")
 
@@ -150,7 +150,7 @@ for words in ("runn", "run censsus", "run census --set epochs=1", "run census --
     except SystemExit as ended:
         assert ended.code == 2, words
 """
-"""Are answered within a second: nothing that takes longer to import may be loaded before."""
+"""Mistyped commands, which are answered within a second: without a module that takes longer to import."""
 
 DATA_MISTAKES = """
 from flower_vfl.cli import main
@@ -162,7 +162,7 @@ for words in ("run census --set data.options.vew=x", "run census --set data.path
     except SystemExit as ended:
         assert ended.code == 2, words
 """
-"""May load what reads data, which is a third of a second, and nothing that trains."""
+"""Mistakes about data, which may load the modules that read data (a third of a second), but none that train."""
 
 HEAVY = ("torch", "flwr", "ray", "matplotlib", "sklearn", "pyarrow", "scipy")
 

@@ -1,4 +1,4 @@
-"""Packages that load their names when they are first used."""
+"""Packages load their names at first use, without garbage collection meanwhile."""
 
 import gc
 import sys
@@ -12,7 +12,7 @@ MODULE = "import gc\n\ncollecting = gc.isenabled()\n"
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Return a name by which a package with one module that looks whether garbage is collected can be imported."""
+    """Return the name of a package whose module `part` records whether garbage collection is enabled."""
     (tmp_path / "lazily").mkdir()
     (tmp_path / "lazily" / "__init__.py").touch()
     (tmp_path / "lazily" / "part.py").write_text(MODULE)
@@ -24,21 +24,21 @@ def package(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["part", "collecting"])
-def test_nothing_is_collected_while_a_name_is_imported_and_then_again(package, name):
+def test_garbage_collection_is_off_during_an_import_and_on_afterwards(package, name):
     find, _ = lazy_names(package, {"collecting": "lazily.part"})
     found = find(name)
     assert (found if name == "collecting" else found.collecting) is False
     assert gc.isenabled()
 
 
-def test_collections_go_on_after_an_import_that_fails(package):
+def test_garbage_collection_is_on_after_an_import_that_fails(package):
     find, _ = lazy_names(package, {})
     with pytest.raises(RuntimeError):
         find("broken")
     assert gc.isenabled()
 
 
-def test_who_collects_nothing_goes_on_so(package):
+def test_disabled_garbage_collection_stays_disabled():
     gc.disable()
     try:
         with nothing_collected():

@@ -1,4 +1,4 @@
-"""One lookup, one error text; and methods of other packages, which are found by name and never guessed."""
+"""Lookup of names with its error texts, and of methods of other packages, which are found by their exact names."""
 
 import ast
 import inspect
@@ -38,8 +38,8 @@ def test_a_name_that_is_near_to_nothing_gets_the_list_alone():
 
 @given(st.text(), st.lists(st.text()))
 def test_any_name_gets_an_answer(name, choices):
-    said = suggestion(name, choices)
-    assert "Allowed: " in said or said.startswith("did you mean ")
+    text = suggestion(name, choices)
+    assert "Allowed: " in text or text.startswith("did you mean ")
 
 
 def test_a_value_that_is_false_is_found_too():
@@ -47,7 +47,7 @@ def test_a_value_that_is_false_is_found_too():
 
 
 class Tool:
-    """What the methods of these tests subclass."""
+    """Base class of the methods of these tests."""
 
     name = "tool"
     params = {}  # noqa: RUF012
@@ -74,7 +74,7 @@ def declare(*lines):
 
 @pytest.fixture(autouse=True)
 def _one_tool(monkeypatch):
-    """Let the packages of these tests subclass the very class that this module has."""
+    """Let installed packages import this module under its name, so that they subclass this `Tool`."""
     monkeypatch.setitem(sys.modules, "tests.test_registry", sys.modules[__name__])
 
 

@@ -1,4 +1,4 @@
-"""Two roots of randomness that never mix, and a secret that never shows itself."""
+"""Seeds of the schedule and of secrets never coincide, and a secret appears in no text, copy or pickle."""
 
 import copy
 import inspect
@@ -178,7 +178,7 @@ def test_no_exception_holds_a_secret(secret_file):
 
 def test_deriving_touches_no_global_generator():
     torch.manual_seed(5)
-    np.random.seed(5)  # noqa: NPY002 - the global generator is what is looked at
+    np.random.seed(5)  # noqa: NPY002 - the global generator is tested
     random.seed(5)
     before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
     secret = Secret.for_simulation(1, "a")
@@ -212,7 +212,7 @@ def test_a_secret_takes_the_place_of_a_file_that_others_could_read(tmp_path, mon
     kept = tmp_path / "secret"
     kept.write_bytes(b"old")
     kept.chmod(0o644)
-    with kept.open("rb") as opened:  # by somebody else, before
+    with kept.open("rb") as opened:  # by another process, before
         Secret.of_this_host().keep(kept)
         assert opened.read() == b"old"
     assert kept.stat().st_mode & 0o777 == 0o600

@@ -1,4 +1,4 @@
-"""The journal keeps every whole frame through kills, tears and resumes; sinks show what it holds."""
+"""The journal keeps every whole frame after kills, truncation and resumes; sinks get all rows."""
 
 import builtins
 import importlib
@@ -68,7 +68,7 @@ def test_the_file_has_the_columns_of_the_contract(tmp_path):
     assert pq.read_schema(path).equals(SCHEMA)
 
 
-def test_a_value_that_is_not_a_number_stays_one(tmp_path):
+def test_values_that_are_not_finite_are_kept(tmp_path):
     with StepLog(tmp_path) as log:
         add(log, 0, math.nan)
         add(log, 1, math.inf)
@@ -77,7 +77,7 @@ def test_a_value_that_is_not_a_number_stays_one(tmp_path):
     assert values[1] == math.inf
 
 
-def test_rows_wait_for_company_and_flush_sends_them(tmp_path):
+def test_rows_are_written_in_blocks_and_by_flush(tmp_path):
     log = StepLog(tmp_path)
     for step in range(tracking.FLUSH_ROWS - 1):
         add(log, step)
@@ -280,7 +280,7 @@ def test_a_killed_writer_leaves_every_row_but_the_last_thousand(tmp_path):
 
 
 class Recorder:
-    """A sink that remembers."""
+    """A sink that records its rows and how often it is closed."""
 
     def __init__(self):
         self.seen, self.closed = [], 0
@@ -355,7 +355,7 @@ def test_mlflow_without_a_server_is_refused(tmp_path, monkeypatch):
 
 
 class Wandb:
-    """As much of W&B as is used: what comes for an earlier one of its steps than the last is dropped."""
+    """A stand-in for the functions of W&B that are used; it drops rows of steps before the last one."""
 
     def __init__(self):
         self.axes, self.rows, self.step, self.finished = {}, [], 0, False
@@ -438,7 +438,7 @@ def test_embeddings_come_back_by_party_and_view_whatever_their_widths(tmp_path):
 
 
 @pytest.mark.parametrize("z", [[[1.0], [1.0, 2.0]], [[], []], [None, [1.0]]])
-def test_embeddings_of_no_one_width_are_refused_by_their_file(tmp_path, z):
+def test_embeddings_without_a_common_width_are_refused_by_their_file(tmp_path, z):
     columns = [["a", "a"], ["read", "read"], [0, 1], [0, 1], z]
     pq.write_table(pa.table(columns, schema=EMBEDDING_SCHEMA), tmp_path / "embeddings.parquet")
     with pytest.raises(InputError, match=r"embeddings.parquet cannot be read"):

@@ -1,4 +1,4 @@
-"""Two hosts find out whether they run the same code, and which of them to change."""
+"""Hosts with different code are refused, with the host that must be updated."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_digest_is_of_the_code_and_of_nothing_else(tmp_path):
         path = copy / name
         path.write_bytes(path.read_bytes() + b"\n")
         seen.add(digest_of(tmp_path))
-    (copy / "rng.py").rename(copy / "rnz.py")  # the order of texts stays
+    (copy / "rng.py").rename(copy / "rnz.py")  # the order of the files stays
     seen.add(digest_of(tmp_path))
     assert len(seen) == 5
 

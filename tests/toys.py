@@ -23,7 +23,7 @@ def toy_data(
     label_features: bool = False,
     classes: int = 2,
 ) -> MemoryData:
-    """Normal features; the label is the sign of a sum over all parties."""
+    """Return normal features with labels that are quantile classes of a noisy sum over all parties."""
     rng = np.random.default_rng(seed)
     total = rows + test_rows
     names = [*ascii_lowercase[:parties], *(["label"] if label_features else [])]
@@ -36,7 +36,7 @@ def toy_data(
 
 
 def mixed_data(rows: int = 600, test_rows: int = 150, *, seed: int = 0) -> MemoryData:
-    """Two parties with numeric and categorical columns; the label party is the second."""
+    """Return data of two parties with numeric and categorical columns; the label party is the second."""
     rng = np.random.default_rng(seed)
     total = rows + test_rows
     tables, score = {}, np.zeros(total)
@@ -56,7 +56,7 @@ def mixed_data(rows: int = 600, test_rows: int = 150, *, seed: int = 0) -> Memor
 
 
 def toy_config(**sections: dict[str, object]) -> Config:
-    """A small network that trains in a fraction of a second; informed readers, which take longer, are off."""
+    """Return a configuration that trains in a fraction of a second; informed readers, which take longer, are off."""
     values: dict[str, object] = {
         "training": {"epochs": 2, "batch_size": 64, "eval_batch_size": 100},
         "model": {"cut": 8, "bottom": [16], "top": [16], "embedding_width": 4},
@@ -70,7 +70,7 @@ def toy_config(**sections: dict[str, object]) -> Config:
 
 
 def text_data(rows: int = 80, test_rows: int = 40, *, classes: int = 3, length: int = 12, seed: int = 0) -> MemoryData:
-    """Texts of random words; a class has a word of its own in them. Short texts are filled up with zeros."""
+    """Return texts of random words, padded with zeros; each class has a word of its own."""
     rng = np.random.default_rng(seed)
     total, vocabulary = rows + test_rows, 30
     y = rng.integers(0, classes, total)
@@ -85,7 +85,7 @@ def text_data(rows: int = 80, test_rows: int = 40, *, classes: int = 3, length: 
 
 
 def with_unaligned(data: MemoryData, rows: int, *, seed: int = 9) -> MemoryData:
-    """The same, and so many rows more that each party of `mixed_data` has alone; the label party has their labels."""
+    """Return data of `mixed_data` with `rows` unaligned rows at each party; the label party has their labels."""
     more = mixed_data(rows, 1, seed=seed)
     tables = {name: replace(table, unaligned=more.tables[name].train) for name, table in data.tables.items()}
     return replace(data, tables=tables, target=replace(data.target, unaligned=more.target.train))

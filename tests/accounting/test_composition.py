@@ -1,4 +1,4 @@
-"""Composed epsilons agree with closed forms, and discretised ones never promise more than these."""
+"""Composed epsilons agree with closed forms, and discretised ones are never below these."""
 
 import math
 import subprocess
@@ -23,11 +23,11 @@ from flower_vfl.accounting import (
 from flower_vfl.errors import ArgumentError, SetupError
 
 CLOSE = 1e-3
-"""How much above the true epsilon a discretised one may be."""
+"""Largest difference by which a discretised epsilon may be above the true one."""
 
 
 def optimal_composition(epsilon, draws, delta):
-    """Kairouz, Oh, Viswanath (2015), Theorem 2, for every epsilon and not just those of its table."""
+    """Return the epsilon of optimal composition by Kairouz, Oh, Viswanath (2015), Theorem 2, for any delta."""
     total = draws * math.log1p(math.exp(epsilon))
 
     def excess(target):
@@ -42,7 +42,7 @@ def optimal_composition(epsilon, draws, delta):
 
 
 def balle_wang(separation, delta):
-    """The epsilon of the analytic Gaussian mechanism, by bisection with 50 digits."""
+    """Return the epsilon of the analytic Gaussian mechanism, by bisection with 50 digits."""
     with mpmath.workdps(50):
         half, low, high = mpmath.mpf(separation) / 2, mpmath.mpf(0), mpmath.mpf(separation**2 + 8 * separation)
         for _ in range(60):
@@ -75,7 +75,7 @@ def test_gaussians_compose_to_the_analytic_one_and_their_losses_never_below_it(s
 
 
 def test_classes_that_neither_label_is_cost_nothing():
-    """Three classes, two draws: all nine outcomes of each label, counted."""
+    """The reference sums over all nine outcomes of two draws with three classes."""
     kept, other = math.exp(0.7) / (math.exp(0.7) + 2.0), 1.0 / (math.exp(0.7) + 2.0)
     one, two = (kept, other, other), (other, kept, other)
     pairs = [(one[a] * one[b], two[a] * two[b]) for a, b in product(range(3), repeat=2)]
@@ -152,7 +152,7 @@ def test_what_cannot_be_composed_is_refused(wrong, words):
 
 
 def test_the_auc_of_an_epsilon_is_the_area_under_the_best_tests():
-    """The area over the piecewise linear trade-off of errors that (epsilon, delta) allows, by the trapezoid rule."""
+    """The reference is the area over the piecewise linear trade-off of errors that (epsilon, delta) allows."""
     epsilon, delta, count = 1.3, 0.05, 200_000
     levels = [k / count for k in range(count + 1)]
     errors = [max(0.0, 1.0 - delta - math.exp(epsilon) * a, math.exp(-epsilon) * (1.0 - delta - a)) for a in levels]

@@ -1,4 +1,4 @@
-"""The numbers behind "The open frontier" of docs/results/proof.md: what no mechanism for two classes can improve."""
+"""The numbers of "The open frontier" in docs/results/proof.md: limits of all mechanisms for two classes."""
 
 import math
 from itertools import product
@@ -29,7 +29,7 @@ def laplace(scale, step=1.0 / 64):
 
 
 def fresh_flips(epsilon, draws):
-    """Return the law of so many flipped labels, drawn independently."""
+    """Return the law of `draws` flips of a label, drawn independently, (2, 2**draws)."""
     one = answers(epsilon)
     every = np.array(list(product((0, 1), repeat=draws)))
     return np.stack([one[label][every].prod(axis=1) for label in (0, 1)])

@@ -1,4 +1,4 @@
-"""A ledger refuses what its owner does not allow, and whatever is not as it was written."""
+"""A ledger refuses trainings that exceed its owner's limit, and files that somebody changed."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ def ledger(tmp_path):
 
 
 def spent(ledger, *trainings):
-    """What is spent after these have been charged."""
+    """Charge trainings, and return the epsilon that is spent after them."""
     return [ledger.charge(one, NOW).spent for one in trainings][-1]
 
 
@@ -50,7 +50,7 @@ def test_a_limit_with_a_delta_takes_mechanisms_that_need_one(ledger):
     with pytest.raises(PermissionDeniedError, match=r"to inf, .* give the limit a delta above that of this training"):
         ledger.check(noisy)
     ledger.set_limit(Limit(2.5, 1e-6))
-    epsilon = spent(ledger, noisy)  # of one draw with sigma 4 [Balle and Wang, 2018]
+    epsilon = spent(ledger, noisy)  # that of one draw with sigma 4 [Balle and Wang, 2018]
     delta = norm.cdf(1 / 8 - 4 * epsilon) - np.exp(epsilon) * norm.cdf(-1 / 8 - 4 * epsilon)
     assert delta == pytest.approx(1e-6, rel=1e-6)
 
@@ -187,7 +187,7 @@ def test_a_limit_below_what_is_spent_allows_nothing_more(ledger):
     assert (account.spent, account.limit.epsilon) == (1.0, 0.5)
     with pytest.raises(PermissionDeniedError, match="0 is left"):
         ledger.check(training(2))
-    ledger.check(training(1))  # nothing more
+    ledger.check(training(1))  # costs nothing more
 
 
 @pytest.mark.parametrize("values", [(-1.0,), (float("inf"),), (1.0, 1.0), (1.0, 1e-12), (True,)], ids=str)

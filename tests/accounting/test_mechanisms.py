@@ -1,4 +1,4 @@
-"""Each mechanism's divergence is that of its densities, and descriptions survive a ledger."""
+"""Each mechanism's divergence is that of its densities, and a description gives its mechanism back."""
 
 import math
 
@@ -14,7 +14,7 @@ EPSILONS = np.array([-3.0, -1.0, -0.3, 0.0, 0.2, 0.9, 2.5])
 
 
 def by_densities(one, other, kinks):
-    """The divergence of two densities, by quadrature."""
+    """Return the divergence of two densities at each of EPSILONS, by quadrature."""
 
     def of(epsilon):
         excess = lambda x: max(0.0, one(x) - math.exp(epsilon) * other(x))  # noqa: E731
@@ -51,8 +51,8 @@ def test_randomised_response_has_the_divergence_of_its_outcomes(classes):
     assert found.flip == pytest.approx(1.0 - kept)
 
 
-def test_of_a_bounded_mechanism_it_is_that_of_the_worst_one():
-    """Kairouz, Oh, Viswanath: with probability delta the label itself, else two answers of odds e^epsilon."""
+def test_a_bounded_mechanism_has_the_divergence_of_the_worst_one():
+    """Kairouz, Oh, Viswanath: the label itself with probability delta, else one of two answers of odds e^epsilon."""
     kept = (1.0 - 1e-3) * math.e / (1.0 + math.e)
     one, two = [1e-3, kept, 1.0 - 1e-3 - kept, 0.0], [0.0, 1.0 - 1e-3 - kept, kept, 1e-3]
     np.testing.assert_allclose(Bounded(1.0, 1e-3).delta(EPSILONS), by_outcomes(one, two), atol=1e-12)
@@ -84,8 +84,8 @@ def test_what_is_no_mechanism_is_refused(facts, words):
         from_facts(facts)
 
 
-def test_no_mechanism_tells_more_bits_of_a_label_than_it_says():
-    """Information with even odds of the labels; that of Laplace noise by a sum over a fine grid."""
+def test_no_mechanism_reveals_more_bits_of_a_label_than_it_states():
+    """Mutual information with equally likely labels; that of Laplace and Gaussian noise by a sum over a fine grid."""
 
     def information(one, other):
         mean = (one + other) / 2.0

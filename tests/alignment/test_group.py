@@ -63,7 +63,7 @@ def x_of(point):
 
 
 def a_point(block):
-    """A point of the curve that any 32 bytes lead to, found by counting up: not our own hash."""
+    """Return the first point of the curve at or after any 32 bytes, without the hash of the package."""
     x = int.from_bytes(block, "big") % P
     while root(x) is None:
         x = (x + 1) % P
@@ -72,7 +72,7 @@ def a_point(block):
 
 @settings(max_examples=25, deadline=None)
 @given(numbers, blocks)
-def test_a_multiple_is_the_textbooks(number, block):
+def test_a_multiple_is_that_of_textbook_arithmetic(number, block):
     point = a_point(block)
     x = int.from_bytes(point, "big")
     expected = x_of(times(number, (x, root(x))))
@@ -102,7 +102,7 @@ def test_bytes_are_a_point_exactly_when_the_curve_has_one_there(data):
 
 @settings(max_examples=25, deadline=None)
 @given(blocks)
-def test_every_point_has_the_full_order_so_that_none_gives_a_key_away(block):
+def test_every_point_has_the_full_order_so_that_none_reveals_a_key(block):
     x = int.from_bytes(a_point(block), "big")
     assert times(N, (x, root(x))) is None  # N is prime, so the order is 1 or N, and only infinity has order 1
 

@@ -42,7 +42,7 @@ class Party:
 
 
 def label_view(ids, parties):
-    """Return what the label party reads of each table (P, N, 2), and its names for each party's IDs."""
+    """Return the values that the label party reads from each table, (P, N, 2), and its tags for each party's IDs."""
     key, order = Key.fresh(), shuffled(len(ids))
     blinded = rearrange(multiply_all(key, id_blocks(ids), hashed=True), order)
     read, names = [], []
@@ -67,9 +67,9 @@ def test_the_label_party_finds_what_all_have_and_each_party_recognises_it(own, s
         assert {party.ids[row] for row in matched_rows(party.tags, matches)} == expected
 
 
-def test_what_one_table_says_of_an_id_is_noise_whether_or_not_its_party_has_it():
-    """With two feature parties: reading one table, the label party cannot tell who is in it; two tables together say
-    only who is in both. A pair shares nobody's key but its own, so the same people give other noise each time."""
+def test_one_table_gives_noise_for_an_id_whether_or_not_its_party_has_it():
+    """From one of two tables the label party cannot infer which IDs are in it; both tables together reveal only the IDs
+    in both. Each pair of parties has a key of its own, so the same people give other noise each time."""
     ids = [f"person {number}" for number in range(400)]
     a, b = Party(ids[:200]), Party(ids[100:300])
     read, _ = label_view(ids, [a, b])
@@ -146,7 +146,7 @@ def test_all_three_words_depend_on_the_point_and_on_the_id_and_none_is_another()
     assert len({part for words in found for part in (words.pads.tobytes(), words.tags[0], words.proofs[0])}) == 12
 
 
-def test_a_proof_is_of_the_common_ids_their_order_and_who_takes_part():
+def test_a_proof_depends_on_the_common_ids_their_order_and_the_parties():
     one, two = bytes(16), bytes(range(16))
     given = [([one, two], "x"), ([two, one], "x"), ([one], "x"), ([one, two], "y"), ([], "x")]
     assert len({proof_of(proofs, checksum) for proofs, checksum in given}) == 5

@@ -19,7 +19,7 @@ def values_for(count, seed=0):
 
 
 def slow_decode(text, seed, content, count):
-    """One text at a time, with Python's integers and nothing of the module's arithmetic."""
+    """Return the value of one text, computed with Python's integers and without the module's arithmetic."""
     third = -(-13 * count // 30) + 64
     slots = [int.from_bytes(content[at : at + 16], "little") for at in range(0, len(content), 16)]
     words = hashlib.blake2b(text.encode(), digest_size=32, key=seed).digest()
@@ -70,7 +70,7 @@ def test_a_text_that_occurs_twice_is_no_table():
 
 
 def test_peeling_leaves_a_handful_at_most():
-    """Five hundred tables: a core of more than a few rows would make failures, which say something, likely."""
+    """Of 500 tables: with a core of more than a few rows, failures, which reveal something, would be likely."""
     keys = [f"key {number}" for number in range(400)]
     left = []
     for number in range(500):
@@ -80,7 +80,7 @@ def test_peeling_leaves_a_handful_at_most():
     assert np.mean(np.array(left) > 0) < 0.05
 
 
-def test_who_reads_at_another_text_reads_noise():
+def test_another_text_decodes_to_noise():
     keys, others = ([f"{name} {number}" for number in range(2000)] for name in ("key", "other"))
     salt, content = encode(keys, np.zeros((2000, 2), np.uint64))
     read = decode(others, salt, content, 2000)
@@ -89,8 +89,8 @@ def test_who_reads_at_another_text_reads_noise():
     assert ones == pytest.approx(0.5, abs=5 * 0.5 / np.sqrt(2000 * 128))
 
 
-def test_a_table_of_random_values_is_uniform_so_that_it_says_nothing_of_its_texts():
-    """Each bit of each slot, over many tables of the same texts: fair coins, the chosen and the free slots alike."""
+def test_a_table_of_random_values_is_uniform_so_that_it_reveals_nothing_of_its_texts():
+    """Over many tables of the same texts each bit is a fair coin, in used and in free slots."""
     keys = [f"key {number}" for number in range(5)]
     random = np.random.default_rng(3)
     tables = []

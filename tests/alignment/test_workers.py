@@ -12,7 +12,7 @@ from flower_vfl.errors import ProtocolError, SessionError
 
 @pytest.fixture
 def small(monkeypatch):
-    """Let a few points be worth worker processes."""
+    """Use worker processes from ten points on."""
     monkeypatch.setattr(workers, "_WORTHWHILE", 10)
 
 

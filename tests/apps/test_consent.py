@@ -1,4 +1,4 @@
-"""A node takes part in what its owner allows; what it refuses, the label party hears with the key to change."""
+"""A node takes part in what its owner allows; the error at the label party names the key to change."""
 
 from __future__ import annotations
 
@@ -33,16 +33,15 @@ def refused(folders, monkeypatch, tmp_path, nodes, config=CONFIG, grid=DeployedG
     return str(caught.value)
 
 
-def test_without_its_owners_word_a_node_trains_on_nothing(folders, monkeypatch, tmp_path):
+def test_without_its_owners_permission_a_node_does_not_train(folders, monkeypatch, tmp_path):
     nodes = [{key: value for key, value in node.items() if key != "train-epochs"} for node in nodes_of(folders)]
-    said = refused(folders, monkeypatch, tmp_path, nodes)
-    assert "allows no training; its owner can: train-epochs=N in the --node-config of its SuperNode" in said
+    message = refused(folders, monkeypatch, tmp_path, nodes)
+    assert "allows no training; its owner can: train-epochs=N in the --node-config of its SuperNode" in message
 
 
 NAMED = toy_config(
     data={"name": "synthetic"}, transport={"kind": "stream"}, training={"epochs": 1}, parties={"attackers": ["a"]}
 )
-ROWS = "train-alignment='{digest}' in the --node-config"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +74,7 @@ def test_a_training_within_all_limits_and_signed_takes_place(kind, folders, monk
 
 
 class Changing(DeployedGrid):
-    """Whoever carries an offer to the parties puts an address of its own into it."""
+    """A grid that replaces the address in offers on their way to the parties."""
 
     def push_messages(self, messages):
         messages = list(messages)
@@ -92,8 +91,8 @@ def test_an_offer_that_the_named_label_party_has_not_signed_is_refused(how, fold
     if how != "unsigned":
         monkeypatch.setenv(LABEL_KEY_VARIABLE, str(tmp_path / "label.key"))
     grid = Changing if how == "changed on the way" else DeployedGrid
-    said = refused(folders, monkeypatch, tmp_path, nodes_of(folders, **{"label-key": public}), grid=grid)
-    assert "takes part only in what its label party has signed (label-key), and this offer is not" in said
+    message = refused(folders, monkeypatch, tmp_path, nodes_of(folders, **{"label-key": public}), grid=grid)
+    assert "takes part only in what its label party has signed (label-key), and this offer is not" in message
 
 
 def test_a_signature_covers_every_field_and_the_run_configuration(monkeypatch, tmp_path):
@@ -110,7 +109,7 @@ def test_a_signature_covers_every_field_and_the_run_configuration(monkeypatch, t
     assert not is_signed({name: signed[name] for name in signed if name != "limit"}, run_config, public)
 
 
-def test_the_last_day_counts(monkeypatch, tmp_path):
+def test_the_last_day_counts():
     consent = Consent.of({"train-until": "2027-01-31"}, "a")
     consent.check_offer({}, {}, today=lambda: date(2027, 1, 31))
     with pytest.raises(PermissionDeniedError, match="a later train-until in the --node-config"):
@@ -132,7 +131,7 @@ def test_the_last_day_counts(monkeypatch, tmp_path):
         ({"label-key": ""}, "is no public Ed25519 key"),
     ],
 )
-def test_a_limit_that_cannot_be_is_an_error_and_no_licence(given, words):
+def test_an_invalid_limit_is_an_error_and_allows_nothing(given, words):
     with pytest.raises(ConfigError, match=words):
         Consent.of(given, "a")
 

@@ -1,4 +1,4 @@
-"""What only a resumed run needs is gone once a deployed run's results are written, and not a moment before."""
+"""Files that only a resumed run needs are deleted once a deployed run's results are written, and not before."""
 
 import shutil
 
@@ -14,13 +14,13 @@ STATES = ("secret-*", "step-*", "received*", "memory-*")
 
 
 def left(folder):
-    """What of these lies in a party's folder of checkpoints."""
+    """Return those of the patterns in STATES that match a file in a party's folder of checkpoints."""
     return sorted({name for name in STATES for _ in folder.glob(name)})
 
 
 @pytest.fixture(params=["stream", "messages"])
 def hosts(request, folders, monkeypatch, tmp_path):  # noqa: F811
-    """A function that runs a deployment, and the folders of the label party's and of one feature party's states."""
+    """A function that runs a deployment, and the checkpoint folders of the label party and of one feature party."""
     root, dataset = folders
     monkeypatch.setenv(NOISE_KEY_FILE_VARIABLE, str(tmp_path / "noise.key"))
     (tmp_path / "noise.key").write_bytes(bytes(32))

@@ -16,12 +16,12 @@ from flower_vfl.rng import Secret
 from flower_vfl.training.factories import schedule_of
 from tests.toys import mixed_data, text_data, toy_config, toy_data
 
-# What `toy_config` says of the perceptron, back at what changes nothing.
-PAPER = ModelConfig().model_dump(include=toy_config().model.model_fields_set)
+# The default values of the model keys that `toy_config` sets.
+DEFAULT_MODEL = ModelConfig().model_dump(include=toy_config().model.model_fields_set)
 
 
 def rounded(tensor, wire_dtype):
-    """Round as half precision does; float16 in units of each row's largest value."""
+    """Return a tensor rounded to half precision; to float16 in units of each row's largest value."""
     if wire_dtype == "bfloat16":
         return tensor.bfloat16().float()
     values = tensor.numpy()
@@ -31,7 +31,7 @@ def rounded(tensor, wire_dtype):
 
 
 class Wire(torch.autograd.Function):
-    """The cut as a wire that rounds what goes up and what comes down."""
+    """The cut as a wire that rounds embeddings and gradients."""
 
     @staticmethod
     def forward(ctx, z, wire_dtype):
@@ -44,7 +44,7 @@ class Wire(torch.autograd.Function):
 
 
 def frozen_embeddings(bottom, table, size):
-    """All rows' embeddings, in batches of an evaluation: a product's last bits may depend on its rows."""
+    """Return the embeddings of all training rows in batches of an evaluation, on which their last bits may depend."""
     with torch.no_grad():
         return torch.cat(
             [
@@ -55,7 +55,7 @@ def frozen_embeddings(bottom, table, size):
 
 
 def train_joined(config, data, parties, own=""):
-    """One network, one loss, one backward pass; nothing of the split is used but the order of the batches."""
+    """Return weight digests of one joined network; of the split run it uses the seeds and the order of batches only."""
     config = config.fitted(len(data.target.train))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -87,17 +87,17 @@ def train_joined(config, data, parties, own=""):
     labels = torch.from_numpy(data.target.train)
     network.train()
 
-    def passed(part, *inputs):
+    def forward(part, *inputs):
         with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bfloat16"):
             return part(*inputs).float()
 
-    still = {} if config.training.gradients else {party: bottoms[party] for party in parties}
+    frozen = {} if config.training.gradients else {party: bottoms[party] for party in parties}
     size = config.training.eval_batch_size
-    kept = {party: frozen_embeddings(bottom, tables[party], size) for party, bottom in still.items()}
+    fixed = {party: frozen_embeddings(bottom, tables[party], size) for party, bottom in frozen.items()}
     for step in range(schedule.steps):
         rows = schedule.train_batch(step)
         z = [
-            kept[party][rows] if party in kept else passed(bottoms[party], *tables[party].train.gather(rows))
+            fixed[party][rows] if party in fixed else forward(bottoms[party], *tables[party].train.gather(rows))
             for party in deep
         ]
         if config.transport.wire_dtype != "exact":
@@ -107,9 +107,9 @@ def train_joined(config, data, parties, own=""):
         else:
             fused = sum(z[1:], start=z[0])
             fused = fused / len(z) if config.model.fusion == "mean" and len(z) > 1 else fused
-        logits = passed(top, fused)
+        logits = forward(top, fused)
         for party in set(bottoms) - set(deep):
-            logits = logits + passed(bottoms[party], *tables[party].train.gather(rows))
+            logits = logits + forward(bottoms[party], *tables[party].train.gather(rows))
         if data.target.classes == 2:
             loss = nn.functional.binary_cross_entropy_with_logits(logits, labels[rows].float())
         else:
@@ -133,7 +133,7 @@ def test_the_split_network_ends_with_the_weights_of_the_joined_one(parties, shap
     assert run(config, data=lambda _: data).summary["weights"] == train_joined(config, data, data.parties)
 
 
-def test_convolutions_on_both_sides_of_the_cut_change_nothing_about_that():
+def test_convolutions_on_both_sides_of_the_cut_end_with_the_joined_weights():
     data = toy_data(rows=200, parties=1, shape=(1, 8, 8))
     config = toy_config(model={"channels": [6, 5, 4], "cut": 3, "pools": 2, "top_channels": [4, 4]})
     assert run(config, data=lambda _: data).summary["weights"] == train_joined(config, data, data.parties)
@@ -151,11 +151,11 @@ def test_convolutions_on_both_sides_of_the_cut_change_nothing_about_that():
     ],
 )
 @pytest.mark.parametrize("classes", [2, 4])
-def test_the_networks_of_the_papers_change_nothing_about_that(network, split, classes):
+def test_the_networks_of_the_papers_end_with_the_joined_weights(network, split, classes):
     data = toy_data(48, 24, 1, (3, 32, 32) if network == "resnet20" else (1, 28, 28), classes=classes)
     step_attacks = ["norm", "cosine"] if classes == 2 else []
     config = toy_config(
-        model=PAPER | {"network": network, "split": split},
+        model=DEFAULT_MODEL | {"network": network, "split": split},
         training={"batch_size": 16, "eval_batch_size": 16},
         attack={"names": [*step_attacks, "clustering"], "snapshots": [1, 3]},
     )
@@ -163,10 +163,10 @@ def test_the_networks_of_the_papers_change_nothing_about_that(network, split, cl
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_texts_with_word_vectors_change_nothing_about_that_and_their_labels_can_be_read(classes):
+def test_texts_with_word_vectors_end_with_the_joined_weights_and_their_labels_can_be_read(classes):
     data = text_data(200, 100, classes=classes)
     config = toy_config(
-        model=PAPER | {"network": "textcnn", "cut": 12},
+        model=DEFAULT_MODEL | {"network": "textcnn", "cut": 12},
         training={"epochs": 12, "batch_size": 16, "learning_rate": 0.01},
         attack={"names": ["clustering", "model_completion(k=8,draws=2)", *(["norm"] if classes == 2 else [])]},
     )
@@ -189,7 +189,7 @@ def test_running_statistics_count_every_batch_once_over_every_transport(in_fligh
 
     for kind in ("inproc", "stream", "messages"):
         config = toy_config(
-            model=PAPER | {"network": "resnet20", "split": "group1"},
+            model=DEFAULT_MODEL | {"network": "resnet20", "split": "group1"},
             training={"batch_size": 16, "eval_batch_size": 16},  # 43 rows to train on, two epochs
             transport={"kind": kind, "in_flight": in_flight},
         )
@@ -198,7 +198,7 @@ def test_running_statistics_count_every_batch_once_over_every_transport(in_fligh
     assert weights[0] == weights[1] == weights[2]
 
 
-def test_a_label_party_with_columns_of_its_own_changes_nothing_about_that():
+def test_a_label_party_with_columns_of_its_own_ends_with_the_joined_weights():
     data = mixed_data()
     config = toy_config()
     assert run(config, data=lambda _: data).summary["weights"] == train_joined(config, data, ["a"], own="b")
@@ -293,10 +293,10 @@ def test_another_seed_gives_other_weights():
     assert all(first[party] != second[party] for party in first)
 
 
-def test_attacking_and_watching_change_no_weight():
+def test_attacks_and_the_monitor_change_no_weight():
     data = toy_data()
-    watched = run(toy_config(), data=lambda _: data)
-    blind = run(toy_config(attack={"names": []}), data=lambda _: data)
-    assert watched.summary["leakage"]
-    assert not blind.summary["leakage"]
-    assert watched.summary["weights"] == blind.summary["weights"]
+    attacked = run(toy_config(), data=lambda _: data)
+    plain = run(toy_config(attack={"names": []}), data=lambda _: data)
+    assert attacked.summary["leakage"]
+    assert not plain.summary["leakage"]
+    assert attacked.summary["weights"] == plain.summary["weights"]

@@ -1,4 +1,4 @@
-"""Parties that fail, lie or do not fit: the run ends within seconds, says which and why, and keeps what it measured."""
+"""Parties that fail, lie or do not fit: the run ends in seconds, names party and reason, and keeps its metrics."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Faulty(nn.Module):
 
 
 def faulty_at(party_width, act, at=4):
-    """A factory whose party "b" is faulty; parties are told apart by the width of their columns."""
+    """Return a factory that makes a faulty model for the party with this number of columns."""
 
     def bottom(spec, config):
         model = default_bottom(spec, config)
@@ -61,7 +61,7 @@ def faulty_at(party_width, act, at=4):
 
 
 def uneven_data():
-    """Party "a" has 6 columns, party "b" 5."""
+    """Return data in which party "a" has 6 columns and party "b" 5."""
     data = toy_data(rows=300)
     narrow = toy_data(rows=300, shape=(5,), seed=1).party("b")
     return dataclasses.replace(data, tables={"a": data.party("a"), "b": narrow})
@@ -88,13 +88,13 @@ def test_a_party_that_dies_ends_the_run_in_seconds_with_its_name_and_reason_and_
 
 
 class Quoting(Observer):
-    """Fails as a method of somebody's own does that quotes all that it was given."""
+    """Fails with an error that quotes a whole tensor, as that of a user's own method may."""
 
     def on_step(self, step, epoch, loss, leak):
         raise RuntimeError("given " + "0.25, " * 500_000 + "which is wrong")
 
 
-def test_of_an_error_as_long_as_a_tensor_the_result_has_beginning_and_end(tmp_path):
+def test_the_result_has_the_beginning_and_the_end_of_an_error_as_long_as_a_tensor(tmp_path):
     with pytest.raises(RuntimeError):
         run(toy_config(), data=lambda _: toy_data(), out=tmp_path / "run", observers=(Quoting(),))
     error = json.loads((tmp_path / "run" / "result.json").read_text())["error"]
@@ -125,41 +125,41 @@ def test_a_party_that_sends_something_wrong_is_refused(kind, act, error, reason)
         run(config, data=lambda _: data, bottom=faulty_at(5, act))
 
 
-def told(change, value):
-    """An honest report of leaks in which one thing of the first entry is another, or the report as a whole."""
+def falsified(key, value):
+    """Return a function that changes one value of the first leak in a report; where `key` is None, all leaks."""
 
-    def tell(report):
+    def falsify(report):
         leakage = report.get("leakage", [])
-        wrong = value if change is None else [{**leakage[0], change: value}, *leakage[1:]]
+        wrong = value if key is None else [{**leakage[0], key: value}, *leakage[1:]]
         return {**report, "leakage": wrong}
 
-    return tell
+    return falsify
 
 
 @pytest.mark.parametrize(
-    ("tell", "where"),
+    ("falsify", "where"),
     [
         (lambda _: [], "cannot be read"),
         (lambda _: {}, "'weights'"),
         (lambda report: {**report, "weights": ["0" * 64]}, "'weights'"),
         (lambda report: {**report, "weights": "the best"}, "'weights'"),
-        (told(None, {}), "'leakage'"),
-        (told(None, [0]), r"'leakage\.0'"),
-        (told(None, [{"label": "norm"}]), r"'leakage\.0\.metric'"),
-        (told("label", "cosine"), "reports of the attack 'cosine', which is none of this run"),
-        (told("label", ["norm"]), r"'leakage\.0\.label'"),
-        (told("phase", "afterwards"), r"'leakage\.0\.phase'"),
-        (told("q95", "0.5"), r"'leakage\.0\.q95'"),
-        (told("mean", 10**400), r"'leakage\.0\.mean'"),
-        (told("max", math.nan), r"'leakage\.0\.max'"),
-        (told("measures", {"auc": 0}), r"'leakage\.0\.measures\.auc'"),
-        (told("values", [None]), r"'leakage\.0\.values\.0'"),
+        (falsified(None, {}), "'leakage'"),
+        (falsified(None, [0]), r"'leakage\.0'"),
+        (falsified(None, [{"label": "norm"}]), r"'leakage\.0\.metric'"),
+        (falsified("label", "cosine"), "reports of the attack 'cosine', which is none of this run"),
+        (falsified("label", ["norm"]), r"'leakage\.0\.label'"),
+        (falsified("phase", "afterwards"), r"'leakage\.0\.phase'"),
+        (falsified("q95", "0.5"), r"'leakage\.0\.q95'"),
+        (falsified("mean", 10**400), r"'leakage\.0\.mean'"),
+        (falsified("max", math.nan), r"'leakage\.0\.max'"),
+        (falsified("measures", {"auc": 0}), r"'leakage\.0\.measures\.auc'"),
+        (falsified("values", [None]), r"'leakage\.0\.values\.0'"),
     ],
 )
-def test_a_report_that_is_none_is_refused_where_it_is_wrong_and_costs_no_weights(tell, where, tmp_path, monkeypatch):
+def test_an_invalid_report_is_refused_with_its_wrong_field_and_loses_no_weights(falsify, where, tmp_path, monkeypatch):
     honest = FeatureParty.report
     monkeypatch.setattr(
-        FeatureParty, "report", lambda party: tell(honest(party)) if party.name == "b" else honest(party)
+        FeatureParty, "report", lambda party: falsify(honest(party)) if party.name == "b" else honest(party)
     )
     with pytest.raises(ProtocolError, match=rf"(?s)party 'b' .*{where}"):
         run(toy_config(), data=lambda _: toy_data(rows=200), out=tmp_path / "run")
@@ -170,13 +170,13 @@ def test_a_report_that_is_none_is_refused_where_it_is_wrong_and_costs_no_weights
 
 @pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 200_000, "nonsense", "7", None])
 def test_a_report_that_cannot_be_read_is_refused_and_its_party_named(text):
-    said = {} if text is None else {"report": torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)}
+    tensors = {} if text is None else {"report": torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)}
     with pytest.raises(ProtocolError, match="party 'a' sent a report that cannot be read"):
-        read_report("a", Frame(Kind.REPORT, tensors=said), [])
+        read_report("a", Frame(Kind.REPORT, tensors=tensors), [])
 
 
 @pytest.mark.slow
-def test_whose_a_leak_is_and_who_measured_it_is_the_label_partys_own_word(monkeypatch):
+def test_forged_names_and_sources_in_a_partys_report_are_ignored(monkeypatch):
     def forge(party):
         report = honest(party)
         forged = {"party": "somebody", "source": "monitor", "attack": "nothing", "params": {"k": 10**9}, "known": 10**9}
@@ -196,7 +196,7 @@ def test_whose_a_leak_is_and_who_measured_it_is_the_label_partys_own_word(monkey
 def test_a_report_may_be_longer_than_the_header_of_a_frame_and_than_any_batch(kind, monkeypatch):
     honest = FeatureParty.report
     monkeypatch.setattr(
-        FeatureParty, "report", lambda party: (said := honest(party)) | {"leakage": said["leakage"] * 300}
+        FeatureParty, "report", lambda party: (report := honest(party)) | {"leakage": report["leakage"] * 300}
     )
     config = toy_config(attack={"names": ["norm"], "monitor": False}, transport={"kind": kind})
     leakage = run(config, data=lambda _: toy_data(rows=200)).summary["leakage"]
@@ -204,7 +204,7 @@ def test_a_report_may_be_longer_than_the_header_of_a_frame_and_than_any_batch(ki
     assert len(leakage) == 2 * 2 * 300
 
 
-def test_what_cannot_be_summarised_costs_no_weights(tmp_path, monkeypatch):
+def test_an_error_in_the_summary_loses_no_weights(tmp_path, monkeypatch):
     def fail(*given, **more):
         raise ArithmeticError("no sum")
 
@@ -247,7 +247,7 @@ def test_a_party_with_another_configuration_does_not_fit(change):
         start(toy_data(), toy_data(), toy_config(), toy_config(training=change))
 
 
-def test_a_party_with_another_version_of_the_package_does_not_fit_and_both_sides_hear_what_to_do(monkeypatch):
+def test_a_party_with_another_version_of_the_package_does_not_fit_and_both_hosts_get_the_instruction(monkeypatch):
     other = {**software(), "version": "0.0.9", "build": "f00"}
     monkeypatch.setattr("flower_vfl.parties.feature.software", lambda: other)
     words = (
@@ -262,7 +262,7 @@ def test_a_party_with_another_version_of_the_package_does_not_fit_and_both_sides
     assert re.search(words, str(grid.failures[0]))
 
 
-def test_another_torch_trains_and_is_named_with_what_it_costs(monkeypatch, caplog):
+def test_a_party_with_another_torch_trains_and_causes_a_warning(monkeypatch, caplog):
     monkeypatch.setattr("flower_vfl.parties.feature.software", lambda: {**software(), "torch": "2.6.0+cu124"})
     result = run(toy_config(), data=lambda _: toy_data())
     assert "the host of party 'a' has torch 2.6.0+cu124, the label party's host has" in caplog.text
@@ -280,7 +280,7 @@ def test_parties_must_agree_on_the_steps_in_flight():
         start(toy_data(), toy_data(), toy_config(), toy_config(transport={"in_flight": 2}))
 
 
-def test_the_wrong_number_of_nodes_is_told_with_the_exact_setting():
+def test_the_wrong_number_of_nodes_is_refused_with_the_exact_setting():
     from flower_vfl.errors import SetupError
 
     data, config = toy_data(parties=3), toy_config(transport={"connect_timeout": 0.3})
@@ -301,7 +301,7 @@ def test_nodes_without_a_party_are_spare():
 @pytest.mark.parametrize("kind", ["stream", "messages"])
 @pytest.mark.parametrize("wire_dtype", ["exact", "float16", "bfloat16"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_training_that_diverges_is_told_in_the_same_words_whatever_numbers_travel(kind, wire_dtype, value):
+def test_a_training_that_diverges_gives_the_same_error_with_every_wire_dtype(kind, wire_dtype, value):
     data, config = uneven_data(), toy_config(transport={"kind": kind, "wire_dtype": wire_dtype})
     words = r"training diverged at party 'b': 'embedding' of step 3 .*not finite, after a loss of"
     with pytest.raises(TrainingError, match=words):
@@ -378,8 +378,6 @@ def test_a_party_whose_data_cannot_be_read_says_so_as_bad_input():
 
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path):
-    from flower_vfl.strategies import Observer
-
     class Impatient(Observer):
         def on_step(self, step, epoch, loss, leak):
             if step == 5:
@@ -435,7 +433,7 @@ def test_a_run_computes_with_its_threads_and_leaves_those_of_the_process_as_they
 
 @contextmanager
 def another_party(count):
-    """A party that computes with so many threads, in a thread of its own, until the block ends."""
+    """Run a party that computes with `count` threads, in a thread of its own, until the block ends."""
     ready, over = threading.Event(), threading.Event()
 
     def compute():
@@ -452,7 +450,7 @@ def another_party(count):
 
 
 def test_the_threads_of_a_process_come_back_in_whatever_order_parties_end():
-    """A later thread would start with what the last one left."""
+    """A later thread would start with the number that the last party left."""
     with ThreadPoolExecutor() as pool, ExitStack() as parties:
         before = pool.submit(threads).result()
         with computing(toy_config(threads=2)):
@@ -479,7 +477,7 @@ def test_a_run_restores_its_threads_while_a_party_of_an_earlier_run_goes_on():
         ({"network": "resnet20", "cut": 5}, "no other: leave model.cut out"),
     ],
 )
-def test_a_network_that_cannot_be_is_refused_before_anything_is_written(model, text, tmp_path):
+def test_an_impossible_network_is_refused_before_anything_is_written(model, text, tmp_path):
     data = toy_data(60, 20, 1, (1, 28, 28))
     with pytest.raises(ConfigError, match=text):
         run(build_config({"model": model}), data=lambda _: data, out=tmp_path / "out")

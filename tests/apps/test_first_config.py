@@ -1,4 +1,4 @@
-"""A first configuration for one's own tables: what is asked, what is refused, what comes out."""
+"""A first configuration for a user's own tables: its questions, its refusals and its file."""
 
 import pytest
 
@@ -9,18 +9,18 @@ from flower_vfl.errors import ConfigError, DataError
 BANK, SHOP = "customer,income,default\nc1,3,0\n", "customer,town,spent\nc1,Ulm,4\n"
 
 
-def nobody(option, question, usual):
+def no_answer(option, question, usual):
     raise ConfigError(f"{option}: {question}")
 
 
-def begin(tmp_path, ask=nobody, *, bank=BANK, shop=SHOP, **given):
+def begin(tmp_path, ask=no_answer, *, bank=BANK, shop=SHOP, **given):
     (tmp_path / "bank 'x'.csv").write_text(bank)
     (tmp_path / "shop.csv").write_text(shop)
     files = files_of([f"bank={tmp_path}/bank 'x'.csv", f"shop={tmp_path}/shop.csv"])
     return write_first_config(files, tmp_path / "run.toml", ask=ask, **given)
 
 
-def test_what_the_headers_leave_open_is_asked_and_the_file_says_it(tmp_path):
+def test_what_the_headers_leave_open_is_asked_and_written_to_the_file(tmp_path):
     asked = []
 
     def ask(option, question, usual):
@@ -56,7 +56,7 @@ def test_a_column_that_is_not_where_it_must_be_is_named(changes, words, tmp_path
 
 
 @pytest.mark.parametrize("files", [["bank"], ["=x.csv"], ["a=x.csv", "a=y.csv"], ["label/x=y.csv"]])
-def test_files_that_are_no_partys_are_refused(files):
+def test_invalid_pairs_of_party_and_file_are_refused(files):
     with pytest.raises((ConfigError, DataError)):
         files_of(files)
 

@@ -1,4 +1,4 @@
-"""The files by which others follow a training: its state while it lasts, and its log."""
+"""The files with which others follow a training: its live state, which is deleted at the end, and its log."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def test_a_training_leaves_its_log_and_its_state_only_while_it_lasts(tmp_path, c
     caplog.set_level(logging.INFO, "flower_vfl")
     seen, before = [], list(logging.getLogger("flower_vfl").handlers)
 
-    class Looking(Observer):
+    class StateReader(Observer):
         def on_start(self, steps, epochs, parties):
             seen.append(read_live(out))
 
     out = tmp_path / "run"
-    run(toy_config(training={"epochs": 1}), data=lambda _: toy_data(), out=out, observers=(Looking(),))
+    run(toy_config(training={"epochs": 1}), data=lambda _: toy_data(), out=out, observers=(StateReader(),))
     (state,) = seen
     assert (state["steps"], state["epochs"]) == (9, 1)
     assert set(state["parties"]) == {"a", "b"}

@@ -1,4 +1,4 @@
-"""Prometheus reads a running training at the label party, on its loopback, and nobody else does."""
+"""Prometheus reads a running training on the loopback address of the label party's host, and on no other."""
 
 import re
 import socket
@@ -23,7 +23,7 @@ def fetch(port, path="/metrics", **headers):
 
 
 def read(text):
-    """The samples of a page in Prometheus's text format, each line of which must be one or a comment."""
+    """Return the samples of a page in Prometheus's text format; each line must be a sample or a comment."""
     lines = [line for line in text.splitlines() if not line.startswith(("# HELP ", "# TYPE "))]
     return {(found[1], found[2] or ""): float(found[3]) for found in map(SAMPLE.fullmatch, lines)}
 
@@ -79,7 +79,7 @@ def test_a_port_that_is_in_use_is_refused_before_anything_is_left(tmp_path):
 
 
 def without_streams(port):
-    """In one process, where the session endpoint has no port of its own."""
+    """Return a configuration for one process, where no session endpoint opens a port."""
     return toy_config(attack={"names": ["norm"]}, metrics_port=port)
 
 

@@ -1,4 +1,4 @@
-"""What parties keep of a finished training."""
+"""Weights of a finished training, and the card in each file of weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
 
 
 def rewrite(source, target, change):
-    """Copy weights with another card."""
+    """Copy weights with a changed card, and return the path of the copy."""
     with safe_open(source, framework="pt") as file:
         content = json.loads(file.metadata()["flower-vfl"])
     change(content)

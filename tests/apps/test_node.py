@@ -1,4 +1,4 @@
-"""On a host of its own a party does what its owner says, whatever the run config names."""
+"""On a host of its own a party does what its node config allows, whatever the run config names."""
 
 import shutil
 from typing import ClassVar
@@ -32,7 +32,7 @@ CONFIG = toy_config(
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A folder a host: each with one party's part and nothing else."""
+    """The parent of a folder for each host, which holds its party's part alone; and the whole data set."""
     root = tmp_path_factory.mktemp("hosts")
     prepare("synthetic", out=root / "whole", options={"rows": 400, "test_rows": 80})
     dataset = open_dataset(root / "whole")
@@ -43,6 +43,8 @@ def folders(tmp_path_factory):
 
 
 class DeployedGrid(LocalGrid):
+    """Every node on a host of its own."""
+
     simulation = False
 
     def __init__(self, nodes, run_config):
@@ -109,7 +111,7 @@ def test_the_data_of_a_node_is_its_owners_whatever_the_run_config_names():
     assert (view.data.path, view.data.options) == ("/own", {})
 
 
-def test_a_folder_in_the_owners_home_is_in_no_folder_called_tilde(folders, monkeypatch, tmp_path):
+def test_a_tilde_in_a_node_config_is_the_owners_home(folders, monkeypatch, tmp_path):
     root, dataset = folders
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
@@ -135,7 +137,7 @@ def test_a_node_that_names_no_data_opens_none(folders, monkeypatch, tmp_path):
     ],
     ids=["attack", "defense"],
 )
-def test_nodes_that_were_invited_in_vain_hear_it_and_nothing_of_the_label_partys_data(
+def test_nodes_learn_that_the_label_party_failed_and_nothing_of_its_data(
     section, words, folders, monkeypatch, tmp_path
 ):
     root, dataset = folders
@@ -150,13 +152,13 @@ def test_nodes_that_were_invited_in_vain_hear_it_and_nothing_of_the_label_partys
         deploy(nodes_of(folders), root / dataset.label_party, monkeypatch, tmp_path, config, grid, out=str(out))
     grids[0].join(5)
     assert not any(thread.is_alive() for thread in grids[0]._threads)
-    heard = "the label party ended the session: it failed before training began; the reason is in its own log"
-    assert [str(failure) for failure in grids[0].failures] == [heard] * len(nodes_of(folders))
+    expected = "the label party ended the session: it failed before training began; the reason is in its own log"
+    assert [str(failure) for failure in grids[0].failures] == [expected] * len(nodes_of(folders))
     assert not out.exists()
 
 
 @pytest.mark.slow
-def test_a_node_of_a_party_that_the_run_does_not_have_is_told_on_both_hosts(folders, monkeypatch, tmp_path):
+def test_a_node_of_a_party_that_the_run_does_not_have_is_refused(folders, monkeypatch, tmp_path):
     nodes = [*nodes_of(folders), {**nodes_of(folders)[0], "party": "x"}]
     with pytest.raises(PartyError, match=r"this node says it is party 'x'; the run has .* or stop this SuperNode"):
         deploy(nodes, folders[0] / folders[1].label_party, monkeypatch, tmp_path)
@@ -228,7 +230,7 @@ def test_a_simulated_node_does_what_the_run_config_says(stepped):
 
 
 class Claiming(DeployedGrid):
-    """The grid of a label party that tells every node that all of this is a simulation."""
+    """The grid of a label party whose offers claim to be those of a simulation."""
 
     opened: ClassVar[list[str]] = []
 
@@ -264,7 +266,7 @@ def test_an_unknown_role_is_refused_with_the_known_ones():
         Node.of({"party": "a", "role": "label"})
 
 
-def test_a_party_that_does_not_attack_keeps_a_configuration_that_can_be_read_again(tmp_path):
+def test_a_party_that_does_not_attack_keeps_a_configuration_that_can_be_read_again():
     limited = build_config({**CONFIG.model_dump(), "attack": {"names": ["norm"], "max_leak": 0.9}})
     seen = Node.of({"party": "a", "data-path": "/data"}).view(limited)
     assert build_config(seen.model_dump()) == seen

@@ -32,7 +32,7 @@ class Doubled(GradientDefense):
         return g * self.times, {}
 
 class First(Attack):
-    "Looks at one column."
+    "Scores rows by one column."
     name = "first_column"
     def __init__(self, column=0):
         self.column = column
@@ -61,7 +61,7 @@ SMALL = {
     [("own_parts:Doubled", "own_parts:First"), ("doubled", "first_column")],
     ids=["module:Class", "entry point"],
 )
-def test_a_run_finds_them_and_results_say_whose_they_are(defense, attack, install, tmp_path):
+def test_a_run_uses_them_and_results_name_their_classes(defense, attack, install, tmp_path):
     install("own-parts", {"own_parts": METHODS}, DECLARED)
     overrides = {
         "defenses": f"{defense}(times=3), iso(t=1.0)",
@@ -190,7 +190,7 @@ class Saying(First):
 
 @pytest.mark.parametrize("kind", ["inproc", "stream"])
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("scores", "words"),
     [
         ("g", r"the attack 'saying' returned (64, 4) for 64 rows: (64,) is needed"),
         ("g[:, 0] / 0 * 0", "the attack 'saying': 64 of 64 scores are NaN"),
@@ -198,9 +198,9 @@ class Saying(First):
         ("g[:-1, 0]", r"the attack 'saying' returned (63,) for 64 rows: (64,) is needed"),
     ],
 )
-def test_the_error_about_what_an_attack_says_names_the_attack(said, words, kind, install):
+def test_an_error_about_the_scores_of_an_attack_names_the_attack(scores, words, kind, install):
     install("own-parts", {"own_parts": METHODS})
-    install("saying", {"saying": SAYING.format(said)})
+    install("saying", {"saying": SAYING.format(scores)})
     config = build_config(SMALL, {"attack.names": "saying:Saying", "transport.kind": kind})
     with pytest.raises(FlowerVflError) as caught:
         run(config, data=lambda _: toy_data(rows=200))
@@ -212,7 +212,7 @@ from flower_vfl.attacks import InferenceAttack
 from own_parts import Doubled, First
 
 class Mute(Exception):
-    "Making its text fails, as where a method forgets what its message needs."
+    "An error whose text cannot be made, as where a method forgets a value of its message."
     def __str__(self):
         return f"the value is {self.value}"
 
@@ -246,7 +246,7 @@ def test_a_run_that_ends_by_an_error_without_a_text_leaves_its_result(overrides,
     assert NO_TEXT in result["error"]
 
 
-def test_a_reader_that_fails_without_a_text_costs_a_finished_run_its_own_entry_alone(install, tmp_path):
+def test_a_reader_that_fails_without_a_text_makes_only_its_own_entry_unavailable(install):
     install("own-parts", {"own_parts": METHODS})
     install("mute", {"mute": MUTE})
     result = run(
@@ -279,7 +279,7 @@ WRITER = """
 from flower_vfl.attacks import NOTHING, NormAttack
 
 class Writer(NormAttack):
-    "Writes into what it is shown."
+    "Writes into its arguments."
     name = "writer"
     needs = frozenset({{"reference"}})
     def score(self, transcript, layer, side=NOTHING):
@@ -317,7 +317,7 @@ from flower_vfl.attacks import NOTHING, Attack
 FOUND = []
 
 class Sharing(Attack):
-    "Keeps what it has seen where all instances find it."
+    "Keeps state that all instances share."
     name = "sharing"
     seen = []
     total = 0.0

@@ -63,7 +63,7 @@ def test_a_party_restored_before_every_message_keeps_the_state_of_its_own_optimi
 
 
 @pytest.mark.parametrize("kind", ["inproc", "stream", "messages"])
-def test_an_error_of_a_users_own_model_is_told_in_full_and_is_the_cause(kind):
+def test_an_error_of_a_users_own_model_is_reported_in_full_and_is_the_cause(kind):
     def narrow(spec, config):
         raise RuntimeError("my model needs\nat least 10 columns")
 

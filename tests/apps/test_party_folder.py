@@ -1,4 +1,4 @@
-"""A deployed party's own folder is one session's at a time, and a session leaves no more there than is needed."""
+"""One session at a time uses a deployed party's folder, and it leaves only files there that are still needed."""
 
 import os
 import re
@@ -35,8 +35,8 @@ def test_a_folder_in_which_another_process_works_is_refused_and_nothing_is_writt
     nodes[0]["out"] = str(own)
     config = CONFIG.model_copy(update={"transport": CONFIG.transport.model_copy(update={"kind": kind})})
     with FolderLock(own):
-        told = rf"OutputExistsError: party '{nodes[0]['party']}' could not take part in the training; the log of its"
-        with pytest.raises(PartyError, match=told) as caught:
+        message = rf"OutputExistsError: party '{nodes[0]['party']}' could not take part in the training; the log of its"
+        with pytest.raises(PartyError, match=message) as caught:
             deploy(nodes, root / dataset.label_party, monkeypatch, tmp_path, config)
         assert str(tmp_path) not in str(caught.value)
         words = rf"party '{nodes[0]['party']}': .*own is in use by process {os.getpid()} on .*another folder as `out`"
@@ -48,24 +48,22 @@ def test_a_folder_in_which_another_process_works_is_refused_and_nothing_is_writt
     assert [path.stem for path in (own / "weights").iterdir()] == [nodes[0]["party"]]
 
 
-def between_messages(folder):
+def states_between_messages(folder):
     return sorted(path.parent.name for path in folder.rglob("session*.safetensors"))
 
 
-def test_a_label_party_that_goes_without_a_word_leaves_one_file_at_most_which_the_next_session_takes(
-    tmp_path, monkeypatch
-):
+def test_an_interrupted_label_party_leaves_at_most_one_state_of_each_party_for_the_next_session(tmp_path, monkeypatch):
     monkeypatch.setenv("FLOWER_VFL_STATE", str(tmp_path / "state"))
     config = toy_config(transport=MESSAGES, checkpoint={"every": 2})
     out = tmp_path / "run"
     for step in (1, 3, 3):
         with pytest.raises(KeyboardInterrupt):
             run(config, out=out, resume=True, data=lambda _: toy_data(), observers=(Interrupt(step),))
-        found = between_messages(tmp_path)
+        found = states_between_messages(tmp_path)
         assert found == sorted(set(found))
         assert found
     run(config, out=out, resume=True, data=lambda _: toy_data())
-    assert between_messages(tmp_path) == []
+    assert states_between_messages(tmp_path) == []
 
 
 def test_a_party_that_fails_leaves_nothing_of_its_session(tmp_path, monkeypatch):
@@ -83,7 +81,7 @@ def test_a_party_that_fails_leaves_nothing_of_its_session(tmp_path, monkeypatch)
     assert not list(tmp_path.rglob("session-*-a.safetensors"))
 
 
-def test_a_message_of_a_session_whose_place_another_one_has_taken_is_refused(tmp_path):
+def test_a_message_of_a_session_that_another_one_replaced_is_refused(tmp_path):
     new, old = (TrainingSession(ConfigRecord({"session": name}), "a", False, tmp_path) for name in ("new", "old"))
     save_state(new.state_path, {"session": new.id, "state": {"step": 3}})
     assert new.load() == {"step": 3}

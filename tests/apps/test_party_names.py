@@ -1,4 +1,4 @@
-"""A party's name becomes files, folders and entries of results: those of two parties never meet."""
+"""Files, folders and result entries are named after parties: those of two parties never coincide."""
 
 import json
 from dataclasses import replace
@@ -14,7 +14,7 @@ ONE_EPOCH = {"training": {"epochs": 1, "batch_size": 64}}
 
 
 class Renamed:
-    """Data of one's own, whose parties are called otherwise; unlike `MemoryData` it looks at no name."""
+    """A user's own class of data, with renamed parties; unlike `MemoryData` it checks no name."""
 
     def __init__(self, data, names, label_party):
         self._data, self._old = data, dict(zip(names, data.parties, strict=True))
@@ -46,7 +46,7 @@ def test_names_of_data_of_ones_own_are_checked_too(name):
 
 @pytest.mark.parametrize("label_party", ["label", "owner", "a"])
 def test_every_party_has_weights_states_and_digests_of_its_own(tmp_path, label_party):
-    """Also where one name begins with another, and whatever the label party is called."""
+    """This holds where one name begins with another, and for every name of the label party."""
     names = ["a", "a-label", "label-a", "weights"]
     data = Renamed(toy_data(rows=200, parties=4), names, label_party)
     config = toy_config(parties={"features": names, "label_features": False}, checkpoint={"every": 1}, **ONE_EPOCH)

@@ -24,14 +24,14 @@ from tests.toys import mixed_data, toy_config, toy_data
 
 
 def read(path):
-    """The columns of a file of scores; IDs as texts."""
+    """Return the columns of a file of scores; IDs as texts."""
     if path.suffix == ".parquet":
         return pq.read_table(path).to_pydict()
     return pa_csv.read_csv(path, convert_options=pa_csv.ConvertOptions(column_types={"id": "string"})).to_pydict()
 
 
 def expected_auc(found, labels):
-    """The AUC that `result.json` names, from a file of scores."""
+    """Return the key of the AUC in `result.json`, and its value from a file of scores."""
     if "score" in found:
         return "test_auc", leak_auc(np.array(found["score"]), labels)
     columns = [found[name] for name in found if name.startswith("score_")]
@@ -103,7 +103,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def copy(finished, tmp_path):
-    """The run again, to spoil."""
+    """A copy of the run, which a test may damage."""
     return shutil.copytree(finished[0] / "run", tmp_path / "copy")
 
 
@@ -148,7 +148,7 @@ def test_scores_do_not_depend_on_which_others_are_asked_for(finished, tmp_path):
         ("9\n\n42\n", "row 2 has no ID"),
     ],
 )
-def test_ids_that_cannot_be_scored_are_told_and_nothing_is_written(finished, tmp_path, text, words):
+def test_ids_that_cannot_be_scored_are_named_and_nothing_is_written(finished, tmp_path, text, words):
     (tmp_path / "ids.txt").write_text(text)
     with pytest.raises(DataError, match=words):
         predict(finished[0] / "run", tmp_path / "scores.csv", ids=tmp_path / "ids.txt")
@@ -175,25 +175,25 @@ def test_rows_without_ids_are_asked_for_by_their_number_in_the_test_table(tmp_pa
         ("there.csv", OutputExistsError, "--overwrite"),
     ],
 )
-def test_a_file_that_cannot_be_written_is_told_before_anything_is_computed(finished, tmp_path, out, kind, words):
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_computed(finished, tmp_path, out, kind, words):
     (tmp_path / "there.csv").write_text("precious")
     with pytest.raises(kind, match=words):
         predict(finished[0] / "run", tmp_path / out)
     assert (tmp_path / "there.csv").read_text() == "precious"
 
 
-def spoil_result(folder, **changes):
+def damage_result(folder, **changes):
     summary = json.loads((folder / "result.json").read_text())
     (folder / "result.json").write_text(json.dumps({**summary, **changes}))
 
 
-SPOILED = {
+DAMAGES = {
     "no run": (lambda folder: (folder / "config.toml").unlink(), "is no run"),
     "killed": (lambda folder: (folder / "result.json").unlink(), "is not finished: it has no result.json"),
-    "interrupted": (lambda folder: spoil_result(folder, status="interrupted"), "is not finished, it is 'interrupted'"),
-    "failed": (lambda folder: spoil_result(folder, status="failed", error="x died"), "it is 'failed': x died"),
-    "result without weights": (lambda folder: spoil_result(folder, weights=None), "not finished"),
-    "other weights": (lambda folder: spoil_result(folder, weights={"label": "0"}), "not those that its result.json"),
+    "interrupted": (lambda folder: damage_result(folder, status="interrupted"), "is not finished, it is 'interrupted'"),
+    "failed": (lambda folder: damage_result(folder, status="failed", error="x died"), "it is 'failed': x died"),
+    "result without weights": (lambda folder: damage_result(folder, weights=None), "not finished"),
+    "other weights": (lambda folder: damage_result(folder, weights={"label": "0"}), "not those that its result.json"),
     "label party's weights": (
         lambda folder: (folder / "weights" / "label.safetensors").unlink(),
         r"no weights of a finished training at .*label\.safetensors",
@@ -211,10 +211,10 @@ SPOILED = {
 }
 
 
-@pytest.mark.parametrize("name", SPOILED)
-def test_what_is_missing_or_does_not_fit_is_told_and_nothing_is_written(name, copy, tmp_path):
-    spoil, words = SPOILED[name]
-    spoil(copy)
+@pytest.mark.parametrize("name", DAMAGES)
+def test_what_is_missing_or_does_not_fit_is_named_and_nothing_is_written(name, copy, tmp_path):
+    damage, words = DAMAGES[name]
+    damage(copy)
     with pytest.raises(InputError, match=words):
         predict(copy, tmp_path / "scores.csv")
     assert [path.name for path in tmp_path.iterdir() if path.name != "copy" and path.is_file()] == []
@@ -240,7 +240,7 @@ def test_weights_of_another_training_of_the_same_party_are_refused(copy, tmp_pat
 
 def test_a_party_whose_weights_are_not_the_reported_ones_is_refused(copy, tmp_path):
     summary = json.loads((copy / "result.json").read_text())
-    spoil_result(copy, weights={**summary["weights"], "a": "0" * 64})
+    damage_result(copy, weights={**summary["weights"], "a": "0" * 64})
     with pytest.raises(PartyError, match="other weights than it reported"):
         predict(copy, tmp_path / "scores.csv")
 
@@ -306,14 +306,14 @@ def test_the_label_party_reads_no_label_while_it_predicts(finished, tmp_path, mo
     assert (tmp_path / "scores.csv").read_bytes() == (finished[0] / "scores.csv").read_bytes()
 
 
-def test_progress_is_told_to_the_end_and_memory_holds_a_batch(tmp_path, monkeypatch):
+def test_progress_is_reported_to_the_end_and_memory_holds_a_batch(tmp_path, monkeypatch):
     data = toy_data(rows=100, test_rows=250)
     run(toy_config(), data=lambda _: data, out=tmp_path / "run")
-    told, sizes = [], []
+    reported, sizes = [], []
 
-    class Told(Observer):
+    class Progress(Observer):
         def on_scores(self, done, total):
-            told.append((done, total))
+            reported.append((done, total))
 
     genuine = prediction_server.run_prediction
 
@@ -323,8 +323,8 @@ def test_progress_is_told_to_the_end_and_memory_holds_a_batch(tmp_path, monkeypa
             yield rows, logits
 
     monkeypatch.setattr(prediction_server, "run_prediction", counted)
-    predict(tmp_path / "run", tmp_path / "scores.csv", data=lambda _: data, observers=(Told(),))
-    assert told == [(100, 250), (200, 250), (250, 250)]
+    predict(tmp_path / "run", tmp_path / "scores.csv", data=lambda _: data, observers=(Progress(),))
+    assert reported == [(100, 250), (200, 250), (250, 250)]
     assert sizes == [100, 100, 50]
 
 

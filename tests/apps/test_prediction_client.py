@@ -13,8 +13,6 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from flower_vfl.apps import prediction_client
-from flower_vfl.apps.client_app import make_client_app
-from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.model import model_path
 from flower_vfl.apps.node import DATA_VARIABLE
 from flower_vfl.apps.prediction_client import Quota
@@ -27,18 +25,8 @@ from flower_vfl.errors import ConfigError, DataError, PartyError, PermissionDeni
 from flower_vfl.metrics import leak_auc
 from flower_vfl.transport.signing import LABEL_KEY_VARIABLE
 from tests.apps.test_consent import write_key
+from tests.apps.test_node import DeployedGrid
 from tests.toys import toy_config
-
-
-class DeployedGrid(LocalGrid):
-    """Every node on a host of its own."""
-
-    simulation = False
-
-    def __init__(self, nodes, run_config, client=None):
-        super().__init__(client or make_client_app(), len(nodes), run_config)
-        for context, node in zip(self._contexts.values(), nodes, strict=True):
-            context.node_config = node
 
 
 def start(nodes, run_config, grid_kind=DeployedGrid):
@@ -49,7 +37,7 @@ def start(nodes, run_config, grid_kind=DeployedGrid):
 
 
 def write_files(folder, ids, seed=0):
-    """The columns of two parties, a file each; the label is in the second."""
+    """Write the columns of two parties into a file each; the second has the label."""
     import numpy as np
 
     rng = np.random.default_rng(seed)
@@ -62,7 +50,7 @@ def write_files(folder, ids, seed=0):
 
 
 class Host:
-    """Three folders that stand for two hosts, and a training that has been finished on them."""
+    """Folders that stand for two hosts, and a training that has been finished on them."""
 
     def __init__(self, root):
         self.root, self.run = root, root / "run"
@@ -136,7 +124,7 @@ def test_the_label_partys_host_holds_no_weights_of_others(host):
     assert [path.name for path in (host.run / "weights").iterdir()] == ["label.safetensors"]
 
 
-def test_a_party_whose_owner_said_nothing_answers_nothing(host, tmp_path):
+def test_a_party_whose_owner_allows_no_predictions_answers_nothing(host, tmp_path):
     with pytest.raises(PartyError, match=r"party 'shop' allows no predictions; its owner can: predict-rows-per-day=N"):
         host.predict(tmp_path / "scores.csv")
     assert not (tmp_path / "scores.csv").exists()
@@ -165,7 +153,7 @@ def test_no_more_rows_a_day_than_the_owner_allows_whatever_the_number_of_runs(ho
     assert counts(tmp_path) == 6
 
 
-def test_a_label_party_that_asks_for_more_than_it_said_is_cut_off(host, tmp_path, monkeypatch):
+def test_a_label_party_that_asks_for_more_rows_than_it_announced_is_refused(host, tmp_path, monkeypatch):
     from flower_vfl.apps import prediction_server
 
     genuine = prediction_server._offer
@@ -176,7 +164,7 @@ def test_a_label_party_that_asks_for_more_than_it_said_is_cut_off(host, tmp_path
     assert not (tmp_path / "scores.csv").exists()
 
 
-def test_a_simulation_that_a_label_party_claims_opens_no_door(host, tmp_path, monkeypatch):
+def test_a_label_party_that_claims_a_simulation_gets_no_predictions(host, tmp_path, monkeypatch):
     from flower_vfl.apps import prediction_server
 
     genuine = prediction_server._offer
@@ -188,7 +176,7 @@ def test_a_simulation_that_a_label_party_claims_opens_no_door(host, tmp_path, mo
         host.predict(tmp_path / "scores.csv", node={"party": "", "partition-id": 0})
 
 
-def test_a_node_that_names_no_party_is_told_what_to_set(host, tmp_path):
+def test_a_node_that_names_no_party_is_refused(host, tmp_path):
     with pytest.raises(PartyError, match="this node has no party"):
         host.predict(tmp_path / "scores.csv", node={"party": ""})
 
@@ -196,13 +184,13 @@ def test_a_node_that_names_no_party_is_told_what_to_set(host, tmp_path):
 def test_offers_of_a_deployment_carry_no_path_and_name_no_row(host, tmp_path):
     seen = []
 
-    class Listening(DeployedGrid):
+    class Recording(DeployedGrid):
         def push_messages(self, messages):
             messages = list(messages)
             seen.extend(dict(message.content.config_records["offer"]) for message in messages)
             return super().push_messages(messages)
 
-    host.predict(tmp_path / "scores.csv", Listening, node=ALLOWED)
+    host.predict(tmp_path / "scores.csv", Recording, node=ALLOWED)
     (offer,) = seen
     assert not [value for value in offer.values() if isinstance(value, str) and str(tmp_path.anchor) in value]
     assert {"training", "parties", "asked", "data"} < set(offer)
@@ -249,7 +237,7 @@ def test_what_is_wrong_with_a_partys_new_rows_is_said_on_its_host_alone(host, tm
 
 
 @pytest.mark.parametrize("transport", ["stream", "messages"])
-def test_an_error_in_the_middle_of_a_prediction_is_said_on_the_partys_host_alone(
+def test_an_error_in_the_middle_of_a_prediction_is_logged_on_the_partys_host_alone(
     host, tmp_path, monkeypatch, caplog, transport
 ):
     def failing(self, frame):
@@ -263,7 +251,7 @@ def test_an_error_in_the_middle_of_a_prediction_is_said_on_the_partys_host_alone
 
 
 @pytest.mark.parametrize("field", ["weights", "rows", "count"])
-def test_what_a_party_says_of_itself_is_shown_without_what_a_terminal_obeys(host, tmp_path, monkeypatch, field):
+def test_control_characters_in_the_values_of_a_party_are_escaped(host, tmp_path, monkeypatch, field):
     from flower_vfl.parties.predictor import Predictor
     from flower_vfl.protocol.frame import Frame, Kind
 
@@ -313,9 +301,7 @@ def test_a_node_of_somebody_else_is_not_asked_for_anything(host, tmp_path):
     assert (tmp_path / "scores.csv").is_file()
 
 
-def test_weights_of_another_training_that_cannot_be_read_are_no_hindrance_and_are_told_where_none_fit(
-    host, tmp_path, caplog
-):
+def test_unreadable_weights_of_another_training_are_skipped_and_logged_where_none_fit(host, tmp_path, caplog):
     from tests.apps.test_model import rewrite
 
     (source,) = {path.parent.parent for path in (tmp_path / "state").rglob("shop.safetensors")}
@@ -391,7 +377,7 @@ def test_runs_at_the_same_time_share_one_count(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["[1]", "{", '{"today": "x"}'])
-def test_counts_that_cannot_be_read_close_the_door(tmp_path, content):
+def test_no_rows_are_answered_where_counts_cannot_be_read(tmp_path, content):
     (tmp_path / "counts.json").write_text(content)
     with pytest.raises(DataError, match="holds no counts"):
         Quota(tmp_path / "counts.json", "a", 100).take(1)
@@ -407,7 +393,7 @@ def test_frames_without_an_offer_are_refused():
 
 
 @pytest.mark.parametrize("asked", ["-3", "x", 7])
-def test_an_offer_must_say_how_many_rows_are_asked_for(host, tmp_path, asked):
+def test_an_offer_must_say_how_many_rows_are_asked_for(asked):
     offer = ConfigRecord({"kind": "stream", "session": "s", "asked": asked, "data": "", "training": "t"})
     with pytest.raises((prediction_client.ProtocolError, DataError)):
         prediction_client._whole_number(offer, "asked")

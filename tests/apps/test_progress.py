@@ -1,4 +1,4 @@
-"""The live display, drawn into a terminal that is not there."""
+"""The live display, drawn into a text buffer."""
 
 from __future__ import annotations
 

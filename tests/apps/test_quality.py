@@ -1,4 +1,4 @@
-"""How good the default preset is, on the real data."""
+"""Utility and leakage of the census preset on the real data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many labels are enough: read off a curve whose answer is known."""
+"""The number of labels that are enough to rebuild the model, from curves with a known answer."""
 
 import math
 
@@ -28,7 +28,7 @@ CURVE = [entry(4, 0.80, 0.6), entry(1, 0.62, 0.55), entry(16, 0.86, 0.81), entry
     ("share", "k", "alone"),
     [(0.1, 1, 1), (0.2, 1, 4), (0.725, 2, 16), (0.75, 4, 16), (0.85, 16, None), (1, None, None)],
 )
-def test_the_least_number_of_labels_that_comes_so_far_is_named_and_so_is_training_from_scratch(share, k, alone):
+def test_the_least_numbers_of_labels_that_reach_the_target_are_named_with_the_model_and_from_scratch(share, k, alone):
     (found,) = rebuild(CURVE, {"test_auc": 0.9}, classes=2, share=share)
     assert found["target"] == pytest.approx(0.5 + share * 0.4)
     assert (found["k"], found["alone_k"]) == (k, alone)
@@ -61,7 +61,7 @@ def test_a_model_that_is_no_better_than_chance_cannot_be_rebuilt(utility):
     assert (found["target"], found["federation"], found["k"], found["alone_k"]) == (None, None, None, None)
 
 
-def test_parties_layers_attacks_and_views_are_kept_apart_and_other_attacks_are_none_of_it():
+def test_parties_layers_attacks_and_views_are_kept_apart_and_other_attacks_are_left_out():
     entries = [*CURVE, entry(1, 0.9, party="b"), entry(1, 0.9, layer="first"), entry(1, None, normalise=True)]
     entries += [{**entry(1, 0.9, attack="clustering"), "known": 0}, {**entry(1, 0.9), "phase": "train"}]
     entries += [entry(4, 0.9, attack="embedding_reader"), entry(1, 0.6, attack="embedding_reader")]
@@ -76,7 +76,7 @@ def test_parties_layers_attacks_and_views_are_kept_apart_and_other_attacks_are_n
     assert len(answers) == 5
 
 
-def test_an_attack_of_ones_own_counts_by_how_many_labels_it_was_told_whatever_it_calls_them():
+def test_a_users_own_attack_counts_by_its_number_of_labels_whatever_the_name_of_the_parameter():
     own = [{**entry(k, mean), "attack": "mine", "params": {"labelled": k}} for k, mean in ((8, 0.9), (2, 0.9))]
     assert [(e["params"], e["k"]) for e in rebuild(own, {"test_auc": 0.9}, classes=2, share=0.8)] == [
         ({"labelled": 8}, 8),
@@ -87,7 +87,7 @@ def test_an_attack_of_ones_own_counts_by_how_many_labels_it_was_told_whatever_it
 
 @pytest.mark.slow
 @pytest.mark.parametrize("classes", [2, 4])
-def test_a_run_answers_it_from_its_own_attacks(classes):
+def test_a_run_takes_the_number_from_its_own_attacks(classes):
     data = toy_data(rows=200, test_rows=60, classes=classes)
     attacks = {
         "model_completion": "model_completion(k={},draws=2)",

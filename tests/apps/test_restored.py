@@ -34,7 +34,7 @@ class Changing(Defense):
 
 
 class Learned(Changing):
-    """Learns a layer of its own, as nothing else in the network does."""
+    """Learns a layer of its own, outside the network."""
 
     name = "learned"
 
@@ -70,7 +70,7 @@ class Vector(Changing):
 
 
 class Counting(Changing):
-    """Learns plain numbers of what came; no tensor of it has a gradient."""
+    """Counts batches in a plain number; it has no tensor with a gradient."""
 
     name = "counting"
 
@@ -86,7 +86,7 @@ class Counting(Changing):
 
 
 class Begun(Changing):
-    """Makes what it needs only where a training begins."""
+    """Sets its scale only when a training begins."""
 
     name = "begun"
 
@@ -98,7 +98,7 @@ class Begun(Changing):
 
 
 class Fixed(Changing):
-    """Has a layer that follows from its own seed and is never trained, and draws noise."""
+    """Has a layer with fixed weights that is never trained, and draws noise."""
 
     name = "fixed"
 
@@ -114,7 +114,7 @@ class Fixed(Changing):
 
 
 class Hooked(Changing):
-    """Changes nothing of embeddings, but the top model's output, by what it learned."""
+    """Changes no embedding, but the output of the top model, from the end of the first epoch on."""
 
     name = "hooked"
 
@@ -132,7 +132,7 @@ class Hooked(Changing):
 
 
 class Wrapping(Changing):
-    """Learns a layer inside the top model, as a defense of its own modules need not."""
+    """Learns a layer inside the top model, with which the layer is restored."""
 
     name = "wrapping"
 

@@ -1,4 +1,4 @@
-"""`result.json` is whole or refused, in words that say what is wrong with it."""
+"""`result.json` is complete, or refused with an error that names what is wrong."""
 
 import json
 import re

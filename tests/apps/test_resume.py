@@ -1,4 +1,4 @@
-"""Going on in a run's folder: with the same configuration, from the last step that all parties have, or not at all."""
+"""A resumed run continues from the last step that all parties have; another configuration or data is refused."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def tables(folder, *, a=lambda row: f"{row % 7},{'uvw'[row % 3]}", b=lambda row:
 
 @pytest.fixture
 def begun(tmp_path, monkeypatch):
-    """A run of files that was interrupted after a state."""
+    """The configuration of a run of files that was interrupted after a checkpoint."""
     monkeypatch.setenv("FLOWER_VFL_CACHE", str(tmp_path / "cache"))
     config = tables(tmp_path / "raw")
     with pytest.raises(KeyboardInterrupt):
@@ -83,42 +83,42 @@ def begun(tmp_path, monkeypatch):
         pytest.param({"b": lambda row: f"{row % 4}"}, id="another party"),
     ],
 )
-def test_other_values_of_the_same_people_are_refused_and_no_digest_of_them_is_told(begun, tmp_path, other):
+def test_other_values_of_the_same_people_are_refused_and_no_digest_of_them_is_shown(begun, tmp_path, other):
     state = (tmp_path / "run" / "checkpoints" / "label" / "committed.json").read_text()
     tables(tmp_path / "raw", **other)
-    with pytest.raises((DataError, PartyError), match="belongs to something else: its data is other than here") as said:
+    with pytest.raises((DataError, PartyError), match="belongs to something else: its data is other than here") as info:
         run(begun, out=tmp_path / "run", resume=True)
-    assert json.loads(state)["facts"]["data"] not in str(said.value)
+    assert json.loads(state)["facts"]["data"] not in str(info.value)
     assert (tmp_path / "run" / "checkpoints" / "label" / "committed.json").read_text() == state
 
 
 def test_the_same_values_in_new_files_are_the_same_data(begun, tmp_path):
     whole = run(begun, out=tmp_path / "whole")
     for file in (tmp_path / "raw").iterdir():
-        os.utime(file, (0, 0))  # read and prepared again
+        os.utime(file, (0, 0))  # so that they are read and prepared again
     again = run(begun, out=tmp_path / "run", resume=True)
     assert again.summary["weights"] == whole.summary["weights"]
 
 
-def test_data_of_ones_own_class_may_say_what_it_holds(tmp_path):
+def test_a_users_own_class_of_data_may_give_a_digest_of_its_content(tmp_path):
     @dataclass(frozen=True)
-    class Told(MemoryData):
+    class Versioned(MemoryData):
         version: str = "1"
 
         def content_digest(self, party, *, labels):
             return f"{self.version} {party} {labels}"
 
-    def told(version):
+    def versioned(version):
         held = {entry.name: getattr(toy_data(), entry.name) for entry in fields(MemoryData)}
-        return lambda _: Told(**held, version=version)
+        return lambda _: Versioned(**held, version=version)
 
     config = toy_config(checkpoint={"every": 3})
     with pytest.raises(KeyboardInterrupt):
-        run(config, out=tmp_path / "run", data=told("1"), observers=(Interrupt(7),))
+        run(config, out=tmp_path / "run", data=versioned("1"), observers=(Interrupt(7),))
     facts = {party: read_committed(tmp_path / "run" / "checkpoints" / party) for party in ("label", "a")}
     assert facts["label"][1]["data"] == "1  True"
     with pytest.raises((DataError, PartyError), match="its data is other than here"):
-        run(config, out=tmp_path / "run", resume=True, data=told("2"))
+        run(config, out=tmp_path / "run", resume=True, data=versioned("2"))
 
 
 def test_a_party_that_has_lost_its_state_is_named(tmp_path):
@@ -150,9 +150,9 @@ def in_flower(config, out, *, title, resume):
     return run_flower(config, out, resume=resume)
 
 
-@pytest.mark.parametrize("goes_on", [run_here, observed, in_flower])
+@pytest.mark.parametrize("go_on", [run_here, observed, in_flower])
 @pytest.mark.parametrize("left", [None, "interrupted"])
-def test_a_run_that_has_ended_without_its_report_gets_one_also_in_place_of_an_earlier_attempts(tmp_path, goes_on, left):
+def test_a_run_that_has_ended_without_its_report_gets_one_also_in_place_of_an_earlier_attempts(tmp_path, go_on, left):
     config = in_processes(
         build_config({"data": {"name": "breast-cancer"}, "training": {"epochs": 1}, "attack": {"informed": 0}})
     )
@@ -161,14 +161,14 @@ def test_a_run_that_has_ended_without_its_report_gets_one_also_in_place_of_an_ea
     if left is not None:
         (out / "report.html").write_text(left)
         os.utime(out / "report.html", ns=(0, (out / "result.json").stat().st_mtime_ns - 1))
-    goes_on(config, out, title="x", resume=True)
+    go_on(config, out, title="x", resume=True)
     page = (out / "report.html").read_text()
     assert page.startswith("<!doctype html>")
-    goes_on(config, out, title="x", resume=True)
+    go_on(config, out, title="x", resume=True)
     assert (out / "report.html").read_text() == page
 
 
-def test_what_a_kill_left_of_weights_that_were_being_written_is_removed(tmp_path):
+def test_half_written_weights_of_a_killed_party_are_removed(tmp_path):
     config = interrupted(tmp_path / "run")
     half = tmp_path / "run" / "weights" / ".a.safetensors.58c2ez4c.tmp"
     half.write_bytes(b"half")
@@ -177,7 +177,7 @@ def test_what_a_kill_left_of_weights_that_were_being_written_is_removed(tmp_path
 
 
 class Leaving(Observer):
-    """Leaves what a party leaves that is killed while it writes its weights, and that comes back in another process."""
+    """Writes the temporary file that a party leaves when it is killed while it writes its weights."""
 
     def __init__(self, path):
         self.path = path
@@ -187,7 +187,7 @@ class Leaving(Observer):
         self.path.write_bytes(b"half")
 
 
-def test_nor_does_it_stay_when_the_party_was_killed_in_the_last_part_of_the_run(tmp_path):
+def test_half_written_weights_of_a_party_that_was_killed_in_the_last_part_of_a_run_are_removed(tmp_path):
     weights = tmp_path / "run" / "weights"
     run(
         toy_config(),

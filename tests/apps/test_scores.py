@@ -1,4 +1,4 @@
-"""The file of scores: what is in it, and that it is whole or absent."""
+"""The file of scores: its content, and that it is whole or absent."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from tests.toys import toy_config, toy_data
 
 
 class DeployedGrid(LocalGrid):
-    """Nodes with owners of their own: each says its party in its node config, and nothing says simulation."""
+    """A grid of deployed nodes: the node config of each names its party."""
 
     simulation = False
 
@@ -34,8 +34,8 @@ class DeployedGrid(LocalGrid):
             context.node_config = {"party": party, "role": "attacker", "train-epochs": 9, "partition-id": 0, "out": ""}
 
 
-class Wiretap(Iso):
-    """Keeps what was sent, to play the attacker with afterwards."""
+class RecordingIso(Iso):
+    """Keeps the clean and the sent gradients, for an attack after the training."""
 
     def protect(self, grads, labels, step=None):
         sent, log = super().protect(grads, labels, step)
@@ -50,7 +50,7 @@ CONFIG = toy_config(training={"epochs": 1, "batch_size": 128}, transport={"kind"
 
 def train(grid_kind, tmp_path, monkeypatch):
     monkeypatch.setenv("FLOWER_VFL_STATE", str(tmp_path))
-    strategy = Wiretap(
+    strategy = RecordingIso(
         VerticalStrategy(
             lambda shape: default_top(shape, 2, CONFIG), DATA.labels(), parties=DATA.parties, config=CONFIG
         ),
@@ -70,7 +70,7 @@ def mean_leak(gradients):
 
 
 def subtract_regenerated_noise(sent):
-    """The attacker's best: regenerate each step's noise from the seed and subtract it at the scale that fits best."""
+    """Return the gradients less each step's noise, regenerated from the seed, at the scale that fits best."""
     config = from_run_config(to_run_config(CONFIG))
     generator = Secret.for_simulation(config.seed, "label").generator("defense", "iso", 0)
     cleaned = []
@@ -108,10 +108,10 @@ def test_in_a_deployment_true_labels_go_nowhere(tmp_path, monkeypatch):
     assert {entry["source"] for entry in deployed.base.outcome.leakage} == {"monitor"}
 
 
-def test_in_a_deployment_what_a_party_says_of_leaks_is_no_part_of_the_result(tmp_path, monkeypatch):
+def test_in_a_deployment_the_leaks_that_a_party_reports_are_no_part_of_the_result(tmp_path, monkeypatch):
     honest = FeatureParty.report
-    said = [{"attack": "norm", "label": "norm", "source": "monitor", "q95": 0.52}, 0]
-    monkeypatch.setattr(FeatureParty, "report", lambda party: {**honest(party), "leakage": said})
+    claimed = [{"attack": "norm", "label": "norm", "source": "monitor", "q95": 0.52}, 0]
+    monkeypatch.setattr(FeatureParty, "report", lambda party: {**honest(party), "leakage": claimed})
     outcome = train(DeployedGrid, tmp_path, monkeypatch).base.outcome
     assert outcome.reports["a"]["leakage"] == []
     assert [entry["q95"] for entry in outcome.leakage if entry["label"] == "norm"] != [0.52]
@@ -140,7 +140,7 @@ def test_a_node_with_a_party_of_its_own_is_deployed_even_when_the_offer_says_sim
     assert made["initial"] != weights_digest(regenerated)
 
 
-def test_a_deployed_node_without_a_party_is_told_what_to_set():
+def test_a_deployed_node_without_a_party_is_refused_with_what_to_set():
     grid = DeployedGrid(make_client_app(data=lambda _: DATA, config=CONFIG), DATA.parties)
     for context in grid._contexts.values():
         context.node_config = {"partition-id": 0}

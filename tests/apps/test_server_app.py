@@ -1,4 +1,4 @@
-"""The ServerApp: what it leaves, and how it fits into Flower's simulation runtime."""
+"""The ServerApp: its results and its logs, and its use in Flower's simulation runtime."""
 
 import gc
 import subprocess
@@ -50,7 +50,7 @@ def test_no_process_dies_in_a_fork_where_grpc_has_no_fork_handlers(monkeypatch):
     assert done.stdout == "{0}"
 
 
-def test_the_result_tells_the_mean_of_what_defenses_logged(tmp_path):
+def test_the_result_has_the_means_of_the_values_that_defenses_logged(tmp_path):
     data, config = toy_data(rows=200), toy_config(defenses=[{"name": "marvell", "s": 1.0}], training={"batch_size": 2})
     result = run(config, data=lambda _: data, out=tmp_path / "run").summary
     assert 0 < result["log"]["marvell.fallback"] < 1
@@ -60,7 +60,7 @@ def test_the_result_tells_the_mean_of_what_defenses_logged(tmp_path):
 
 
 def test_a_feature_party_is_gone_with_its_run():
-    """Not when the garbage is collected: until then its data would stay open."""
+    """It does not wait for a garbage collection, until which its data would stay open."""
     made = weakref.WeakSet()
 
     def watched(spec, config):

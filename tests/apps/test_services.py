@@ -1,4 +1,4 @@
-"""What the units start: a program whose lines become JSON, a question whether it serves; and how they confine it."""
+"""The systemd units and what they start: a program with a log of JSON lines, and a check of its health service."""
 
 import json
 import os
@@ -49,10 +49,10 @@ def test_each_line_of_flowers_and_of_others_is_one_json_object_with_time_and_lev
     assert {tuple(record) for record in found} == {("time", "level", "message")}
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", record["time"]) for record in found)
     assert not any("\x1b" in record["message"] for record in found)
-    said = {record["message"][:40].strip(): record["level"] for record in found}
-    assert said["Starting Flower SuperLink"] == "INFO"
-    assert said['a "quoted"'] == said["second line"] == "WARNING"
-    assert {level for words, level in said.items() if words.startswith("E1125")} == {"ERROR"}
+    levels = {record["message"][:40].strip(): record["level"] for record in found}
+    assert levels["Starting Flower SuperLink"] == "INFO"
+    assert levels['a "quoted"'] == levels["second line"] == "WARNING"
+    assert {level for words, level in levels.items() if words.startswith("E1125")} == {"ERROR"}
     assert sum(record["message"].count("x") for record in found) >= 100_000  # one line, cut where it is too long
 
 
@@ -76,7 +76,7 @@ def test_the_program_itself_gets_the_signals_and_its_reader_ends_with_it():
         (["true"], "xml", b"FLOWER_VFL_LOG is 'xml'; allowed are text, json"),
     ],
 )
-def test_what_cannot_be_started_is_said(command, form, words):
+def test_a_program_that_cannot_be_started_is_an_error(command, form, words):
     process = started(*command, form=form)
     assert words in process.communicate(timeout=20)[0]
     assert process.returncode == 1
@@ -105,7 +105,7 @@ def test_flowers_health_service_is_asked_until_it_answers():
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 @pytest.mark.parametrize("unit", sorted(path.name for path in UNITS.glob("*.service")))
 def test_a_unit_is_exposed_to_three_at_most(unit):
-    """Of ten, as systemd counts it."""
+    """The scale of systemd goes from 0 to 10."""
     command = ["systemd-analyze", "security", "--offline=true", "--threshold=30", str(UNITS / unit)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
@@ -115,7 +115,7 @@ def test_a_unit_is_exposed_to_three_at_most(unit):
 
 
 @pytest.mark.parametrize("unit", sorted(path.name for path in UNITS.glob("*.service")))
-def test_a_unit_keeps_what_it_writes_to_itself_and_says_when_it_serves(unit):
+def test_a_unit_writes_private_files_and_starts_only_when_it_serves(unit):
     text = (UNITS / unit).read_text()
     assert "\nUMask=0077\n" in text
     if "flower-super" in unit:

@@ -40,7 +40,7 @@ def days(*rows, test=(150,)):
 
 
 def timed(*rows, **more):
-    """The first rows are the training, in so many days; all else is the test."""
+    """Return data whose training has a day for each number of rows, and whose test has all other rows."""
     whole = toy_data(rows=600, test_rows=0, **more)
     end = sum(rows)
     tables = {}
@@ -64,7 +64,7 @@ def whole(tmp_path_factory):
 
 
 def test_a_day_is_scored_with_the_model_that_has_seen_the_days_before_and_nothing_of_it(whole):
-    """A run that ends the day before reaches on its test, which begins with that day, what was scored."""
+    """A run that ends the day before gets the same metrics on that day as its test."""
     for known in range(1, len(DAYS)):
         shorter, day = timed(*DAYS[:known]), slice(0, DAYS[known])
         tables = {
@@ -104,7 +104,7 @@ def test_steps_in_flight_give_the_same_on_every_transport_and_never_cross_the_en
         for kind in ("inproc", "stream", "messages")
     ]
     assert len({json.dumps(result.summary["weights"]) for result in results}) == 1
-    # A day of one step has nothing to be in flight with: as many steps at once change nothing then.
+    # In days of one step no two steps can be in flight: the number changes nothing.
     one, three = (
         run(in_time(training={"batch_size": 300}, transport={"in_flight": count}), data=lambda _: timed(*DAYS))
         for count in (1, 3)
@@ -136,7 +136,7 @@ def test_a_run_that_was_interrupted_goes_on_to_the_same_bit_for_bit(tmp_path, tr
     assert read_periods(tmp_path / "run").equals(read_periods(tmp_path / "alone"))
 
 
-def test_what_is_found_is_written_by_day(whole):
+def test_leakage_and_utility_are_written_by_day(whole):
     table = pq.read_table(whole.folder / "periods.parquet").to_pylist()
     steps = read_steps(whole.folder).to_pylist()
     leak = {
@@ -169,7 +169,7 @@ def test_what_is_found_is_written_by_day(whole):
     assert {row["period"]: row["name"] for row in table} == {day: f"day {day}" for day in (1, 2, 3, 4, 5)}
 
 
-def test_an_attack_that_is_told_positives_has_a_null_of_its_own_without_them(tmp_path):
+def test_an_attack_that_knows_positives_has_a_null_of_its_own_without_them(tmp_path):
     attack = {"names": ["norm", "hint(k=5)", "cosine"]}
     result = run(in_time(attack=attack, training={"batch_size": 32}), out=tmp_path / "run", data=lambda _: timed(*DAYS))
     table = pq.read_table(result.folder / "periods.parquet").to_pylist()
@@ -179,10 +179,10 @@ def test_an_attack_that_is_told_positives_has_a_null_of_its_own_without_them(tmp
     schedule = schedule_of(in_time(training={"batch_size": 32}), 450, 150, periods=timed(*DAYS).periods)
     for day in (1, 2, 3, 4):
         batches = [y[schedule.train_batch(step)] for step in schedule.steps_of(day)]
-        for attack, told in (("", 0), (entries["hint"]["label"], 5), ("cosine", 1)):
-            counts = [(int((batch == 0).sum()), max(int(batch.sum()) - told, 0)) for batch in batches]
+        for attack, known in (("", 0), (entries["hint"]["label"], 5), ("cosine", 1)):
+            counts = [(int((batch == 0).sum()), max(int(batch.sum()) - known, 0)) for batch in batches]
             assert found[day, attack] == null_quantile(counts)
-            overall += counts if told == 5 else []
+            overall += counts if known == 5 else []
     assert {attack for _, attack in found} == {"", entries["hint"]["label"], "cosine"}
     assert entries["hint"]["q95_null"] == null_quantile(overall)  # as over the whole run
 

@@ -1,4 +1,4 @@
-"""What the label party waits for before it opens sessions in Flower's simulation."""
+"""The label party waits for Ray and its workers before it opens sessions in Flower's simulation."""
 
 import os
 import sys
@@ -34,7 +34,7 @@ def test_training_waits_until_ray_has_started(monkeypatch):
     assert next(answers, "asked no more") == "asked no more"
 
 
-def test_it_waits_while_ray_is_being_imported(monkeypatch):
+def test_training_waits_while_ray_is_being_imported(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
 
     def imported(_):
@@ -51,18 +51,18 @@ def test_a_simulation_that_needs_no_ray_goes_on_after_a_while(monkeypatch):
 
 
 def test_flower_by_itself_answers_so_many_messages_at_once_and_no_more(monkeypatch, started, ray_is_up):
-    """Six on a machine with two processors, as was measured: of eight parties two never came."""
+    """A machine with two processors answers six, as was measured: two of eight parties never connected."""
     for processors, at_once in ((2, 6), (16, 20), (64, 32), (None, 5)):
         monkeypatch.setattr(os, "cpu_count", lambda processors=processors: processors)
         assert handlers() == at_once
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     wait_for_workers(6, at_once=True)
-    wait_for_workers(7, at_once=False)  # frames that ride in messages take turns
+    wait_for_workers(7, at_once=False)  # frames in messages take turns
     with pytest.raises(SetupError, match=r"runs 6 ClientApps at once.*has 7 feature parties.*--engine flower"):
         wait_for_workers(7, at_once=True)
 
 
-def test_the_number_is_that_of_flowers_own_pool_of_threads(monkeypatch):
+def test_the_number_of_messages_is_that_of_flowers_own_pool_of_threads():
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor() as pool:
@@ -80,7 +80,7 @@ def test_where_processes_are_announced_the_label_party_waits_for_all_of_them(sta
     assert not waiting.is_alive()
 
 
-def test_the_label_party_is_told_why_there_will_be_none(started):
+def test_the_label_party_gets_the_reason_why_no_workers_start(started):
     started.set_running_or_notify_cancel()
     started.set_exception(SetupError("no room"))
     with pytest.raises(SetupError, match="no room"):

@@ -1,4 +1,4 @@
-"""Messages of a made-up training for audits: what a defense would send for rows with known labels."""
+"""Audits of synthetic trainings, whose embeddings and gradients depend on known labels."""
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ BATCH, WIDTH = 256, 8
 
 
 def audit_of(labels, *, epochs=1, classes=2, seed=0, rows=20_000, positives=(1,), members=()):
-    """An audit, and the schedule of the training that it follows."""
+    """Return an audit, and the schedule of its training."""
     schedule = Schedule(seed, len(labels), 0, BATCH, BATCH, epochs, validation=0.0)
     audit = InformedAudit(
         labels,
@@ -30,7 +30,7 @@ def audit_of(labels, *, epochs=1, classes=2, seed=0, rows=20_000, positives=(1,)
 
 
 def follow(audit, schedule, send, steps=None, widths=()):
-    """Let an audit see steps; `send` gives embeddings and gradients (B, D) for the rows of a step."""
+    """Pass steps to an audit; `send` returns embeddings and gradients (B, D) for the rows of a step."""
     for step in range(schedule.steps) if steps is None else steps:
         rows = schedule.train_batch(step)
         z, g = send(step, rows)
@@ -38,7 +38,7 @@ def follow(audit, schedule, send, steps=None, widths=()):
 
 
 def entries_of(labels, send, *, widths=(), **options):
-    """What an audit finds in a whole training: of gradients alone, and with embeddings."""
+    """Return the entries of an audit of a whole training: of gradients alone, and with embeddings."""
     audit, schedule = audit_of(labels, **options)
     follow(audit, schedule, send, widths=widths)
     audit.finish()
@@ -47,5 +47,5 @@ def entries_of(labels, send, *, widths=(), **options):
 
 
 def noise(step, rows, *, salt=0, width=WIDTH):
-    """Normal numbers (B, D) that follow from the step, as float32."""
+    """Return normal numbers (B, D) as float32, seeded by the step."""
     return np.random.default_rng([step, salt, int(rows[0])]).normal(size=(len(rows), width)).astype(np.float32)

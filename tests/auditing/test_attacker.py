@@ -45,9 +45,9 @@ def make_attacked(*, simulation=True, layers=(), in_flight=1, bottom=None, attac
 
 def answer(step, request, *, row=3, reference=None, gradient=None):
     gradient = gradients(step, (16, 4)) if gradient is None else gradient
-    told = {} if reference is None else {"audit.reference": reference}
+    tensors = {} if reference is None else {"audit.reference": reference}
     fields = {"gradient_of": step} | ({} if reference is None else {"audit.row": row})
-    return Frame(Kind.STEP, request, fields, {"gradient": gradient, **told})
+    return Frame(Kind.STEP, request, fields, {"gradient": gradient, **tensors})
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
@@ -56,22 +56,22 @@ def test_the_clean_gradient_is_followed_to_every_layer_of_the_partys_own_model(i
     party = make_attacked(layers=("cut", "first", "2"), in_flight=in_flight, attacks=[attack])
     for step in range(in_flight):
         party.handle(Frame(Kind.STEP, step, {"gradient_of": -1}))
-    model = make_attacked(attacks=[attack]).bottom  # the same weights; watched by nobody who is asked here
+    model = make_attacked(attacks=[attack]).bottom  # a model with the same weights
     x = TABLE.party("a").train.gather(SCHEDULE.train_batch(0)[3:4])[0]
     first = model[1](model[0](x))
     second = model[2](first)
     clean = gradients(9, (4,))
     expected = torch.autograd.grad(model[4](model[3](second)), (first, second), clean[None])
     party.handle(answer(0, in_flight, reference=clean))
-    told = {layer: side.tensor("reference") for layer, side in attack.told}
-    assert torch.equal(told["cut"], clean)
-    torch.testing.assert_close(told["first"], expected[0][0])
-    torch.testing.assert_close(told["2"], expected[1][0])
+    found = {layer: side.tensor("reference") for layer, side in attack.told}
+    assert torch.equal(found["cut"], clean)
+    torch.testing.assert_close(found["first"], expected[0][0])
+    torch.testing.assert_close(found["2"], expected[1][0])
     assert all(side.left_out.tolist() == [3] for _, side in attack.told)
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
-def test_where_no_defense_changed_it_the_batchs_own_pass_tells_the_clean_gradient_at_every_layer(in_flight):
+def test_where_no_defense_changed_it_the_batchs_own_pass_gives_the_clean_gradient_at_every_layer(in_flight):
     attack = Remembering("reference")
     party = make_attacked(layers=("cut", "first", "2"), in_flight=in_flight, attacks=[attack])
     for step in range(in_flight):
@@ -85,7 +85,7 @@ def test_where_no_defense_changed_it_the_batchs_own_pass_tells_the_clean_gradien
         assert side.left_out.tolist() == [3]
 
 
-def test_at_the_cut_alone_the_clean_gradient_is_followed_nowhere():
+def test_at_the_cut_alone_the_clean_gradient_is_used_as_it_is():
     attack = Remembering("reference")
     party = make_attacked(layers=("cut",), attacks=[attack])
     party.handle(Frame(Kind.STEP, 0, {"gradient_of": -1}))
@@ -94,7 +94,7 @@ def test_at_the_cut_alone_the_clean_gradient_is_followed_nowhere():
 
 
 class Functional(nn.Module):
-    """Draws its dropout where no module shows it."""
+    """Uses dropout as a function, which no module of the model shows."""
 
     def __init__(self):
         super().__init__()
@@ -105,7 +105,7 @@ class Functional(nn.Module):
 
 
 class Counting(nn.Module):
-    """Leaves a trace of each pass."""
+    """Counts its passes in a buffer."""
 
     def __init__(self):
         super().__init__()
@@ -130,7 +130,7 @@ MIXERS = {
 
 @pytest.fixture
 def own_draws():
-    """The same global draws each time: once in 256 a row alone loses the same 8 units as in its batch."""
+    """A fixed global seed: once in 256 draws a row alone drops the same 8 units as in its batch."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         yield
@@ -157,16 +157,16 @@ def test_where_rows_depend_on_each_other_or_on_chance_the_graph_of_the_batch_is_
         party.handle(Frame(Kind.STEP, step, {"gradient_of": -1}))
     for step in range(2):
         party.handle(answer(step, step + in_flight, reference=gradients(9, (4,))))
-    told = [side.tensor("reference") for layer, side in attack.told if layer == "first"]
-    assert len(told) == 2
-    assert all(torch.equal(a, b) for a, b in zip(told, seen, strict=True))
+    references = [side.tensor("reference") for layer, side in attack.told if layer == "first"]
+    assert len(references) == 2
+    assert all(torch.equal(a, b) for a, b in zip(references, seen, strict=True))
     assert not party.observer._rows_independent
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("mixer", [None, *MIXERS])
-def test_being_told_changes_neither_weights_nor_what_the_transcript_holds(mixer, in_flight):
-    def train(told):
+def test_a_clean_gradient_changes_neither_weights_nor_the_transcript(mixer, in_flight):
+    def train(clean):
         with torch.random.fork_rng(), seeded_initialisation(3):
             party = make_attacked(
                 layers=("first",) if mixer else ("first", "2"),
@@ -177,7 +177,7 @@ def test_being_told_changes_neither_weights_nor_what_the_transcript_holds(mixer,
             for step in range(in_flight):
                 party.handle(Frame(Kind.STEP, step, {"gradient_of": -1}))
             for step in range(4):
-                reference = gradients(step + 50, (4,)) if told else None
+                reference = gradients(step + 50, (4,)) if clean else None
                 party.handle(answer(step, step + in_flight, reference=reference))
                 yield from party.observer.view.transcript.last.gradients.values()
             yield from party.bottom.state_dict().values()
@@ -216,7 +216,7 @@ def test_a_layer_that_does_not_exist_is_refused_with_those_that_do():
         make_attacked(layers=("cut", "frist"))
 
 
-def test_a_layer_without_a_gradient_is_told():
+def test_a_layer_without_a_gradient_is_refused():
     class Aside(nn.Module):
         def __init__(self):
             super().__init__()

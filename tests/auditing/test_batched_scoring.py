@@ -1,4 +1,4 @@
-"""Attacks that are asked of many steps at once say what they say of each."""
+"""Attacks that score several steps at once give the scores of single steps."""
 
 import numpy as np
 import pytest
@@ -14,11 +14,11 @@ from tests.card.device import card, counting
 
 NAMES = ["norm", "cosine", "inner_product", "direction_count", "residual", "direction", "shell", "hint", "spectral"]
 SIZES = (12, 12, 7, 12)
-"""Rows of the steps: the last batch of an epoch is shorter."""
+"""Numbers of rows of the steps: the last batch of an epoch is shorter."""
 
 
 def steps(device, attacks, layers=("cut", "first")):
-    """What waits after some steps; of the second one, no reference is known."""
+    """Return targets, and their pending steps; the second step has no reference."""
     generator, found = torch.Generator().manual_seed(4), []
     fresh = {layer: fresh_together(attacks) for layer in layers}  # attacks that follow one line share it, as in a run
     targets = [(fresh[layer][place], layer) for place in range(len(attacks)) for layer in layers]
@@ -37,7 +37,7 @@ def steps(device, attacks, layers=("cut", "first")):
     return targets, found
 
 
-def test_what_is_said_on_a_card_is_what_is_said_in_main_memory():
+def test_scores_on_a_gpu_are_those_in_main_memory():
     attacks = make_attacks([{"name": name} for name in NAMES])
     targets, here = steps("cpu", attacks)
     assert all(step.held == 2 * size * 5 * 4 for step, size in zip(here, SIZES, strict=True))
@@ -47,21 +47,21 @@ def test_what_is_said_on_a_card_is_what_is_said_in_main_memory():
         assert all(step.held == 2 * size * 5 * 4 for step, size in zip(there, SIZES, strict=True))
         with counting() as waits:
             answer(targets, there)
-    assert waits["tensors.brought"] == 2  # what was asked together, and what was said in its step
+    assert waits["tensors.brought"] == 2  # scores of several steps, and scores of single steps
     assert "arrays.as_numpy" not in waits
     for mine, theirs in zip(there, here, strict=True):
         assert mine.held == theirs.held == 0
         for place, (attack, _) in enumerate(targets):
-            said, expected = mine.found(place), theirs.found(place)
+            scores, expected = mine.found(place), theirs.found(place)
             if mine.step == 1 and REFERENCE in attack.needs:
-                assert said is expected is None
+                assert scores is expected is None
             else:
-                assert said[0] == pytest.approx(expected[0], rel=1e-5, abs=1e-6), attack
-                assert said[1].tolist() == expected[1].tolist()
+                assert scores[0] == pytest.approx(expected[0], rel=1e-5, abs=1e-6), attack
+                assert scores[1].tolist() == expected[1].tolist()
 
 
 class Wrong(RowAttack):
-    """Says one number a batch."""
+    """Returns one number for each batch."""
 
     name = "wrong"
 
@@ -70,7 +70,7 @@ class Wrong(RowAttack):
 
 
 class Words(RowAttack):
-    """Says something that is no tensor."""
+    """Returns something that is no tensor."""
 
     name = "words"
 
@@ -79,7 +79,7 @@ class Words(RowAttack):
 
 
 class Alone(Attack):
-    """Is asked in its step, and answers in main memory, as numpy has it."""
+    """Scores each step by itself, and returns an array in main memory."""
 
     name = "alone"
 
@@ -87,17 +87,17 @@ class Alone(Attack):
         return transcript.last.gradients[layer].cpu().numpy()[:, 0]
 
 
-class Looking(RowAttack):
-    """Keeps what it is shown."""
+class Recording(RowAttack):
+    """Records its inputs."""
 
     def __init__(self, name, sequential=False):
-        self.name, self.shown, self.sequential = name, [], sequential
+        self.name, self.inputs, self.sequential = name, [], sequential
 
     def fresh(self):
         return self
 
     def rate(self, rows, known):
-        self.shown.append(rows)
+        self.inputs.append(rows)
         return rows[..., 0]
 
 
@@ -108,20 +108,20 @@ class Looking(RowAttack):
         (Words(), r"'words' returned list for several batches: \(3, 12\) is needed"),
     ],
 )
-def test_an_attack_that_does_not_say_one_number_a_row_is_refused_by_name(attack, words):
+def test_an_attack_that_does_not_return_one_number_a_row_is_refused_by_name(attack, words):
     with card() as device:
         targets, waiting = steps(device, [attack])
         with pytest.raises(ArgumentError, match=words):
             answer(targets, waiting)
 
 
-def test_in_main_memory_it_is_refused_by_name_too():
+def test_such_an_attack_is_refused_by_name_in_main_memory_too():
     targets, waiting = steps("cpu", [make_attack("norm"), Wrong()])
     with pytest.raises(ArgumentError, match=r"the attack 'wrong' returned \(\) for 12 rows: \(12,\) is needed"):
         answer(targets, waiting)
 
 
-def test_what_an_attack_says_in_its_step_may_be_in_main_memory_already():
+def test_scores_of_single_steps_may_be_in_main_memory_already():
     targets, here = steps("cpu", [Alone()])
     with card() as device:
         targets, there = steps(device, [Alone()])
@@ -131,19 +131,19 @@ def test_what_an_attack_says_in_its_step_may_be_in_main_memory_already():
         assert mine.found(1)[0].tolist() == theirs.found(1)[0].tolist()
 
 
-def test_all_attacks_on_a_layer_look_at_one_stack_of_its_gradients():
-    attacks = [Looking("one"), Looking("another")]
+def test_all_attacks_on_a_layer_get_one_stack_of_its_gradients():
+    attacks = [Recording("one"), Recording("another")]
     with card() as device:
         answer(*steps(device, attacks))
-    one, another = (attack.shown for attack in attacks)
+    one, another = (attack.inputs for attack in attacks)
     assert [rows.shape for rows in one] == [*[(3, 12, 5)] * 2, *[(7, 5)] * 2]
     assert all(mine is theirs for mine, theirs in zip(one, another, strict=True))
 
 
-def test_a_sequential_attack_is_asked_of_one_step_after_the_other():
-    attack = Looking("one", sequential=True)
+def test_a_sequential_attack_scores_one_step_after_the_other():
+    attack = Recording("one", sequential=True)
     with card() as device:
         targets, waiting = steps(device, [attack], layers=("cut",))
         answer(targets, waiting)
-    assert [rows.shape for rows in attack.shown] == [(size, 5) for size in SIZES]
+    assert [rows.shape for rows in attack.inputs] == [(size, 5) for size in SIZES]
     assert [step.found(0)[0].shape for step in waiting] == [(size,) for size in SIZES]

@@ -1,4 +1,4 @@
-"""The informed reader with columns: near the best score where that is known, and no gain where there is nothing."""
+"""The informed reader with columns: near the best score where that is known, without a gain from pure noise."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from tests.toys import toy_config, toy_data
 
 
 def draw(seed, *, rows=4000, shift=1.5):
-    """Columns that tell a known logit, and gradients whose first number is moved by the label, in unit noise."""
+    """Return a view of columns and of gradients in unit noise, its labels and parts, and the best scores of both."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(rows, 2)).astype(np.float32)
     ids = rng.integers(0, 3, (rows, 1))
@@ -76,7 +76,7 @@ def test_a_party_whose_columns_are_too_wide_is_read_by_its_embeddings(inputs):
     assert entry["advantage"] > 0.03
 
 
-def test_lengths_over_the_epochs_are_read_beside_a_mean_gradient_that_tells_nothing():
+def test_lengths_over_the_epochs_are_read_beside_a_mean_gradient_without_information():
     generator = np.random.default_rng(0)
     y = (generator.random(3000) < 0.3).astype(np.int64)
     noise = [torch.from_numpy(generator.normal(size=(3000, width))).float() for width in (4, 3, 2)]
@@ -103,9 +103,9 @@ class RandomLengths(GradientDefense):
 
 
 def test_a_run_hands_the_reader_with_columns_the_lengths_of_all_epochs():
-    """Sixteen lengths tell classes apart by two deviations; of random directions the mean tells little."""
+    """Sixteen lengths are two deviations apart between classes; the mean of random directions carries little."""
     data = toy_data(rows=1500, test_rows=100, parties=1)
-    y = (np.random.default_rng(1).random(1600) < 0.4).astype(np.int64)  # columns tell nothing
+    y = (np.random.default_rng(1).random(1600) < 0.4).astype(np.int64)  # columns carry nothing
     config = toy_config(
         training={"epochs": 16, "batch_size": 256, "validation": 0.0},
         attack={"names": [], "informed": 6000},

@@ -1,4 +1,4 @@
-"""The conditional oracle: closed forms of what a reader learns that knows everything about a row but its label."""
+"""The conditional oracle, which knows everything about a row but its label, against closed forms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.toys import toy_config, toy_data
 
 ROWS = 40_000
 ALARM = 4.5
-"""Standard errors that correct code keeps within: it fails with a probability of 7e-6."""
+"""Tolerance in standard errors: correct code exceeds it with a probability of 7e-6."""
 
 
 def generator(seed=0):
@@ -47,7 +47,7 @@ def observed(known, sent, y, noise, **more):
 
 
 @pytest.mark.parametrize(("delta", "sigma"), [(0.5, 1.0), (2.0, 1.0), (3e-9, 2e-9)])
-def test_of_a_scalar_shift_in_normal_noise_the_auc_is_phi(delta, sigma):
+def test_the_auc_of_a_scalar_shift_in_normal_noise_is_phi(delta, sigma):
     y = labels_of(ROWS)
     known = shifted(y, delta)
     sent = known[y, torch.arange(ROWS)] + sigma * torch.randn(ROWS, 1, generator=generator(), dtype=torch.float64)
@@ -62,13 +62,13 @@ def test_log_ratios_are_those_of_scipys_normal_densities_row_by_row():
     noise = GaussianNoise((0.3, 0.7), factors)
     known, sent = torch.randn(2, 50, 4).double(), torch.randn(50, 4).double()
     columns = torch.tensor([2, 0])
-    wanted = np.zeros(50)
+    expected = np.zeros(50)
     for sign, everywhere, factor, mean in zip((-1, 1), noise.everywhere, factors, known, strict=True):
         covariance = (factor @ factor.T + everywhere * torch.eye(4).double())[columns][:, columns].numpy()
         for row in range(50):
             density = multivariate_normal(mean[row, columns].numpy(), covariance)
-            wanted[row] += sign * density.logpdf(sent[row, columns].numpy())
-    assert noise.log_ratio(sent[:, columns], known, columns).numpy() == pytest.approx(wanted, abs=1e-8)
+            expected[row] += sign * density.logpdf(sent[row, columns].numpy())
+    assert noise.log_ratio(sent[:, columns], known, columns).numpy() == pytest.approx(expected, abs=1e-8)
 
 
 def test_noise_along_a_rows_own_line_has_the_density_of_a_normal_number_on_it():
@@ -77,11 +77,11 @@ def test_noise_along_a_rows_own_line_has_the_density_of_a_normal_number_on_it():
     x = torch.tensor([-2.0, -0.4, 0.1, 1.7])[:, None].double() * direction
     ratio = LineNoise(2.0).log_ratio(x, known.expand(2, 4, 2), torch.arange(2))
     along = (x @ direction.T)[:, 0].numpy()
-    wanted = norm.logpdf(along, -1.5, math.sqrt(4 - 2.25)) - norm.logpdf(along, 0.5, math.sqrt(4 - 0.25))
-    assert ratio.numpy() == pytest.approx(wanted, rel=1e-6)
+    expected = norm.logpdf(along, -1.5, math.sqrt(4 - 2.25)) - norm.logpdf(along, 0.5, math.sqrt(4 - 0.25))
+    assert ratio.numpy() == pytest.approx(expected, rel=1e-6)
 
 
-def test_what_only_one_class_has_no_noise_in_is_read_without_an_error():
+def test_a_shift_in_a_direction_without_noise_is_read_without_an_error():
     y = labels_of(500)
     known = torch.stack([torch.zeros(500, 2), torch.tensor([[1.0, 0.01]]).expand(500, 2)])
     sent = known[y, torch.arange(500)].clone()
@@ -151,7 +151,7 @@ def test_a_defenses_noise_has_the_law_that_it_describes(name, scope):
         assert float(numbers.var()) == pytest.approx(1.0, abs=ALARM * math.sqrt(2 / len(numbers)))
 
 
-def test_a_batch_that_is_withheld_has_no_noise_to_know():
+def test_a_batch_that_is_withheld_has_no_noise_model():
     defense = Iso(strategy(5))
     defense.protect(torch.randn(600, 5), labels_of(600))
     assert defense.noise_model() is not None
@@ -213,15 +213,15 @@ def test_a_run_reports_it_as_an_oracle_at_the_cadence_of_the_attacks():
         {"attack": {"names": ["norm"]}, "defenses": [{"name": "label_dp"}]},
     ],
 )
-def test_there_is_none_where_nothing_asks_for_it_or_the_noise_is_not_known(config):
+def test_there_is_no_oracle_where_it_is_not_configured_or_the_noise_is_not_known(config):
     data = toy_data(rows=200)
     result = run(toy_config(**{"defenses": [{"name": "iso"}], **config}), data=lambda _: data)
     assert conditional(result) == []
 
 
 @pytest.mark.parametrize("training", [{}, {"class_weights": "balanced"}, {"clip_norm": 1e-4}])
-def test_both_gradients_that_it_knows_are_those_of_a_linear_top_model(monkeypatch, training):
-    """p and p - 1, times the weights of the class and of the top model: all rows on one line, and p from 0 to 1."""
+def test_both_gradients_that_the_oracle_gets_are_those_of_a_linear_top_model(monkeypatch, training):
+    """They are p and p - 1 times the weights of the class and of the top model: on one line, with p from 0 to 1."""
     seen = []
     monkeypatch.setattr(ConditionalOracle, "observe", lambda self, *given: seen.append(given))
     data = toy_data(rows=400)
@@ -242,7 +242,7 @@ def test_both_gradients_that_it_knows_are_those_of_a_linear_top_model(monkeypatc
         assert float(q.min()) > 0
 
 
-def test_what_it_measures_changes_no_weight_and_survives_its_state():
+def test_the_oracle_changes_no_weight_and_is_restored_from_its_state():
     data = toy_data(rows=300)
     defended = {"defenses": [{"name": "marvell_full"}]}
     with_it, without = (
@@ -261,7 +261,7 @@ def test_what_it_measures_changes_no_weight_and_survives_its_state():
     assert again.entries() == []
 
 
-def test_each_value_in_the_log_is_the_auc_of_the_ratio(tmp_path):
+def test_each_value_in_the_log_is_the_auc_of_the_ratio():
     y, seen = labels_of(300), []
     oracle = ConditionalOracle(["a"], y.numpy(), every=1, record=lambda **row: seen.append(row))
     sent = torch.randn(300, 1, generator=generator(5)) + y[:, None]

@@ -1,4 +1,4 @@
-"""The audit of epsilon: how often it accuses a mechanism that is right, and how often it catches one that is wrong."""
+"""The audit of epsilon: its false alarms with correct mechanisms, and its power against wrong ones."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from tests.toys import toy_config, toy_data
 
 
 class HalfNoise(LocalHead):
-    """A mechanism that claims an epsilon and flips labels as for another one."""
+    """A mechanism that claims one epsilon and flips labels with another."""
 
     name = "half_noise"
 
@@ -31,13 +31,13 @@ class HalfNoise(LocalHead):
 
 
 def candidate(scores, labels, parts, name="trees"):
-    """A reader that gives these scores (n,) to rows."""
+    """Return a reader with these scores (n,) of rows."""
     sample = Sample(np.zeros((len(labels), 1)), labels.astype(np.int64), parts)
     return Candidate(name, EPOCHS, 1, 0.8, scores[parts != FIT], sample)
 
 
 def coins(generator, epsilon, count=600, classes=2):
-    """What readers say of coins behind randomised response, with a part that columns tell."""
+    """Return evidence on canaries behind randomised response; scores depend on columns too."""
     labels = generator.integers(classes, size=count)
     wrong = generator.random(count) < (classes - 1) / (np.exp(epsilon) + classes - 1)
     sent = np.where(wrong, (labels + generator.integers(1, classes, count)) % classes, labels)
@@ -47,7 +47,7 @@ def coins(generator, epsilon, count=600, classes=2):
 
 
 def rows(generator, epsilon, count=4000, *, coarse=0.0):
-    """What readers say of labels with odds of their own, and a model that gives these odds, or coarser ones."""
+    """Return evidence on labels with odds of their own, and a model of these odds, with `coarse` noise."""
     odds = generator.normal(-1.5, 1.0, count)
     labels = generator.random(count) < expit(odds)
     sent = labels ^ (generator.random(count) < expit(-epsilon))
@@ -62,10 +62,10 @@ def audited(evidence, background=(), *, classes=2, canaries=0, delta=0.0):
 
 
 @pytest.mark.parametrize(
-    ("classes", "delta", "runs", "most"),  # at 5 % more come with probability 0.02 or less
+    ("classes", "delta", "runs", "most"),  # at 5 % exceeded with probability 0.02 or less
     [(2, 0.0, 120, 11), (2, 1e-6, 30, 4), pytest.param(4, 0.0, 120, 11, marks=pytest.mark.slow)],
 )
-def test_a_mechanism_that_is_right_is_seldom_accused(classes, delta, runs, most):
+def test_a_correct_mechanism_is_seldom_refuted(classes, delta, runs, most):
     generator = np.random.default_rng(classes)
     found = [
         audited(coins(generator, 1.0, classes=classes), classes=classes, canaries=600, delta=delta)["lower"]
@@ -96,7 +96,7 @@ def test_without_canaries_the_bound_follows_the_odds():
     assert np.mean(found[2.0]) > 1.3
 
 
-def test_what_readers_without_gradients_get_beyond_the_odds_is_taken_off():
+def test_the_gain_of_readers_without_gradients_over_the_odds_is_subtracted():
     evidence, known = rows(np.random.default_rng(3), 0.0, coarse=1.5)
     found = audited(evidence, known)
     assert found["kind"] == ESTIMATED

@@ -1,4 +1,4 @@
-"""With gradients that carry nothing about their rows a run is called leaking as often as it says, and no oftener."""
+"""Runs whose gradients carry nothing about their rows are called leaking no oftener than the stated rate."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ ROWS, BATCH, WIDTH, EPOCHS = 1010, 50, 6, 2
 
 
 def verdict(seed, *, shuffled):
-    """The verdict on one made-up training without a defense, its gradients given to other rows or to their own."""
+    """Return the verdict on a synthetic training without a defense, with gradients of other rows if shuffled."""
     rng = np.random.default_rng(seed)
     y = (rng.random(ROWS) < 0.2).astype(np.int64)
     z = (rng.normal(size=(ROWS, WIDTH)) + 0.8 * y[:, None]).astype(np.float32)

@@ -1,4 +1,4 @@
-"""What readers see of a batch's gradients: scipy's residual lengths, and one side of the line over a resume."""
+"""Features of a batch's gradients: residual lengths as by scipy, and a side of the line that a resume keeps."""
 
 import numpy as np
 import torch

@@ -18,41 +18,41 @@ Z = np.random.default_rng(9).normal(size=(N, WIDTH)).astype(np.float32)
 
 
 def shifted(step, rows):
-    """Normal gradients, the positives' half a standard deviation to one side."""
+    """Return normal gradients, those of positives shifted by half a standard deviation."""
     g = noise(step, rows)
     g[:, 0] += 0.5 * Y[rows]
     return Z[rows], g
 
 
 def turned(step, rows):
-    """The same shift in a direction that each batch has anew: batches cannot be read together."""
+    """Return gradients with a shift in another direction in each batch: batches cannot be read together."""
     g, direction = noise(step, rows), noise(step, rows[:1], salt=1)[0]
     g += 4 * Y[rows][:, None] * direction / np.linalg.norm(direction)
     return Z[rows], g
 
 
 def paired(step, rows):
-    """Two coordinates whose product has the label's sign, each of them without any trace of it."""
+    """Return gradients in which the product of two coordinates has the label's sign, while neither depends on it."""
     g = noise(step, rows)
     g[:, 1] = np.abs(g[:, 1]) * np.sign(g[:, 0]) * (2 * Y[rows] - 1)
     return Z[rows], g
 
 
 def sparse(step, rows):
-    """Exact zeros at places that the label chooses, of rows of one length."""
+    """Return gradients of one length with an exact zero in a column that depends on the label."""
     g = noise(step, rows)
     g[np.arange(len(rows)), np.where(Y[rows], 3, 5)] = 0.0
     return Z[rows], g / np.linalg.norm(g, axis=1, keepdims=True)
 
 
 def rounded(step, rows):
-    """Noise on a fine grid that lies half a cell aside for positives."""
+    """Return noise on a fine grid, which is offset by half a cell for positives."""
     cells = np.floor(noise(step, rows, width=32) / 0.05)
     return np.zeros_like(cells), (0.05 * (cells + 0.5 * Y[rows][:, None])).astype(np.float32)
 
 
 def tied(step, rows):
-    """Coordinates in pairs that each batch has anew: those of a positive mostly agree in sign, a negative's do not."""
+    """Return coordinates with other pairs in each batch, which mostly agree in sign for positives and else do not."""
     g, draws = noise(step, rows, width=32), np.random.default_rng([step, 3])
     first, second = draws.permutation(32).reshape(2, 16)
     agree = np.where(draws.random((len(rows), 16)) < 0.8, 1, -1) * (2 * Y[rows] - 1)[:, None]
@@ -61,14 +61,14 @@ def tied(step, rows):
 
 
 def masked(step, rows):
-    """The side of a gradient says the label only to somebody who has the embedding."""
+    """Return gradients whose sign reveals the label only together with the embedding."""
     g = noise(step, rows)
     g[:, 2] = np.abs(g[:, 2]) * np.sign(Z[rows][:, 2]) * (2 * Y[rows] - 1)
     return Z[rows], g
 
 
 def slow(step, rows):
-    """A tenth of a standard deviation of the noise, which is drawn anew in each epoch."""
+    """Return gradients with a shift of 0.3 standard deviations of the noise, which is drawn anew in each epoch."""
     g = noise(step, rows)
     g[:, 0] += 0.3 * Y[rows]
     return Z[rows], g
@@ -86,7 +86,7 @@ def test_a_defense_that_no_named_attack_breaks_is_caught(send, least):
     assert alone["p_value"] < 1e-6
 
 
-def test_what_a_shift_of_means_gives_away_is_its_closed_form():
+def test_the_auc_of_a_shift_of_means_is_its_closed_form():
     alone, _ = entries_of(Y, shifted)
     best = norm.cdf(0.5 / np.sqrt(2))
     low, high = alone["interval95"]
@@ -147,7 +147,7 @@ def test_noise_that_is_drawn_anew_is_averaged_over_epochs():
 
 @pytest.mark.slow
 def test_lengths_of_many_epochs_are_read_where_directions_say_nothing():
-    """Of 16 normal logarithms of lengths the mean is best; it tells classes apart that lie 0.5 deviations apart."""
+    """The best score is the mean of 16 normal logarithms of lengths, whose classes lie 0.5 deviations apart."""
 
     def send(step, rows):
         g = noise(step, rows)
@@ -225,7 +225,7 @@ def test_batches_of_zeros_do_not_keep_others_from_being_read():
         return Z[rows], g * 0 if step % 3 == 0 else g
 
     alone, _ = entries_of(Y, send)
-    assert 0.75 < alone["mean"] < norm.cdf(2.5 / np.sqrt(2))  # what is read of two thirds, and of all, were they sent
+    assert 0.75 < alone["mean"] < norm.cdf(2.5 / np.sqrt(2))  # below the AUC if no batch were zeros
 
 
 def test_the_panel_is_read_by_its_first_direction_without_a_label():

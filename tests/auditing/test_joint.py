@@ -1,4 +1,4 @@
-"""Joint attacks against true labels: what is compared with what, false alarms, and what has no number."""
+"""Joint attacks against true labels: comparisons with baselines, false alarms, and missing numbers."""
 
 from dataclasses import replace
 
@@ -23,11 +23,11 @@ from flower_vfl.errors import ConfigError
 
 SCORER = JointEvaluator(party="a", defended=True)
 RUNS, ALARMS = 60, 7
-"""Of so many runs at 5 %, more false alarms come up with a chance of 1 %."""
+"""Number of runs, and of false alarms at 5 % that is exceeded with a probability of 1 %."""
 
 
 def draw(seed, *, rows=400, test_rows=200, depends=True, k=8):
-    """Two columns and an embedding of them, labels that follow the first column or nothing, gradients of noise."""
+    """Return a view with gradients of noise, and labels that follow the first of two columns or nothing."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(rows + test_rows, 2)).astype(np.float32)
     y = rng.random(rows + test_rows) < (1 / (1 + np.exp(1 - 1.5 * x[:, 0])) if depends else 0.3)
@@ -42,7 +42,7 @@ def draw(seed, *, rows=400, test_rows=200, depends=True, k=8):
 
 
 class Fixed(JointAttack):
-    """Says what it was made with."""
+    """Returns the scores that it was made with."""
 
     name = "fixed"
 

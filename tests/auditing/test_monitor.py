@@ -1,4 +1,4 @@
-"""The label party's monitor: what each party gets, and what several make of it together."""
+"""The label party's monitor: leakage to each party, and to parties that collude."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ ROWS = np.arange(len(LABELS))
 SCHEDULE = Schedule(0, len(LABELS), 0, len(LABELS), 10, 1, validation=0.0)
 
 
-def seen(seed, shape):
+def normal(seed, shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -35,7 +35,7 @@ class Kept(NoRecorder):
 
 @pytest.fixture
 def gradients():
-    return {"a": seen(1, (10, 3)), "b": seen(2, (10, 2, 2)), "c": seen(3, (10, 1))}
+    return {"a": normal(1, (10, 3)), "b": normal(2, (10, 2, 2)), "c": normal(3, (10, 1))}
 
 
 def test_colluding_parties_are_attacked_on_their_joined_gradients(gradients):
@@ -48,8 +48,8 @@ def test_colluding_parties_are_attacked_on_their_joined_gradients(gradients):
         recorder=NoRecorder(),
         every=1,
     )
-    told = {party: Reference(4, {"cut": g[4].flatten()}) for party, g in gradients.items()}
-    monitor.observe(0, 1, ROWS, gradients, gradients, references=told)
+    references = {party: Reference(4, {"cut": g[4].flatten()}) for party, g in gradients.items()}
+    monitor.observe(0, 1, ROWS, gradients, gradients, references=references)
     found = {(entry["attack"], entry["party"]): entry["q95"] for entry in monitor.entries()}
     joined, others = torch.cat([gradients["a"], gradients["b"].flatten(1)], dim=1), np.delete(ROWS, 4)
     assert found["norm", "a+b"] == leak_auc(norm.score(joined), LABELS)
@@ -57,7 +57,7 @@ def test_colluding_parties_are_attacked_on_their_joined_gradients(gradients):
     assert len({found["norm", party] for party in ("a", "b", "a+b")}) == 3
 
 
-def test_colluding_parties_are_also_attacked_on_what_would_have_been_sent(gradients):
+def test_colluding_parties_are_also_attacked_on_undefended_gradients(gradients):
     kept = Kept()
     monitor = LeakageMonitor(
         ["a+c"], [NormAttack()], AuditLabels.of(LABELS), SCHEDULE, defended=True, recorder=kept, every=1
@@ -93,7 +93,7 @@ def test_all_attackers_collude_unless_the_configuration_says_otherwise(parties, 
     assert {(entry["source"], entry["layer"]) for entry in together} <= {("monitor", "cut")}
 
 
-def test_a_group_with_a_stranger_in_it_is_refused():
+def test_a_group_with_an_unknown_party_is_refused():
     config = toy_config(parties={"colluding": ["a+z"]})
     with pytest.raises(ConfigError, match=r"parties.colluding names 'z'; feature parties are a, b"):
         VerticalStrategy(torch.nn.Linear(4, 1), LABELS, parties=("a", "b"), config=config)

@@ -67,7 +67,7 @@ def test_products_are_those_of_scikit_learn_weighed_one_by_one():
     assert score_of(product_discriminant(x, y, 2)(x), 1) == pytest.approx(slow[1] - slow[0], abs=1e-4)
 
 
-def test_a_column_without_variance_and_many_columns_are_read_past_by_products():
+def test_products_of_many_columns_and_one_without_variance_are_finite():
     x, y = gaussians(3000, width=WIDEST + 40)
     x[:, 1], x[:, 7] = np.where(y == 1, 1, -1) * x[:, 2] + 0.1 * x[:, 3], 3.0
     scores = product_discriminant(x, y, 2)(x)
@@ -141,7 +141,7 @@ def test_energy_in_a_few_directions_of_one_batch_is_read_better_than_by_shrunk_c
     assert np.mean(reached[energy_discriminant]) > np.mean(reached[quadratic_discriminant]) + 0.02
 
 
-def test_values_that_never_repeat_are_not_read_and_others_as_counts_say():
+def test_values_that_never_repeat_are_not_read_and_others_by_their_counts():
     y = np.array([0, 0, 1, 1, 1, 0])
     x = np.array([[1.0, 0.1], [1.0, 0.2], [2.0, 0.3], [2.0, 0.4], [1.0, 0.5], [3.0, 0.6]])
     scores = repeated_values(x, y, 2)(np.array([[1.0, 0.1], [2.0, 0.9], [3.0, 0.2], [9.0, 0.3]]))
@@ -183,7 +183,7 @@ def test_readers_of_the_same_arrays_give_what_each_gives_alone(width, rounding):
     np.testing.assert_allclose(turned[:, ::-1], found[0], rtol=0, atol=rounding)
 
 
-def test_arrays_that_readers_were_fitted_to_are_let_go_of():
+def test_arrays_that_readers_were_fitted_to_are_released():
     x, y = np.random.default_rng(0).normal(size=(100, 3)), np.arange(100) % 2
     seen = weakref.ref(x)
     DISCRIMINANTS["linear"](x, y, 2)

@@ -1,4 +1,4 @@
-"""Running sums of each row: those of a plain computation, whatever is interrupted, and gone when they should be."""
+"""Row memory: its running sums are those of a plain computation after any interruption, and can be deleted."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def record(memory, steps, schedule=SCHEDULE):
 
 
 def expected(epochs, schedule=SCHEDULE):
-    """Each row's gradients in units of their batches, by epoch, (T, R, D)."""
+    """Return each row's gradients in units of their batches, by epoch, (T, R, D)."""
     x = np.zeros((epochs, ROWS, WIDTH))
     for step in range(schedule.steps_of(epochs).stop):
         g = gradient(step, schedule).double().numpy()
@@ -49,7 +49,7 @@ def folder(request, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 5])
-def test_it_gives_what_came_for_each_row(folder, epochs):
+def test_it_gives_the_gradients_of_each_row(folder, epochs):
     memory = RowMemory(SCHEDULE, ["mean", "last", "difference", "epochs"], folder=folder)
     record(memory, range(SCHEDULE.steps_of(epochs).stop))
     x = expected(epochs)
@@ -63,7 +63,7 @@ def test_it_gives_what_came_for_each_row(folder, epochs):
         np.testing.assert_allclose(read(memory, epochs, "difference"), (x[-1] - x[-2])[rows], atol=4e-6)
 
 
-def test_rows_are_read_in_the_order_in_which_they_came_last(folder):
+def test_rows_are_read_in_the_order_of_the_last_epoch(folder):
     memory = RowMemory(SCHEDULE, ["mean"], folder=folder)
     for epoch in (1, 2):
         steps = SCHEDULE.steps_of(epoch)
@@ -90,12 +90,12 @@ def schedules():
 
 
 def in_two_bytes(sums):
-    """What two bytes a number hold of a sum of which nothing but the mean is read."""
+    """Return sums rounded to two bytes a number, in which sums are kept for the mean alone."""
     return sums.astype(np.float16).astype(np.float32)
 
 
 def plain_sums(schedule, epoch, kept):
-    """The running sums of each row by the end of an epoch, oldest first, added up one row at a time."""
+    """Return the running sums of each row by the end of an epoch, oldest first, added up one row at a time."""
     rounded = in_two_bytes if kept == "mean" else np.asarray
     sums = {}
     for step in range(schedule.steps_of(epoch).stop):
@@ -107,7 +107,7 @@ def plain_sums(schedule, epoch, kept):
 
 
 def plain_reading(sums, kept):
-    """What is read of sums that are kept for good."""
+    """Return the quantity that `kept` names, computed from all running sums of a row."""
     times = len(sums) - 1
     steps = np.diff(np.stack(sums), axis=0)
     if kept == "mean":
@@ -119,8 +119,8 @@ def plain_reading(sums, kept):
     return steps[-1]
 
 
-def scribble(memory, schedule, steps):
-    """Leave anything at all where these steps of one epoch were written, as a kill in the midst of writing does."""
+def corrupt(memory, schedule, steps):
+    """Write NaN where these steps of one epoch are stored, as a kill during a write may leave anything there."""
     slots = memory._layers["cut"].slots
     for step in steps:
         before = schedule.times_before(schedule.epoch_of(step))
@@ -130,7 +130,7 @@ def scribble(memory, schedule, steps):
 @given(schedule=schedules(), kept=st.sampled_from(["mean", "last", "difference", "epochs"]), data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_whatever_is_interrupted_it_gives_the_sums_of_a_plain_dictionary(tmp_path_factory, schedule, kept, data):
-    """A run goes back to a checkpoint: of the middle of an epoch or its end, never of an earlier epoch."""
+    """A run goes back to a checkpoint within the epoch or at its end, never to one of an earlier epoch."""
     folder = tmp_path_factory.mktemp("m") / "one"
     memory, in_files = RowMemory(schedule, [kept], folder=folder), RowMemory(schedule, [kept])
     in_files._in_memory = lambda _: None
@@ -145,7 +145,7 @@ def test_whatever_is_interrupted_it_gives_the_sums_of_a_plain_dictionary(tmp_pat
         if step in kills:
             kills.remove(step)
             checkpoint = data.draw(st.integers(steps.start, step + 1))
-            scribble(memory, schedule, range(checkpoint, step + 1))
+            corrupt(memory, schedule, range(checkpoint, step + 1))
             step, memory = checkpoint, RowMemory(schedule, [kept], folder=folder)  # another process goes on
             memory.restore(states[step])
             memory.check("cut")
@@ -159,11 +159,11 @@ def test_whatever_is_interrupted_it_gives_the_sums_of_a_plain_dictionary(tmp_pat
             for name, other in memories.items():
                 found = other.at("cut", epoch)
                 assert sorted(found.order.tolist()) == sorted(plain), name
-                wanted = np.stack([plain_reading(plain[row], kept) for row in found.order.tolist()])
-                np.testing.assert_array_equal(read(other, epoch, kept), wanted, err_msg=name)
+                plain_values = np.stack([plain_reading(plain[row], kept) for row in found.order.tolist()])
+                np.testing.assert_array_equal(read(other, epoch, kept), plain_values, err_msg=name)
 
 
-def test_in_time_order_each_row_is_remembered_as_it_came(tmp_path):
+def test_in_time_order_each_row_is_kept_as_it_came(tmp_path):
     memory = RowMemory(BY_DAY, ["mean", "last"], folder=tmp_path / "m")
     record(memory, range(BY_DAY.steps_of(2).stop), BY_DAY)
     x = expected(2, BY_DAY).sum(axis=0)
@@ -183,8 +183,8 @@ def test_in_time_order_each_row_is_remembered_as_it_came(tmp_path):
         *((["difference"], True, 3, 4), (["mean", "epochs"], False, 5, 4)),
     ],
 )
-def test_no_more_than_four_bytes_are_kept_for_a_scalar_and_what_is_read(tmp_path, keeps, named, sums, number):
-    """Of the mean alone: two sums of two bytes where a run can be resumed, one where it cannot."""
+def test_at_most_four_bytes_are_kept_for_each_number(tmp_path, keeps, named, sums, number):
+    """For the mean alone: two sums of two bytes each where a run can be resumed, one where it cannot."""
     memory = RowMemory(SCHEDULE, keeps, folder=tmp_path / "m" if named else None)
     record(memory, range(9))
     size = number * (ROWS if sums == 1 else 45) * WIDTH
@@ -193,8 +193,8 @@ def test_no_more_than_four_bytes_are_kept_for_a_scalar_and_what_is_read(tmp_path
     assert [path.stat().st_size for path in files] == ([size] * sums if named else [])
 
 
-def remembered(x):
-    """What a memory has of gradients that come epoch by epoch, (T, R, D), and the exact sums of them."""
+def means_of(x):
+    """Return a memory's mean of gradients (T, R, D), one step an epoch, the exact mean, and the memory's dtype."""
     schedule = Schedule(3, x.shape[1], 0, x.shape[1], 50, epochs=len(x), validation=0.0)
     memory, exact = RowMemory(schedule, ["mean"]), torch.zeros(x.shape[1:], dtype=torch.float64)
     for step, gradients in enumerate(x):
@@ -205,32 +205,32 @@ def remembered(x):
 
 
 @pytest.mark.parametrize(("epochs", "dtype", "part"), [(64, np.float16, 1 / 250), (65, np.float32, 1e-6)])
-def test_where_so_many_epochs_are_added_up_that_half_precision_would_lose_some_it_is_not_used(epochs, dtype, part):
+def test_half_precision_is_not_used_where_it_would_lose_some_of_many_epochs(epochs, dtype, part):
     always_the_same = torch.randn(1, 200, 9, generator=torch.Generator().manual_seed(1)).expand(epochs, -1, -1)
-    found, exact, kept = remembered(always_the_same)
+    found, exact, kept = means_of(always_the_same)
     assert kept == dtype
     assert float((found - exact).norm() / exact.norm()) < part
 
 
 @pytest.mark.parametrize("smallest", [1.0, 1e-6])
 @pytest.mark.parametrize(("noise", "persistent"), [(0.0, 0.0), (5.0, 0.0), (5.0, 0.5), (5.0, 1.0)])
-def test_what_is_read_of_half_precision_is_what_is_read_of_exact_sums(noise, persistent, smallest):
+def test_sums_in_half_precision_give_the_leak_auc_of_exact_sums(noise, persistent, smallest):
     generator = torch.Generator().manual_seed(5)
     positive, rows = torch.arange(5000) % 20 == 0, (5000, 16)
     direction = torch.nn.functional.normalize(torch.randn(16, generator=generator), dim=0)
     clean = (3 * positive[:, None] - 0.3) * direction + 0.1 * torch.randn(rows, generator=generator)
     clean *= smallest ** torch.rand(rows[0], 1, generator=generator)
     same, fresh = torch.randn(rows, generator=generator), torch.randn(64, *rows, generator=generator)
-    found, exact, _ = remembered(clean + noise * (persistent**0.5 * same + (1 - persistent) ** 0.5 * fresh))
-    error = (12 * int(positive.sum())) ** -0.5  # of the AUC of a sample
+    found, exact, _ = means_of(clean + noise * (persistent**0.5 * same + (1 - persistent) ** 0.5 * fresh))
+    error = (12 * int(positive.sum())) ** -0.5  # the standard error of the AUC
     for read in (lambda sums: sums.double() @ direction.double(), lambda sums: sums.double().norm(dim=1)):
         assert leak_auc(read(found), positive) == pytest.approx(leak_auc(read(exact), positive), abs=error / 20)
 
 
-def test_a_number_that_is_all_of_its_batch_stays_the_largest_where_half_precision_ends():
+def test_a_number_with_all_the_energy_of_its_batch_stays_the_largest_in_half_precision():
     x = torch.full((40, 4000, 64), 1e-6)
     x[:, 17, 3] = 1e6
-    found, _, dtype = remembered(x)
+    found, _, dtype = means_of(x)
     assert dtype == np.float16
     assert (float(found[17, 3]), float(found[0, 0]) < 1.0) == (pytest.approx(40 * 506 / 40, rel=0.01), True)
 
@@ -244,7 +244,7 @@ def test_rows_that_come_once_are_kept_once(tmp_path):
         memory.forget()
 
 
-def test_one_batch_is_one_piece_of_a_file(tmp_path):
+def test_the_rows_of_one_batch_are_contiguous_in_a_file(tmp_path):
     memory = RowMemory(SCHEDULE, ["mean"], folder=tmp_path / "m")
     steps = SCHEDULE.steps_of(2)
     record(memory, range(steps.start))
@@ -258,7 +258,7 @@ def test_one_batch_is_one_piece_of_a_file(tmp_path):
         assert (first, second) == ([], list(range(SCHEDULE.places(step).stop)))
 
 
-def test_the_parties_of_a_process_share_where_rows_came():
+def test_the_parties_of_a_process_share_the_places_of_rows():
     memories = [RowMemory(SCHEDULE, ["last"]) for _ in range(2)]
     for memory in memories:
         record(memory, range(SCHEDULE.steps_of(3).stop))
@@ -316,7 +316,7 @@ def test_sums_are_in_memory_where_they_fit_into_half_of_what_is_free(monkeypatch
     assert memory._layers["cut"].in_place == in_place
 
 
-def test_a_named_memory_is_its_owners_alone_and_goes_when_it_is_told_to(tmp_path):
+def test_a_named_memory_is_its_owners_alone_and_is_deleted_when_it_forgets(tmp_path):
     memory = RowMemory(SCHEDULE, ["mean"], folder=tmp_path / "run" / "m")
     record(memory, range(3))
     assert (tmp_path / "run" / "m").stat().st_mode & 0o777 == 0o700
@@ -325,7 +325,7 @@ def test_a_named_memory_is_its_owners_alone_and_goes_when_it_is_told_to(tmp_path
     memory.forget()
 
 
-def test_a_run_that_goes_on_without_what_it_remembered_is_refused(tmp_path):
+def test_a_run_that_goes_on_without_its_row_memory_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"does not hold the party's row memory of 45 rows at layer 'cut'"):
         record(RowMemory(SCHEDULE, ["mean"], folder=tmp_path / "m"), [9])
     with pytest.raises(DataError, match="step 9 is not the next one"):
@@ -333,7 +333,7 @@ def test_a_run_that_goes_on_without_what_it_remembered_is_refused(tmp_path):
 
 
 def needed_slots(step, count):
-    """Of which epochs' files something is still read by who goes on after so many steps, and how many rows of each."""
+    """Return the slots that a run resumed after `step` steps still reads, and the number of rows in each."""
     epoch = SCHEDULE.epoch_of(step)
     begun = step - SCHEDULE.steps_of(epoch).start
     found = {(epoch - 1) % count: min(8 * begun, 45)} if begun else {}
@@ -342,7 +342,7 @@ def needed_slots(step, count):
 
 @pytest.mark.parametrize("kept", ["mean", "difference"])
 @pytest.mark.parametrize("step", [0, 1, 5, 6, 7, 12, 14, 18, 21])
-def test_a_number_that_is_not_what_was_written_is_found_wherever_it_will_be_read(tmp_path, kept, step):
+def test_a_changed_number_is_found_wherever_it_will_be_read(tmp_path, kept, step):
     memory = RowMemory(SCHEDULE, [kept], folder=tmp_path / "m")
     record(memory, range(step))
     slots = memory._layers["cut"].slots if step else ()
@@ -353,7 +353,7 @@ def test_a_number_that_is_not_what_was_written_is_found_wherever_it_will_be_read
             again.restore(memory.state())
             right = sums[row, 1]
             sums[row, 1] += 1
-            memory.check("cut")  # who wrote it does not read it again
+            memory.check("cut")  # the writing process does not read it again
             if row < needed.get(slot, 0):
                 with pytest.raises(DataError, match=rf"cut-{slot}\.by-epoch\.f\d\d was damaged or changed"):
                     again.check("cut")
@@ -378,7 +378,7 @@ def test_files_in_another_order_or_of_other_numbers_as_earlier_versions_wrote_ar
         record(RowMemory(SCHEDULE, ["mean"], folder=tmp_path / "m"), [4])
 
 
-def test_a_full_disk_is_told_at_the_beginning(tmp_path, monkeypatch):
+def test_a_full_disk_is_an_error_at_the_beginning(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 

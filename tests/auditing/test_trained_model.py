@@ -1,4 +1,4 @@
-"""What attacks on a trained model are shown, what they are told, and how what they say is measured."""
+"""Attacks on a trained model: their inputs, their side information, and the measures of their answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TRAIN, TEST = np.arange(60) % 3, np.arange(30) % 3
 
 
 class Bottom(nn.Module):
-    """Depends on the mode, counts its passes and shows a layer."""
+    """A model that depends on the mode, counts its passes and has a named layer."""
 
     def __init__(self):
         super().__init__()
@@ -40,7 +40,7 @@ class Bottom(nn.Module):
 
 
 class Watching(InferenceAttack):
-    """Keeps what it sees and says the same of every row."""
+    """Records its views, and names class 0 for every row."""
 
     name, reads = "watching", "classes"
 
@@ -130,17 +130,17 @@ def test_an_attack_sees_the_outputs_of_the_layer_for_the_test_rows_in_evaluation
     assert cut.leaked.labels.tolist() == [0, 0, 1, 1, 2, 2]
 
 
-def test_an_attack_that_declares_no_need_is_told_no_label_and_none_is_told_of_attacked_rows():
+def test_an_attack_that_declares_no_need_gets_no_label_and_none_gets_labels_of_attacked_rows():
     attack = Watching()
     _, model = trained()
     model.entries([attack], {"cut": None}, scorer())
     (view,) = attack.seen
     assert view.leaked is None
-    told = {field.name for field in dataclasses.fields(view)}
-    assert told == {"embeddings", "classes", "seed", "inputs", "leaked", "top", "network"}
+    fields = {field.name for field in dataclasses.fields(view)}
+    assert fields == {"embeddings", "classes", "seed", "inputs", "leaked", "top", "network"}
 
 
-def test_looking_leaves_no_trace_in_the_model():
+def test_attacks_leave_the_model_unchanged():
     for mode in (True, False):
         bottom, model = trained()
         bottom.train(mode)
@@ -177,7 +177,7 @@ def test_draws_differ_in_examples_seeds_and_fresh_models_and_can_be_repeated():
     assert one.top()[0].in_features == 3
     state = torch.get_rng_state()
     top = one.top().train()
-    assert not torch.equal(top(torch.ones(8, 3)), top(torch.ones(8, 3)))  # dropout draws, but not from outside
+    assert not torch.equal(top(torch.ones(8, 3)), top(torch.ones(8, 3)))  # dropout has a generator of its own
     assert torch.equal(state, torch.get_rng_state())
 
 
@@ -197,18 +197,18 @@ def test_the_baseline_is_computed_once_a_draw_whatever_the_layers():
     assert (len(entries), len(attack.seen), attack.baselines) == (2, 6, 3)
 
 
-class Saying(Watching):
-    """Says what it was made to say."""
+class Answering(Watching):
+    """Returns the answers that it was made with."""
 
-    def __init__(self, reads, said, baseline=None, draws=1):
+    def __init__(self, reads, answers, draws=1):
         super().__init__(draws=draws)
-        self.reads, self.said, self.alone = reads, list(said), baseline
+        self.reads, self.answers = reads, list(answers)
 
     def infer(self, view):
-        said = self.said.pop(0)
-        if isinstance(said, Exception):
-            raise said
-        return torch.as_tensor(said)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return torch.as_tensor(answer)
 
 
 def views(count=1):
@@ -217,7 +217,7 @@ def views(count=1):
 
 def test_scores_are_measured_as_auc_beside_what_chance_reaches():
     labels, scores = np.arange(40) % 4 // 3, np.random.default_rng(1).normal(size=40)
-    entry = scorer(labels, 2).entry(Saying("scores", [scores]), "cut", views(), [{"auc": 0.4}])
+    entry = scorer(labels, 2).entry(Answering("scores", [scores]), "cut", views(), [{"auc": 0.4}])
     assert (entry["metric"], entry["phase"]) == ("auc", "inference")
     assert entry["mean"] == entry["q95"] == entry["max"] == leak_auc(scores, labels)
     assert entry["interval95"] == list(auc_interval(scores, labels))
@@ -228,8 +228,8 @@ def test_scores_are_measured_as_auc_beside_what_chance_reaches():
 
 def test_clusters_are_measured_under_their_best_names_and_classes_under_their_own():
     turned = (TEST + 1) % 3
-    clusters = scorer().entry(Saying("clusters", [turned]), "cut", views())
-    classes = scorer().entry(Saying("classes", [turned]), "cut", views())
+    clusters = scorer().entry(Answering("clusters", [turned]), "cut", views())
+    classes = scorer().entry(Answering("classes", [turned]), "cut", views())
     assert (clusters["mean"], classes["mean"]) == (1.0, 0.0)
     assert clusters["interval95"] == list(share_interval(1.0, 30))
     assert clusters["chance"] == pytest.approx(1 / 3)
@@ -239,8 +239,8 @@ def test_clusters_are_measured_under_their_best_names_and_classes_under_their_ow
 
 @pytest.mark.parametrize(("alone", "protected"), [((0.2, 0.4), False), ((0.9, 0.9), True), ((0.5, 0.4), True)])
 def test_several_draws_have_means_intervals_and_an_advantage_that_is_taken_draw_by_draw(alone, protected):
-    said = [np.where(np.arange(30) < right, TEST, (TEST + 1) % 3) for right in (9, 15)]  # 0.3 and 0.5
-    entry = scorer().entry(Saying("classes", said, draws=2), "cut", views(2), [{"accuracy": a} for a in alone])
+    answers = [np.where(np.arange(30) < right, TEST, (TEST + 1) % 3) for right in (9, 15)]  # 0.3 and 0.5
+    entry = scorer().entry(Answering("classes", answers, draws=2), "cut", views(2), [{"accuracy": a} for a in alone])
     assert (entry["mean"], entry["max"], entry["q95"], entry["steps"]) == (pytest.approx(0.4), 0.5, 0.5, 2)
     assert entry["interval95"] == pytest.approx(mean_interval([0.3, 0.5]))
     gains = [0.3 - alone[0], 0.5 - alone[1]]
@@ -257,26 +257,26 @@ FAILING = [
 ]
 
 
-@pytest.mark.parametrize("said", FAILING, ids=str)
-def test_a_draw_that_fails_is_counted_and_says_why(said, caplog):
-    entry = scorer().entry(Saying("classes", [TEST, said], draws=2), "cut", views(2), [{"accuracy": 0.5}] * 2)
+@pytest.mark.parametrize("answer", FAILING, ids=str)
+def test_a_draw_that_fails_is_counted_and_says_why(answer, caplog):
+    entry = scorer().entry(Answering("classes", [TEST, answer], draws=2), "cut", views(2), [{"accuracy": 0.5}] * 2)
     assert (entry["steps"], entry["one_class_steps"], entry["mean"]) == (2, 1, 1.0)
     assert (entry["advantage"], entry["perfect_protection"], entry["interval95"]) == (None, None, None)
     assert entry["unavailable"]
     assert entry["unavailable"] in caplog.text
 
 
-@pytest.mark.parametrize(("reads", "said"), [("classes", [0] * 30), ("scores", torch.zeros(30) + 0j)])
-def test_what_is_no_tensor_or_no_real_number_is_not_measured(reads, said):
-    attack = Saying(reads, [])
-    attack.infer = lambda view: said
+@pytest.mark.parametrize(("reads", "answer"), [("classes", [0] * 30), ("scores", torch.zeros(30) + 0j)])
+def test_what_is_no_tensor_or_no_real_number_is_not_measured(reads, answer):
+    attack = Answering(reads, [])
+    attack.infer = lambda view: answer
     entry = scorer(TEST % 2, 2).entry(attack, "cut", views(), [{"accuracy": 0.5}])
     assert (entry["mean"], entry["perfect_protection"]) == (None, None)
     assert "a tensor (30,) is needed" in entry["unavailable"] or "complex64" in entry["unavailable"]
 
 
 def test_a_test_table_of_one_class_has_no_auc():
-    entry = scorer(np.zeros(30, dtype=np.int64), 2).entry(Saying("scores", [np.arange(30.0)]), "cut", views())
+    entry = scorer(np.zeros(30, dtype=np.int64), 2).entry(Answering("scores", [np.arange(30.0)]), "cut", views())
     assert (entry["mean"], entry["one_class_steps"]) == (None, 1)
 
 
@@ -288,7 +288,7 @@ def test_a_baseline_that_does_not_exist_or_fails_gives_no_advantage():
     for attack in (nothing, failing):
         (values,) = scorer().baselines(attack, views())
         assert values == {}
-        assert scorer().entry(Saying("classes", [TEST]), "cut", views(), [values])["advantage"] is None
+        assert scorer().entry(Answering("classes", [TEST]), "cut", views(), [values])["advantage"] is None
 
 
 LOGITS = np.random.default_rng(3).normal(size=30) + TEST
@@ -296,7 +296,7 @@ LOGITS = np.random.default_rng(3).normal(size=30) + TEST
 
 def test_logits_of_two_classes_are_measured_by_the_order_and_by_the_classes_that_they_name():
     labels = (TEST == 2).astype(np.int64)
-    entry = scorer(labels, 2).entry(Saying("logits", [LOGITS]), "cut", views(), [{"auc": 0.5, "accuracy": 0.1}])
+    entry = scorer(labels, 2).entry(Answering("logits", [LOGITS]), "cut", views(), [{"auc": 0.5, "accuracy": 0.1}])
     found = {name: measure["mean"] for name, measure in entry["measures"].items()}
     named = LOGITS > 0
     assert found == {
@@ -316,18 +316,18 @@ def test_logits_of_two_classes_are_measured_by_the_order_and_by_the_classes_that
 
 def test_logits_of_more_classes_are_measured_by_the_mean_over_classes():
     logits = np.random.default_rng(4).normal(size=(30, 3)) + 1.5 * np.eye(3)[TEST]
-    measures = scorer().entry(Saying("logits", [logits]), "cut", views())["measures"]
+    measures = scorer().entry(Answering("logits", [logits]), "cut", views())["measures"]
     expected = np.mean([roc_auc_score(c == TEST, logits[:, c]) for c in range(3)])
     assert measures["accuracy"]["mean"] == pytest.approx(accuracy_score(TEST, logits.argmax(axis=1)))
     assert measures["balanced_accuracy"]["mean"] == pytest.approx(balanced_accuracy_score(TEST, logits.argmax(axis=1)))
     assert measures["balanced_accuracy"]["chance"] == pytest.approx(1 / 3)
     assert measures["auc"]["mean"] == pytest.approx(expected)
-    failed = scorer().entry(Saying("logits", [LOGITS]), "cut", views())
+    failed = scorer().entry(Answering("logits", [LOGITS]), "cut", views())
     assert "(30, 3) is needed" in failed["unavailable"]
 
 
 def test_clusters_have_a_balanced_accuracy_but_no_interval_of_it():
-    measures = scorer().entry(Saying("clusters", [(TEST + 1) % 3]), "cut", views())["measures"]
+    measures = scorer().entry(Answering("clusters", [(TEST + 1) % 3]), "cut", views())["measures"]
     assert list(measures) == ["accuracy", "balanced_accuracy"]
     assert measures["balanced_accuracy"] == {
         **dict.fromkeys(("interval95", "baseline", "baseline_interval95", "advantage", "advantage_interval95")),
@@ -345,7 +345,7 @@ class Kept(NoRecorder):
 
 
 @pytest.mark.parametrize(("source", "prefix"), [("attacker", ""), ("monitor", "monitor_")])
-def test_every_draw_stands_in_the_log_behind_the_steps_of_the_training(source, prefix):
+def test_every_draw_is_logged_after_the_steps_of_the_training(source, prefix):
     kept = Kept()
     recorded = TrainedModelEvaluator(TEST, 3, party="a", source=source, defended=False, recorder=kept, step=70, epoch=7)
     attack = Watching(draws=2)
@@ -362,7 +362,7 @@ def test_every_draw_stands_in_the_log_behind_the_steps_of_the_training(source, p
 
 
 class CountingAttack(InferenceAttack):
-    """Says as much more of each row as it was asked before."""
+    """Returns scores that change their sign with each call."""
 
     name, reads = "counting", "scores"
 
@@ -374,7 +374,7 @@ class CountingAttack(InferenceAttack):
         return view.embeddings[:, 0] * (-1.0) ** self.asked
 
 
-def test_an_attack_that_keeps_something_keeps_nothing_of_another_layer():
+def test_an_attack_with_state_keeps_nothing_of_another_layer():
     labels = np.array([0, 0, 1, 1, 1, 0])
     scorer = TrainedModelEvaluator(
         labels, 2, party="a", source="monitor", defended=False, recorder=NoRecorder(), step=0, epoch=1

@@ -1,4 +1,4 @@
-"""The verdict of a run: what raises the alarm, how often by chance, and what must have run before there is none."""
+"""The verdict of a run: leaks and false alarms, and the attacks that must have run before there is no leak."""
 
 import math
 
@@ -13,20 +13,20 @@ DEFENDED = [{"name": "marvell", "params": {"s": 4.0}}]
 
 
 def step(attack="norm", q95=0.55, party="a", **facts):
-    """An entry of an attack on single steps, by default as chance has it."""
+    """Return an entry of an attack on single steps, by default with the numbers of chance."""
     usual = {"metric": "auc", "phase": "train", "source": "monitor", "defended": True, "layer": "cut"}
     numbers = {"q95": q95, "q95_null": 0.55, "q95_turned": 0.55, "mean": 0.5, "steps": 200, "one_class_steps": 0}
     return {"attack": attack, "label": attack, "party": party, **usual, **numbers, **facts}
 
 
 def remembered(attack="remembered_direction", values=(0.5, 0.501), party="a", **facts):
-    """An entry of an attack over all epochs, of 10,000 rows, 830 of them positive: chance has a sigma of 0.0105."""
+    """Return an entry of a longitudinal attack on 10,000 rows, 830 positive: a sigma of 0.0105 by chance."""
     usual = {"phase": "remembered", "values": list(values), "epochs": [1, 2], "q95_null": 0.5 + 1.645 * 0.0105}
     return step(attack, values[-1], party, **usual, **facts)
 
 
 def informed(mean=0.503, p_value=0.4, sees=("gradients",), party="a", **facts):
-    """An entry of a fitted reader, of gradients alone or with more."""
+    """Return an entry of a fitted reader, of gradients alone or with embeddings or columns."""
     numbers = {"q95": None, "q95_null": None, "max": None, "steps": None, "mean": mean, "p_value": p_value}
     gain = {"baseline": 0.9, "advantage": 0.001, "advantage_interval95": [-0.002, 0.004], "advantage_p_value": 0.3}
     more = gain if len(sees) > 1 else {}
@@ -45,7 +45,7 @@ def informed(mean=0.503, p_value=0.4, sees=("gradients",), party="a", **facts):
 
 
 def complete(*changed, party="a"):
-    """All entries that a run behind a defense needs, as chance has them, but for those that are given."""
+    """Return all entries that a defended run needs, with the numbers of chance except for the given ones."""
     usual = [step(name, party=party) for name in PRACTICAL[:-1]] + [remembered(party=party)]
     usual += [informed(party=party), informed(0.901, 1e-9, ("gradients", "embeddings"), party)]
     key = lambda entry: (entry["attack"], tuple(entry.get("sees", ())))  # noqa: E731
@@ -72,7 +72,7 @@ def test_nothing_that_leaks_and_everything_that_ran_is_no_leak_found():
         (step("shell", 0.2, q95_turned=0.95, mean=0.12), "leak"),  # nearly always wrong: turned around
         (remembered(values=(0.5, 0.56)), "leak"),
         (remembered(values=(0.43, 0.5)), "leak"),
-        (step("mine", 0.7), "leak"),  # also an attack that nobody needs
+        (step("mine", 0.7), "leak"),  # an attack that no verdict needs counts too
         (informed(0.6, 1e-9), "leak"),
         (informed(0.93, 1e-9, ("gradients", "embeddings"), advantage=0.03, advantage_p_value=1e-9), "gain"),
         (informed(0.8, 1e-9, ("gradients", "columns"), advantage_p_value=1e-9, phase="joint", attack="fit"), "gain"),
@@ -90,7 +90,7 @@ def test_each_kind_of_leak_raises_the_alarm_on_its_own_line(entry, line):
         step("cosine", 1.0),  # oracles
         step("conditional_oracle", 0.93, needs=["reference"]),
         step("norm", 1.0, layer="first"),  # mixed with the party's own columns
-        step("norm", 1.0, defended=False),  # what would have been sent
+        step("norm", 1.0, defended=False),  # not sent
         step("spectral", 1.0, sees="embeddings"),
         step("gradient_clustering", 1.0, metric="accuracy"),
         step("norm", 1.0, phase="inference"),
@@ -140,7 +140,7 @@ def test_few_steps_test_nothing_but_what_they_show_beyond_chance():
     assert verdict(*few)["status"] == "leaks"
 
 
-def test_a_result_of_before_has_a_verdict_too():
+def test_a_result_of_an_earlier_version_has_a_verdict_too():
     plain = {key: value for key, value in step("norm", 0.97, defended=False).items() if key != "q95_turned"}
     old = {"leakage": [plain], "defenses": []}
     assert verdict_of(old)["status"] == "leaks"
@@ -211,7 +211,7 @@ def test_the_p_value_counts_the_classes_that_were_tried():
 
 
 def null_auc(rng, negatives, positives, size, shift=0.0):
-    """Leak AUCs (size,) of normal scores, those of positives moved by `shift` standard deviations."""
+    """Return leak AUCs (size,) of normal scores, those of positives moved by `shift` standard deviations."""
     scores = rng.normal(size=(size, negatives + positives))
     scores[:, :positives] += shift
     ranks = rankdata(scores, axis=1)[:, :positives].sum(axis=1)
@@ -219,7 +219,7 @@ def null_auc(rng, negatives, positives, size, shift=0.0):
 
 
 def simulated(rng, *, batch, positives, steps, shift=0.0, every=0):
-    """The entries of a run of two parties; `residual` reads party a's single steps with a shift.
+    """Return the entries of a run of two parties; `residual` reads the single steps of party a with a shift.
 
     The last batch of each epoch of `every` steps has the few rows that are left.
     """

@@ -1,4 +1,4 @@
-"""What people type: assignments and calls."""
+"""Parsing of assignments and of calls."""
 
 import pytest
 

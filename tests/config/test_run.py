@@ -1,4 +1,4 @@
-"""The configuration takes what is possible, round-trips, and says what is wrong, what was given and what is allowed."""
+"""The configuration round-trips, and its errors name the key, the given value and the allowed ones."""
 
 import json
 import math
@@ -81,8 +81,6 @@ def test_flowers_run_config_gives_the_configuration_back(config):
 @given(configs())
 @settings(max_examples=100, deadline=None)
 def test_toml_gives_the_configuration_back(config):
-    import tomllib
-
     assert build_config(tomllib.loads(to_toml(config))) == config
 
 

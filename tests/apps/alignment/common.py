@@ -1,11 +1,10 @@
-"""Parties with files of their own, and a grid that shows, or spoils, what travels."""
+"""Parties with files of their own, and a grid that records, or spoils, messages."""
 
 from __future__ import annotations
 
 import random
 from contextlib import contextmanager
 
-import torch
 from flwr.app import ArrayRecord, RecordDict
 
 from flower_vfl.apps import make_client_app
@@ -27,7 +26,7 @@ def write_people(path, ids, columns):
 
 
 def people(name, first, last):
-    """Return people in a scattered order that is another one at each party."""
+    """Return IDs in a shuffled order that differs from party to party."""
     ids = [f"person-{number:04d}" for number in range(first, last)]
     random.Random(name).shuffle(ids)
     return ids
@@ -74,7 +73,7 @@ class WatchedGrid(LocalGrid):
         return replies
 
     def name_nodes(self, configs):
-        """Deploy: give each node what its owner would write into --node-config."""
+        """Turn the grid into a deployment in which each node has its owner's --node-config."""
         self.simulation = False
         for context, config in zip(self._contexts.values(), configs, strict=True):
             context.node_config = dict(config)
@@ -92,7 +91,7 @@ def sizes(seen):
 
 
 def all_bytes(content: RecordDict) -> bytes:
-    """Return everything that a message holds."""
+    """Return the bytes of all records of a message."""
     found = []
     for record in content.values():
         if isinstance(record, ArrayRecord):
@@ -104,7 +103,7 @@ def all_bytes(content: RecordDict) -> bytes:
 
 @contextmanager
 def pieces_of(monkeypatch, blocks):
-    """Let a message carry a few blocks only."""
+    """Limit each message to this number of blocks."""
     from flower_vfl.apps.alignment.label import LabelSide
 
     with monkeypatch.context() as patch:
@@ -113,7 +112,7 @@ def pieces_of(monkeypatch, blocks):
 
 
 def run(config, out, parties, spoil=None, progress=None):
-    """Align on a watched grid; returns it with whatever was raised."""
+    """Align on a watched grid; return it and the error that was raised, or None."""
     grid = WatchedGrid(config, parties, spoil)
     error = None
     try:
@@ -125,15 +124,10 @@ def run(config, out, parties, spoil=None, progress=None):
 
 
 def changed(frame, **fields):
-    """Return a message with other fields."""
+    """Return a message with changed fields."""
     return Frame(frame.kind, frame.step, {**frame.fields, **fields}, frame.tensors)
 
 
 def with_tensor(frame, name, tensor):
-    """Return a message with another tensor."""
+    """Return a message with a replaced tensor."""
     return Frame(frame.kind, frame.step, frame.fields, {**frame.tensors, name: tensor})
-
-
-def flat(data):
-    """Return bytes as a tensor of one block each of 32."""
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, 32)

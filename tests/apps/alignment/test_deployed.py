@@ -1,4 +1,4 @@
-"""Hosts whose owners say what may be aligned: nothing of it comes from the run config."""
+"""Hosts align what their owners' settings name, and nothing that the run config names."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_registered_node_that_refuses_is_named_as_it_is_registered(deployment,
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "logged"),
     [
         ({"ids": "/nowhere/secret-place.csv"}, "there is no file /nowhere/secret-place.csv"),
         ({"ids-column": "person"}, "has no column 'person'"),
@@ -105,15 +105,15 @@ def test_a_registered_node_that_refuses_is_named_as_it_is_registered(deployment,
         ({"align-max-ids": -1}, "align-max-ids of this node is '-1'"),
     ],
 )
-def test_what_is_wrong_on_a_host_is_said_there_and_not_to_the_label_party(changes, told, deployment, caplog):
+def test_an_error_of_a_host_is_logged_there_and_not_sent_to_the_label_party(changes, logged, deployment, caplog):
     with pytest.raises(PartyError, match=r"party 'b' could not take part .* the log of its host says why") as caught:
         deployment.align(changes={"b": changes})
-    assert told not in str(caught.value)
+    assert logged not in str(caught.value)
     assert "secret-place" not in str(caught.value)
-    assert told in caplog.text
+    assert logged in caplog.text
 
 
-def test_an_unknown_error_is_told_nowhere_with_its_words(deployment, monkeypatch, caplog):
+def test_the_text_of_an_unknown_error_is_neither_sent_nor_logged(deployment, monkeypatch, caplog):
     from flower_vfl.apps.alignment.feature import FeatureSide
 
     def fail(self, message):
@@ -128,13 +128,13 @@ def test_an_unknown_error_is_told_nowhere_with_its_words(deployment, monkeypatch
     assert "test_deployed.py" in caplog.text
 
 
-def test_the_log_of_a_host_says_who_wanted_to_compare_how_many_ids(deployment, caplog):
+def test_the_log_of_a_host_has_the_parties_and_their_numbers_of_ids(deployment, caplog):
     caplog.set_level(logging.INFO)
     deployment.align()
     assert "alignment by psi, party a: 70 IDs here, 60 at label" in caplog.text
 
 
-def test_what_a_node_logs_stands_where_flower_writes_its_own_log(monkeypatch):
+def test_a_node_logs_where_flower_writes_its_own_log(monkeypatch):
     """Flower starts a process for each message, in which nobody has set up our log."""
     from flower_vfl.apps.flower_log import log_as_flower_does
 
@@ -160,7 +160,7 @@ def test_a_node_that_is_registered_under_another_name_is_refused(deployment, mon
     assert not list(deployment.folder.rglob("*alignment.parquet*"))
 
 
-def test_a_name_that_rests_on_a_partys_own_word_is_logged(deployment, caplog):
+def test_a_name_that_a_party_claims_without_proof_is_logged(deployment, caplog):
     deployment.align()
     assert "claims to be party 'a' without proof" in caplog.text
 
@@ -172,7 +172,7 @@ def test_another_version_of_the_package_is_refused_with_what_to_do(deployment, m
         deployment.align()
 
 
-def test_a_second_alignment_needs_the_owners_word(deployment):
+def test_a_second_alignment_needs_the_owners_consent(deployment):
     deployment.align()
     (deployment.folder / "label" / "alignment.parquet").unlink()
     with pytest.raises(PartyError, match="the log of its host says why"):

@@ -1,4 +1,4 @@
-"""What a party that does not keep to the protocol gets: an error of ours, and nobody a result."""
+"""A party that violates the protocol gets an error of this package, and no party gets a wrong result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_POINT[:, 31] = torch.arange(30)
 
 
 def on(stage, change):
-    """Let party a change its answers of one stage."""
+    """Return a function with which party a changes its answers of one stage."""
 
     def spoil(party, answer):
         return change(answer) if party == 0 and answer.fields["stage"] == stage else answer
@@ -118,19 +118,19 @@ def test_a_party_that_never_answers_is_named_after_the_timeout(tmp_path, monkeyp
     grid.join(20)
 
 
-def test_a_failure_is_told_at_once_while_another_party_is_silent(tmp_path, monkeypatch):
+def test_a_failure_is_reported_at_once_while_another_party_is_silent(tmp_path, monkeypatch):
     import threading
 
     release, genuine = threading.Event(), FeatureSide._query
 
-    def stand(self, message):
+    def block(self, message):
         if self.terms.party == "a":
             release.wait(30)
         if self.terms.party == "b":
             raise MemoryError
         return genuine(self, message)
 
-    monkeypatch.setattr(FeatureSide, "_query", stand)
+    monkeypatch.setattr(FeatureSide, "_query", block)
     monkeypatch.setattr("flower_vfl.apps.alignment.conversation._ABORT_SECONDS", 0.2)
     from flower_vfl.apps.alignment.start import align_as_label
     from tests.apps.alignment.common import WatchedGrid
@@ -148,7 +148,7 @@ def test_a_failure_is_told_at_once_while_another_party_is_silent(tmp_path, monke
 
 
 class Target:
-    """A feature party that a hostile label party talks to: 30 IDs there are announced, 40 are here."""
+    """A feature party with 40 IDs, and the methods of a hostile label party that announced 30."""
 
     def __init__(self, folder, method="psi", piece=20):
         path = write_people(folder / "a.csv", people("a", 10, 50), ["x"])
@@ -200,7 +200,7 @@ def test_more_ids_than_announced_cannot_be_tried(target):
         target.query(2, 10, 30)
 
 
-def test_questions_cannot_be_asked_again_or_skipped(target):
+def test_queries_cannot_be_repeated_or_skipped(target):
     target.query()
     with refused("out of turn"):
         target.query()
@@ -214,7 +214,7 @@ def test_questions_cannot_be_asked_again_or_skipped(target):
         target.ask(Stage.FINISH)
 
 
-def test_the_plain_method_cannot_be_slipped_in(target, tmp_path):
+def test_a_stage_of_the_other_method_is_refused(target, tmp_path):
     with refused("out of turn"):
         target.ask(Stage.HASHES, salt=(bytes(32), 32))
     (tmp_path / "other").mkdir()
@@ -225,7 +225,7 @@ def test_the_plain_method_cannot_be_slipped_in(target, tmp_path):
 
 @pytest.mark.parametrize(
     ("points", "text"),
-    [(b"\xff" * 640, "a point twice"), (bytes([255] * 31 + [1]) + b"", "must be uint8"), (b"", "must be uint8")],
+    [(b"\xff" * 640, "a point twice"), (bytes([255] * 31 + [1]), "must be uint8"), (b"", "must be uint8")],
 )
 def test_garbage_instead_of_points_is_refused(points, text, target):
     with refused(text):
@@ -238,7 +238,7 @@ def test_bytes_that_are_no_points_are_refused(target):
         target.ask(Stage.QUERY, points=(off, 32))
 
 
-def test_another_key_under_this_partys_name_is_noticed(target):
+def test_another_key_under_this_partys_name_is_refused(target):
     target.query()
     target.query(1, 10, 20)
     with refused("another key for this party"):
@@ -280,7 +280,7 @@ def test_a_message_of_another_session_or_without_a_begin_is_refused(target, tmp_
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"terms": 3, "stage": "x"}', '{"stage": "query", "step": null}'])
-def test_a_damaged_state_is_no_traceback(content, target):
+def test_a_damaged_state_is_refused(content, target):
     (state_folder(target.path) / "state.json").write_text(content)
     with refused("not begun here"):
         FeatureSide.resume(target.path, "0" * 32)
@@ -293,7 +293,7 @@ def test_a_result_is_not_overwritten_so_that_ids_are_tried_once(target):
     assert target.path.read_bytes() == b"the result of another day"
 
 
-def test_a_place_that_cannot_be_written_is_told_before_anything_is_asked(target, tmp_path):
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_asked(target, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"cannot be written: .*; name another place"):
         FeatureSide.begin(target.source, tmp_path / "file" / "alignment.parquet", target.side.terms)

@@ -35,8 +35,8 @@ def test_a_stage_is_logged_when_it_begins_and_every_ten_seconds(clock, caplog):
 
 
 def test_counting_adds_up_to_the_whole():
-    told = []
-    advance = counting(lambda what, done: told.append((what, done)), "hashing", 8, done=2)
+    reported = []
+    advance = counting(lambda what, done: reported.append((what, done)), "hashing", 8, done=2)
     advance(2)
     advance(4)
-    assert told == [("hashing", 0.5), ("hashing", 1.0)]
+    assert reported == [("hashing", 0.5), ("hashing", 1.0)]

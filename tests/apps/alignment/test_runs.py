@@ -1,4 +1,4 @@
-"""Complete alignments through Flower messages: what comes out, what travels, what is left behind."""
+"""Complete alignments through Flower messages: their results, their messages and the files that they leave."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def test_no_id_is_in_any_message_or_in_the_log(method, tmp_path, caplog):
 
 
 def test_whoever_relays_a_private_alignment_cannot_try_ids_one_by_one(tmp_path):
-    """One person is common. Of a guess its relay can compute all that an ID alone gives, and look up the only table."""
+    """One person is common. The relay can compute all that follows from a guessed ID, and decode the only table."""
     grid, error = run(federation(tmp_path, {"label": (0, 20), "a": (19, 40)}), tmp_path / "out", 1)
     assert error is None
     (common,) = AlignmentFile.read(tmp_path / "out" / "a" / "alignment.parquet").ids
     travelled = b"\0".join(all_bytes(content) for _, _, content in grid.seen)
-    told = {name for _, _, content in grid.seen for name in json.loads(str(content["header"]["fields"]))}
-    assert "proof" in told
-    assert "digest" not in told
+    fields = {name for _, _, content in grid.seen for name in json.loads(str(content["header"]["fields"]))}
+    assert "proof" in fields
+    assert "digest" not in fields
     result = AlignmentFile((common,), ("a",), "label")
     (table,) = [content for way, _, content in grid.seen if way == "up" and "table" in content["tensors"]]
     seed, cells = (bytes(table["tensors"][name].data) for name in ("seed", "table"))
@@ -177,11 +177,11 @@ def test_one_person_in_common_is_found(tmp_path):
 
 
 def test_progress_says_what_is_done_and_reaches_the_end(tmp_path):
-    told = []
-    run(federation(tmp_path, SPANS["two"]), tmp_path / "out", 1, progress=lambda what, done: told.append((what, done)))
-    assert ("blinding IDs", 1.0) in told
-    assert told[-1] == ("naming the common IDs", 1.0)
-    assert all(0.0 <= done <= 1.0 for _, done in told)
+    calls = []
+    run(federation(tmp_path, SPANS["two"]), tmp_path / "out", 1, progress=lambda what, done: calls.append((what, done)))
+    assert ("blinding IDs", 1.0) in calls
+    assert calls[-1] == ("naming the common IDs", 1.0)
+    assert all(0.0 <= done <= 1.0 for _, done in calls)
 
 
 def test_every_party_logs_how_far_its_own_work_is(tmp_path, caplog):
@@ -194,7 +194,7 @@ def test_every_party_logs_how_far_its_own_work_is(tmp_path, caplog):
 
 
 def test_the_label_party_puts_its_result_in_place_when_all_have_theirs(tmp_path, monkeypatch):
-    """A disk that is full there must show before anybody else has a result that does not fit to it."""
+    """A full disk there must be noticed before another party has a result that does not fit."""
     from flower_vfl.data.store.alignment import AlignmentFile as File
 
     genuine = File.write
@@ -210,7 +210,7 @@ def test_the_label_party_puts_its_result_in_place_when_all_have_theirs(tmp_path,
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
 
 
-def test_a_disk_that_is_full_is_told_as_one(tmp_path, monkeypatch):
+def test_a_full_disk_is_a_storage_error(tmp_path, monkeypatch):
     def full(path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -220,7 +220,7 @@ def test_a_disk_that_is_full_is_told_as_one(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["state.json", "tags", "table", "matches"])
-def test_a_disk_that_is_full_at_a_party_is_told_as_one_and_nothing_is_left(name, tmp_path, monkeypatch):
+def test_a_full_disk_of_a_party_is_a_storage_error_and_nothing_is_left(name, tmp_path, monkeypatch):
     opened = io.open
 
     def full(file, mode="r", *more, **options):
@@ -237,7 +237,7 @@ def test_a_disk_that_is_full_at_a_party_is_told_as_one_and_nothing_is_left(name,
 @pytest.mark.parametrize("stage", [Stage.HELLO, Stage.QUERY, Stage.TABLE, Stage.MATCH, Stage.FINISH])
 def test_an_alignment_that_is_interrupted_leaves_no_key_and_no_result(stage, tmp_path, monkeypatch):
     class Interrupting(LocalGrid):
-        """A grid at which Ctrl-C comes when one party was asked for a stage and another not yet."""
+        """A grid that is interrupted when one of two parties has been asked for a stage."""
 
         asked = 0
 
@@ -246,7 +246,7 @@ def test_an_alignment_that_is_interrupted_leaves_no_key_and_no_result(stage, tmp
                 session = str(message.content["header"]["session"])
                 self.asked += stage_of(from_records(message.content, session)) is stage
                 if self.asked == 2:
-                    self.asked += 1  # what follows it is let through
+                    self.asked += 1  # later messages pass
                     raise KeyboardInterrupt
             return super().push_messages(messages)
 
@@ -359,7 +359,7 @@ def test_an_interruption_of_the_label_party_ends_it_for_all(tmp_path):
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
 
 
-def test_keys_are_on_the_partys_disk_only_while_it_lasts_and_its_owners_only(tmp_path, monkeypatch):
+def test_keys_on_a_partys_disk_are_private_and_deleted_after_the_alignment(tmp_path, monkeypatch):
     from flower_vfl.apps.alignment.feature import FeatureSide
     from flower_vfl.apps.alignment.place import state_folder
 
@@ -383,8 +383,6 @@ def test_keys_are_on_the_partys_disk_only_while_it_lasts_and_its_owners_only(tmp
 def test_an_unknown_job_is_refused(tmp_path):
     from flwr.app import Context, RecordDict
 
-    from flower_vfl.apps.local_grid import LocalGrid
-
     config = federation(tmp_path, SPANS["two"])
     failures = []
     app = make_server_app(config=config, on_error=failures.append)
@@ -398,7 +396,6 @@ def test_an_unknown_job_is_refused(tmp_path):
 def test_the_server_app_aligns_when_that_is_its_job(tmp_path):
     from flwr.app import Context, RecordDict
 
-    from flower_vfl.apps.local_grid import LocalGrid
     from flower_vfl.config import to_run_config
 
     run_config = {**to_run_config(federation(tmp_path, SPANS["two"])), "job": "align", "out": str(tmp_path / "out")}
@@ -432,7 +429,7 @@ def test_weights_after_an_alignment_are_those_of_a_join_in_the_clear(tmp_path):
     }
 
     class Apart:
-        """Every party's own folder, and no other way to it."""
+        """Data in which each party's columns come from its own folder only."""
 
         name, label_party, parties = "files", "label", own["label"].parties
         alignment = own["label"].alignment
@@ -457,7 +454,7 @@ def test_weights_after_an_alignment_are_those_of_a_join_in_the_clear(tmp_path):
 
 
 def part_of(party, alignment, folder, name):
-    """Prepare what one party has, as it does on its own host."""
+    """Prepare the data of one party, as it does on its own host."""
     from flower_vfl.data.sources.catalog import prepare
 
     file = str(folder / f"{party}.csv")
@@ -467,13 +464,12 @@ def part_of(party, alignment, folder, name):
 
 def test_training_refuses_a_party_that_prepared_from_a_stale_alignment(tmp_path):
     from flower_vfl import build_config
-    from flower_vfl.apps.local_grid import LocalGrid
     from flower_vfl.strategies import VerticalStrategy
 
     config = federation(tmp_path, {"label": (0, 60), "a": (20, 90)})
     old = align(config, out=tmp_path / "old")
     stale = part_of("a", old["a"], tmp_path, "stale")
-    # One person left, another came.
+    # The file of party a loses one person and gains another.
     people_now = [f"person-{number:04d},{number % 7}.5,{number % 3}.0" for number in range(21, 91)]
     (tmp_path / "a.csv").write_text("\n".join(["id,a1,a2", *people_now]) + "\n", encoding="utf8")
     new = align(config, out=tmp_path / "new")
