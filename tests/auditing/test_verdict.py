@@ -231,8 +231,8 @@ def simulated(rng, *, batch, positives, steps, shift=0.0, every=0):
         for name in PRACTICAL[:-1]:
             summary = LeakSummary(attack=name, party=party, source="monitor", defended=True)
             moved = shift if (name, party) == ("residual", "a") else 0.0
-            for pair, many in counts.items():
-                for value in null_auc(rng, *pair, many, moved):
+            for pair, times in counts.items():
+                for value in null_auc(rng, *pair, times, moved):
                     summary.add(value, *pair)
             entries.append(summary.result())
         memory = LeakSummary(attack=PRACTICAL[-1], party=party, source="monitor", defended=True, phase="remembered")

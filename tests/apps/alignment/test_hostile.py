@@ -151,10 +151,9 @@ class Target:
     """A feature party with 40 IDs, and the methods of a hostile label party that announced 30."""
 
     def __init__(self, folder, method="psi", piece=20):
-        path = write_people(folder / "a.csv", people("a", 10, 50), ["x"])
+        write_people(folder / "a.csv", people("a", 10, 50), ["x"])
         self.path = folder / "out" / "alignment.parquet"
         self.source = IdSource((folder / "a.csv",), "id")
-        assert path
         terms = Terms("0" * 32, "a", "label", ("a", "b"), method, 30, piece)
         self.side, self.hello = FeatureSide.begin(self.source, self.path, terms)
         blocks = b"".join(number.to_bytes(32, "big") for number in range(50))

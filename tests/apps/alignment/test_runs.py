@@ -133,23 +133,24 @@ def test_what_the_label_party_sees_of_two_parties_does_not_match(tmp_path):
     assert not sent[0] & sent[1]
 
 
-def test_the_order_of_the_questions_says_nothing_of_the_order_of_the_ids(tmp_path, monkeypatch):
+def test_ids_are_queried_in_the_order_of_a_shuffle(tmp_path, monkeypatch):
     from flower_vfl.apps.alignment import label
 
-    orders, genuine = [], label.shuffled
+    key = label.Key.fresh()
+    monkeypatch.setattr(label.Key, "fresh", lambda: key)
 
-    def noted(count):
-        orders.append(genuine(count))
-        return orders[-1]
+    def queried(name, order):
+        (tmp_path / name).mkdir()
+        monkeypatch.setattr(label, "shuffled", lambda count: order)
+        grid, error = run(federation(tmp_path / name, SPANS["two"]), tmp_path / name / "out", 1)
+        assert error is None
+        sent = [content["tensors"] for way, _, content in grid.seen if way == "down"]
+        (data,) = [bytes(tensors["points"].data) for tensors in sent if "points" in tensors]
+        return [data[at : at + 32] for at in range(0, len(data), 32)]
 
-    monkeypatch.setattr(label, "shuffled", noted)
-    grid, error = run(federation(tmp_path, SPANS["two"]), tmp_path / "out", 1)
-    assert error is None
-    assert orders[0].tolist() != sorted(orders[0].tolist())
-    blinded = next(
-        bytes(c["tensors"]["points"].data) for way, _, c in grid.seen if way == "down" and "points" in c["tensors"]
-    )
-    assert len(blinded) == 32 * 60
+    order = label.shuffled(60)
+    as_they_are = queried("as-they-are", np.arange(60))
+    assert queried("shuffled", order) == [as_they_are[place] for place in order]
 
 
 def test_common_ids_are_named_in_an_order_that_says_nothing_of_the_label_partys(tmp_path):
