@@ -85,7 +85,7 @@ def _numbers(result: Summary) -> Iterator[tuple[str, float]]:
 
 
 def utility_table(summary: Summary) -> str:
-    """Write a row an overlap: test AUC without unaligned rows and with them, and the gain of each seed."""
+    """Write a row an overlap: test AUC without unaligned rows and with them, and the gain."""
     found, rows = summary["settings"], []
     for overlap in OVERLAPS:
         pair = [f"off-{overlap}", f"on-{overlap}"]
@@ -94,10 +94,10 @@ def utility_table(summary: Summary) -> str:
         if found.keys() >= set(pair):
             at = places(summary, pair)
             off, on = (np.asarray(found[name]["test_auc"])[at[name]] for name in pair)
-            gains = ", ".join(f"{gain:+.4f}" for gain in on - off)
+            gains = f"{shown(on - off, 4)}; {(on - off).min():+.4f} to {(on - off).max():+.4f}"
         if found.keys() & set(pair):
             rows.append([f"{overlap} %", *shows, gains])
-    return table(["overlap", "aligned rows only", "with `training.pretrain`", "gain of each seed"], rows)
+    return table(["overlap", "aligned rows only", "with `training.pretrain`", "gain; least and largest of a seed"], rows)
 
 
 def passes_table(summary: Summary) -> str:
