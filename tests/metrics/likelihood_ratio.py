@@ -1,4 +1,4 @@
-"""The best rule of all: the ratio of the likelihoods of two classes of releases, by samples."""
+"""AUC of the likelihood ratio of two classes of releases, which is the best rule, by sampling."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from flower_vfl.metrics import leak_auc
 
 
 def best_auc(model, samples):
-    """The AUC of the best rule for a `Together`, from so many examples of each class.
+    """Return the AUC of the likelihood ratio for a `Together`, from `samples` examples of each class.
 
     Its standard error is at most ``sqrt(1 / (6 * samples))``.
     """

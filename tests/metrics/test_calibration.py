@@ -12,7 +12,7 @@ from flower_vfl.metrics import ArgumentError, adaptive_calibration_error
 
 
 def by_loops(probs, labels, bins):
-    """The definition, one example at a time."""
+    """Return the error by its definition, one example at a time."""
     classes = [[1 - p, p] for p in probs] if np.ndim(probs) == 1 else probs
     n, total = len(labels), []
     for c in range(len(classes[0])):
@@ -70,7 +70,7 @@ def test_a_calibrated_model_has_a_small_error_and_a_shifted_one_has_the_shift():
 
 
 @pytest.mark.parametrize(
-    ("probs", "labels", "bins", "said"),
+    ("probs", "labels", "bins", "words"),
     [
         ([0.1, 0.2], [0], 15, "labels"),
         ([], [], 15, "N > 0"),
@@ -82,6 +82,6 @@ def test_a_calibrated_model_has_a_small_error_and_a_shifted_one_has_the_shift():
         ([[[0.5], [0.5]]], [0], 15, r"\(1, 2, 1\) and labels"),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused(probs, labels, bins, said):
-    with pytest.raises(ArgumentError, match=said):
+def test_arguments_that_do_not_fit_are_refused(probs, labels, bins, words):
+    with pytest.raises(ArgumentError, match=words):
         adaptive_calibration_error(np.array(probs), np.array(labels), bins)

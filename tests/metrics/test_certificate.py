@@ -39,7 +39,7 @@ def test_known_values():
 
 
 @pytest.mark.parametrize("sum_kl", [4.0, 4.0 + 1e-9, 4.2, 5.0, 7.5, 1e300, math.inf])
-def test_from_four_on_it_says_nothing(sum_kl):
+def test_from_a_divergence_of_four_on_the_bound_is_1(sum_kl):
     assert auc_bound(sum_kl) == 1.0
 
 
@@ -65,7 +65,7 @@ def test_known_errors(sum_kl, error):
 
 
 @pytest.mark.parametrize("sum_kl", [-1e-9, math.nan])
-def test_an_error_wants_a_divergence(sum_kl):
+def test_a_detection_error_of_what_is_no_divergence_is_refused(sum_kl):
     with pytest.raises(ArgumentError, match="divergence"):
         detection_error_bound(sum_kl)
 
@@ -116,7 +116,7 @@ MODELLED = {
 
 
 def simulated_aucs(score, shift, variances, negatives, positives, steps, rng):
-    """Leak AUCs of a fixed score on classes N(0, diag) and N(shift e1, diag), and the classes' symmetric divergence."""
+    """Return leak AUCs of a score on classes N(0, diag) and N(shift e1, diag), and their symmetric divergence."""
     negative, positive = variances
     mean = shift * ALONG
     squared = mean**2
@@ -172,13 +172,13 @@ def test_classes_that_are_not_as_modelled_are_noticed():
 
 
 def gaussian_classes(distance, classes=4):
-    """Unit Gaussians at the corners of a simplex; all pairs have the divergence distance ** 2."""
+    """Return the divergences of unit Gaussians at the corners of a simplex: distance ** 2 for each pair."""
     return distance**2 * (1.0 - np.eye(classes))
 
 
-def naive_bayes_accuracy(distance, shares, rows=200_000, seed=0):
-    """What the best attack on those classes reaches, by drawing examples."""
-    rng = np.random.default_rng(seed)
+def naive_bayes_accuracy(distance, shares, rows=200_000):
+    """Return the accuracy of the best attack on those classes, by sampling."""
+    rng = np.random.default_rng(0)
     classes = len(shares)
     y = rng.choice(classes, size=rows, p=shares)
     corners = np.eye(classes) * distance / math.sqrt(2.0)
@@ -189,7 +189,7 @@ def naive_bayes_accuracy(distance, shares, rows=200_000, seed=0):
 
 @pytest.mark.parametrize("shares", [np.full(4, 0.25), np.array([0.7, 0.1, 0.1, 0.1])])
 @pytest.mark.parametrize("distance", [0.0, 0.3, 1.0, 2.0, 4.0])
-def test_no_attack_names_more_classes_than_the_bound(distance, shares):
+def test_no_attack_is_more_accurate_than_the_bound(distance, shares):
     bound = accuracy_bound(gaussian_classes(distance), shares)
     best = naive_bayes_accuracy(distance, shares)
     assert best <= bound + 0.005
@@ -208,21 +208,21 @@ def test_of_many_classes_information_bounds_better_than_variation():
     assert -e * math.log(e) - (1 - e) * math.log(1 - e) + e * math.log(9) == pytest.approx(math.log(10) - information)
 
 
-def test_of_two_classes_the_accuracy_is_what_the_detection_error_leaves():
+def test_the_accuracy_bound_of_two_classes_is_one_minus_the_detection_error():
     for sum_kl in (0.0, 0.1, 1.0):
         bound = accuracy_bound([[0.0, sum_kl], [sum_kl, 0.0]], [0.5, 0.5])
         assert bound == pytest.approx(1.0 - detection_error_bound(sum_kl), abs=1e-7)
 
 
-def test_by_variation_the_better_bound_of_it_counts_and_the_best_class_to_compare_with():
-    far = math.sqrt(1.0 - math.exp(-4.0))  # Bretagnolle and Huber; Pinsker says nothing at 8
+def test_the_tighter_bound_on_variation_and_the_best_reference_class_count():
+    far = math.sqrt(1.0 - math.exp(-4.0))  # Bretagnolle and Huber; Pinsker's bound is trivial at 8
     assert accuracy_bound([[0, 8], [8, 0]], [0.5, 0.5]) == pytest.approx(0.5 + far / 2)
     # Class 0 is near to both others, which are far from each other.
     near = [[0, 0.04, 0.04], [0.04, 0, 4], [0.04, 4, 0]]
     assert accuracy_bound(near, np.full(3, 1 / 3)) == pytest.approx(1 / 3 + (0.1 + 0.1) / 3)
 
 
-def test_a_class_that_does_not_occur_takes_nothing_of_the_bound_away():
+def test_a_class_that_does_not_occur_does_not_lower_the_bound():
     absent = [[0, 1, math.inf], [1, 0, math.inf], [math.inf, math.inf, 0]]
     assert accuracy_bound([[0, 1], [1, 0]], [0.75, 0.25]) <= accuracy_bound(absent, [0.75, 0.25, 0.0]) <= 1.0
 
@@ -254,6 +254,6 @@ def test_divergences_and_shares_that_make_no_sense_are_refused(bound):
             bound(divergences, shares)
 
 
-def test_nothing_is_promised_where_classes_are_apart():
+def test_the_accuracy_bound_of_classes_far_apart_is_1():
     assert accuracy_bound(gaussian_classes(100.0), np.full(4, 0.25)) == pytest.approx(1.0)
     assert accuracy_bound(np.where(np.eye(3) > 0, 0.0, math.inf), np.full(3, 1 / 3)) == 1.0

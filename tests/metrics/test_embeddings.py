@@ -1,4 +1,4 @@
-"""A sample of embeddings: who is in it, that nothing is lost of it, and its angles against scipy."""
+"""Samples of rows, compact embeddings that keep all inner products, and angles against scipy."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ def generator(seed=0):
 
 
 @pytest.mark.parametrize(("count", "expected"), [(30, [10, 10, 5]), (8, [2, 2, 2]), (1, [1, 1, 1]), (0, [0, 0, 0])])
-def test_as_many_of_each_class_are_drawn_as_there_are_and_rare_ones_are_not_left_out(count, expected):
+def test_each_class_gets_an_equal_share_of_the_sample_and_at_least_one_row(count, expected):
     y = np.array([0] * 500 + [1] * 40 + [2] * 5)
     rows = sample_rows(y, count, generator=generator())
     assert np.bincount(y[rows], minlength=3).tolist() == expected
@@ -43,7 +43,7 @@ def test_a_sample_takes_no_more_room_than_its_rows_squared_and_keeps_every_inner
     assert np.allclose(found.astype(float) @ found.astype(float).T, flat @ flat.T, atol=1e-5 * scale)
 
 
-def test_narrow_embeddings_stay_the_numbers_that_they_are():
+def test_narrow_embeddings_are_unchanged():
     z = generator().normal(size=(20, 3)).astype(np.float32)
     assert compact(z).tolist() == z.tolist()
     assert compact(torch.from_numpy(z).bfloat16()).tolist() == torch.from_numpy(z).bfloat16().float().tolist()
@@ -54,9 +54,9 @@ def test_angles_are_those_of_scipys_cosine_distance_by_pairs_of_one_class_and_of
     z, y = generator().normal(size=(40, 6)), generator(1).integers(0, 3, 40)
     same, different = pair_angles((z * scale).astype(np.float32), y)
     expected = np.arccos(1 - pdist(z, "cosine"))
-    alike = pdist(y[:, None], "hamming") == 0
-    assert np.allclose(same, expected[alike], atol=1e-5)
-    assert np.allclose(different, expected[~alike], atol=1e-5)
+    same_class = pdist(y[:, None], "hamming") == 0
+    assert np.allclose(same, expected[same_class], atol=1e-5)
+    assert np.allclose(different, expected[~same_class], atol=1e-5)
 
 
 def test_a_row_of_zeros_is_at_right_angles_and_equal_or_opposite_rows_are_not_lost_to_rounding():

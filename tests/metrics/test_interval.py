@@ -54,10 +54,10 @@ def test_the_interval_of_a_mean_of_shares_covers_the_truth_in_95_of_100_samples(
 
 
 def by_pairs(scores, y):
-    """DeLong's interval from the table of all pairs, as the paper writes it."""
-    ups, downs = scores[y == 1], scores[y == 0]
-    wins = (ups[:, None] > downs) + 0.5 * (ups[:, None] == downs)
-    spread = wins.mean(axis=1).var(ddof=1) / len(ups) + wins.mean(axis=0).var(ddof=1) / len(downs)
+    """Return DeLong's interval from the table of all pairs, by the formula of the paper."""
+    positives, negatives = scores[y == 1], scores[y == 0]
+    wins = (positives[:, None] > negatives) + 0.5 * (positives[:, None] == negatives)
+    spread = wins.mean(axis=1).var(ddof=1) / len(positives) + wins.mean(axis=0).var(ddof=1) / len(negatives)
     half = stats.norm.ppf(0.975) * spread**0.5
     return max(0.0, wins.mean() - half), min(1.0, wins.mean() + half)
 
@@ -81,7 +81,7 @@ def test_the_interval_of_an_auc_covers_the_truth_about_95_times_in_100():
 
 @pytest.mark.parametrize(("negatives", "positives"), [(2, 2), (3, 40), (40, 3), (500, 300)])
 def test_classes_without_overlap_have_the_exact_interval_of_as_many_pairs(negatives, positives):
-    """DeLong's has no width there, as if nothing were unknown."""
+    """DeLong's interval has the width 0 there."""
     scores, y = np.arange(negatives + positives), np.arange(negatives + positives) >= negatives
     pairs = min(negatives, positives)
     expected = stats.binomtest(pairs, pairs).proportion_ci(0.95, method="exact")
@@ -105,6 +105,6 @@ def test_too_few_of_a_class_have_no_interval():
         assert auc_interval(scores[kept], y[kept]) == pytest.approx(by_pairs(scores[kept], y[kept]), abs=1e-12)
 
 
-def test_scores_that_are_nan_have_no_place_in_an_order():
+def test_scores_that_are_nan_are_refused():
     with pytest.raises(InputError, match="1 of 4 scores are NaN"):
         auc_interval([1.0, math.nan, 2.0, 3.0], [0, 0, 1, 1])

@@ -29,7 +29,7 @@ def test_leak_auc_equals_sklearn_with_ties(example):
 
 
 @given(scored())
-def test_auc_and_detection_error_together_are_the_two_by_themselves(example):
+def test_separation_is_the_leak_auc_and_the_detection_error(example):
     scores, labels = example
     auc, error = separation(scores, labels)
     assert auc == leak_auc(scores, labels)
@@ -101,7 +101,7 @@ def test_a_perfectly_wrong_score_has_auc_zero_not_nan():
 
 @pytest.mark.parametrize("measure", [leak_auc, detection_error])
 @pytest.mark.parametrize(
-    ("scores", "labels", "said"),
+    ("scores", "labels", "words"),
     [
         (torch.zeros(3), torch.zeros(4), "one length"),
         (torch.zeros(3, 1), torch.zeros(3), "one length"),
@@ -115,8 +115,8 @@ def test_a_perfectly_wrong_score_has_auc_zero_not_nan():
         (torch.zeros(2), torch.tensor([math.nan, 1]), "nan"),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused_with_an_error_of_our_own(measure, scores, labels, said):
-    with pytest.raises(ArgumentError, match=said) as caught:
+def test_arguments_that_do_not_fit_are_refused_with_an_error_of_our_own(measure, scores, labels, words):
+    with pytest.raises(ArgumentError, match=words) as caught:
         measure(scores, labels)
     assert isinstance(caught.value, InputError)
     assert isinstance(caught.value, ValueError)
@@ -154,5 +154,5 @@ def test_detection_error_is_at_most_one_half_and_never_beats_the_auc(example):
 
 
 @pytest.mark.parametrize("labels", [[0, 0], [1, 1], []])
-def test_without_both_classes_nothing_is_told_apart(labels):
+def test_without_both_classes_separation_is_nan(labels):
     assert all(map(math.isnan, separation([0.3, 0.7][: len(labels)], labels)))

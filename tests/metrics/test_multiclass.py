@@ -13,7 +13,7 @@ from flower_vfl.metrics import balanced_accuracy, leak_auc, macro_auc, recalls
 
 @pytest.mark.parametrize("classes", [3, 4, 10])
 @pytest.mark.parametrize("digits", [1, 15])
-def test_it_is_scikit_learns_one_against_the_rest_ties_included(classes, digits):
+def test_macro_auc_is_scikit_learns_one_against_the_rest_ties_included(classes, digits):
     rng = np.random.default_rng(classes)
     y = rng.integers(0, classes, 300)
     p = rng.dirichlet(np.ones(classes), 300) + 0.2 * np.eye(classes)[y]
@@ -50,14 +50,14 @@ def test_what_does_not_fit_is_refused(scores, labels, reason):
 def test_balanced_accuracy_is_scikit_learns(classes):
     rng = np.random.default_rng(classes)
     y = np.concatenate([np.arange(classes), rng.choice(classes, 300, p=rng.dirichlet(np.ones(classes)))])
-    said = np.where(rng.random(y.size) < 0.6, y, rng.integers(0, classes, y.size))
-    expected = balanced_accuracy_score(y, said)
-    assert balanced_accuracy(said, y) == pytest.approx(expected, abs=1e-12)
-    assert balanced_accuracy(torch.from_numpy(said), torch.from_numpy(y)) == balanced_accuracy(said, y)
+    predicted = np.where(rng.random(y.size) < 0.6, y, rng.integers(0, classes, y.size))
+    expected = balanced_accuracy_score(y, predicted)
+    assert balanced_accuracy(predicted, y) == pytest.approx(expected, abs=1e-12)
+    assert balanced_accuracy(torch.from_numpy(predicted), torch.from_numpy(y)) == balanced_accuracy(predicted, y)
     assert 0 < expected < 1
 
 
-def test_saying_the_same_of_everybody_is_chance_however_rare_the_other_class():
+def test_predicting_one_class_for_all_rows_is_chance_however_rare_the_other_class():
     y = (np.arange(1000) >= 940).astype(int)
     assert balanced_accuracy(np.zeros(1000), y) == 0.5
     assert [values.tolist() for values in recalls(np.zeros(1000), y)] == [[1.0, 0.0], [940, 60]]

@@ -1,4 +1,4 @@
-"""What chance reaches, against scipy's exact distribution and against simulation."""
+"""Quantiles and p-values of leak AUCs under chance, against scipy's exact distribution and simulation."""
 
 import math
 from itertools import combinations, product
@@ -14,7 +14,7 @@ from flower_vfl.metrics import null as module
 
 
 def simulated(counts, draws, seed=0):
-    """AUCs of scores that know nothing, draws for each batch."""
+    """Return AUCs of random scores, `draws` for each batch."""
     rng = np.random.default_rng(seed)
     aucs = [leak_auc(rng.random(n + p), np.arange(n + p) < p) for n, p in counts for _ in range(draws)]
     return np.array(aucs)
@@ -29,7 +29,7 @@ def test_the_exact_distribution_is_the_mann_whitney_distribution(m, n):
 
 
 def _mann_whitney_by_scipy(u, m, n):
-    """P(U <= u) from a sample that has exactly this U."""
+    """Return P(U <= u) from a sample that has exactly this U."""
     above, rest = divmod(u, n)  # `above` positives over all negatives, one over `rest` of them, the others under all
     positives = [n + 1.0 + i for i in range(above)]
     if len(positives) < m:
@@ -48,13 +48,13 @@ def test_one_negative_and_one_positive_is_a_coin():
 @pytest.mark.parametrize(
     ("batch", "share", "expected"), [(1024, 0.256, 0.53), (1024, 0.083, 0.55), (128, 0.10, 0.64)], ids=str
 )
-def test_the_published_floors_come_out(batch, share, expected):
+def test_the_null_quantiles_are_the_published_ones(batch, share, expected):
     positives = np.random.default_rng(0).binomial(batch, share, 500)
     assert null_quantile([(batch - p, p) for p in positives]) == pytest.approx(expected, abs=0.006)
 
 
 @pytest.mark.parametrize(("batch", "share"), [(1024, 0.083), (128, 0.10), (32, 0.2)], ids=str)
-def test_a_score_that_knows_nothing_exceeds_the_quantile_in_one_step_of_twenty(batch, share):
+def test_a_random_score_exceeds_the_quantile_in_one_step_of_twenty(batch, share):
     positives = np.random.default_rng(1).binomial(batch, share, 200)
     counts = [(batch - p, p) for p in positives if 0 < p < batch]
     aucs = simulated(counts, 25)
@@ -131,7 +131,7 @@ def test_negative_counts_are_refused():
 
 
 def every_auc(negatives, positives):
-    """The AUC of each order of the rows of a batch, all of which are as likely without knowledge."""
+    """Return the AUC of each order of the rows of a batch; by chance all orders are equally likely."""
     scores = np.arange(negatives + positives)
     return [leak_auc(scores, np.isin(scores, above)) for above in combinations(scores, positives)]
 

@@ -9,7 +9,7 @@ from flower_vfl.metrics import ArgumentError, auc_difference, auc_p_value
 
 
 def drawn(seed, rows=400, shift=0.5, shared=0.8):
-    """Two scores of the same rows with errors in common, and labels."""
+    """Return two scores with common errors, and the labels of their rows."""
     rng = np.random.default_rng(seed)
     y = (np.arange(rows) % 4 == 0).astype(int)
     common = rng.normal(size=rows)
@@ -35,22 +35,22 @@ def test_interval_covers_the_true_difference_at_its_rate():
 def test_interval_is_that_of_a_paired_bootstrap():
     (a, b), y = drawn(3, rows=1000)
     found = auc_difference(a, b, y)
-    rng, ups, downs = np.random.default_rng(0), np.flatnonzero(y), np.flatnonzero(1 - y)
+    rng, positives, negatives = np.random.default_rng(0), np.flatnonzero(y), np.flatnonzero(1 - y)
     values = []
     for _ in range(600):
-        rows = np.concatenate([rng.choice(ups, ups.size), rng.choice(downs, downs.size)])
+        rows = np.concatenate([rng.choice(positives, positives.size), rng.choice(negatives, negatives.size)])
         values.append(roc_auc_score(y[rows], a[rows]) - roc_auc_score(y[rows], b[rows]))
     half = (found.interval95[1] - found.interval95[0]) / 2
     assert half == pytest.approx(1.96 * np.std(values), rel=0.12)
 
 
-def test_scores_that_order_rows_alike_differ_by_nothing():
+def test_scores_with_one_order_of_rows_have_no_difference():
     (a, _), y = drawn(1)
     found = auc_difference(a, np.exp(a), y)
     assert (found.value, found.interval95, found.p_value) == (0.0, (0.0, 0.0), 0.5)
 
 
-def test_p_value_of_a_difference_is_small_only_where_the_first_reads_more():
+def test_p_value_of_a_difference_is_small_only_where_the_first_auc_is_larger():
     (a, b), y = drawn(2, rows=2000)
     assert auc_difference(a + y, b, y).p_value < 1e-6 < 0.999 < auc_difference(b, a + y, y).p_value
 

@@ -1,4 +1,4 @@
-"""What several releases of one example give away, against dense matrices, closed forms and samples."""
+"""The joint divergence of several releases of one example, against dense matrices, closed forms and samples."""
 
 import math
 
@@ -21,7 +21,7 @@ def unit(*values):
 
 
 def drawn(seed, epochs, width):
-    """Releases of that many epochs, with everything changing from one to the next."""
+    """Return a random release for each epoch."""
     rng = np.random.default_rng(seed)
     found = []
     for _ in range(epochs):
@@ -35,7 +35,7 @@ def drawn(seed, epochs, width):
 
 
 def dense(releases, c, rho, kept):
-    """Mean and covariance of all T D numbers of a class, block by block as the model is written."""
+    """Return the mean and the covariance of the T D numbers of class c, block by block by the definition."""
     width, blocks = len(releases[0].direction), []
     for s, one in enumerate(releases):
         row = []
@@ -52,7 +52,7 @@ def dense(releases, c, rho, kept):
 
 
 def divergence(first, second):
-    """KL(second || first) + KL(first || second) by the textbook formula."""
+    """Return KL(second || first) + KL(first || second) by the textbook formula."""
     total = 0.0
     for (m0, s0), (m1, s1) in ((first, second), (second, first)):
         inverse = np.linalg.inv(s1)
@@ -71,7 +71,7 @@ def test_the_divergence_is_that_of_the_dense_covariances(epochs, width, rho, kep
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.6])
-def test_what_comes_again_may_differ_between_classes_and_between_any_two_epochs(rho):
+def test_correlations_may_differ_between_classes_and_between_any_two_epochs(rho):
     releases, rng = drawn(5, 4, 3), np.random.default_rng(0)
     kept = np.stack([np.corrcoef(rng.standard_normal((4, 6)) + shift) for shift in (0.0, rng.standard_normal(6))])
     expected = divergence(*(dense(releases, c, rho, kept) for c in (0, 1)))
@@ -89,7 +89,7 @@ def test_one_release_has_the_divergence_that_marvell_leaves():
     assert together([release] * 5, rho=0.0, kept=0.0).sum_kl() == pytest.approx(5 * spectrum.sum_kl, rel=1e-9)
 
 
-def test_the_same_release_again_tells_nothing_new():
+def test_a_repeated_release_adds_no_divergence():
     (release,) = drawn(3, 1, 5)
     once = together([release], rho=1.0, kept=1.0).sum_kl()
     assert together([release] * 4, rho=1.0, kept=1.0).sum_kl() == pytest.approx(once, rel=1e-7)
@@ -105,7 +105,7 @@ def test_persistent_noise_is_gone_from_the_difference_of_two_epochs():
 
 @pytest.mark.parametrize("least", [1e-2, 1e-6, 1e-10, 1e-12])
 @pytest.mark.parametrize("ratio", [1.0, 1.2, 50.0])
-def test_what_rows_vary_by_beside_their_noise_counts_however_little_it_is(least, ratio):
+def test_the_spread_of_rows_counts_beside_their_noise_however_small_it_is(least, ratio):
     """Two releases of one row with the same noise: their sum and their difference are independent."""
     width, noise, distance, rounding = 6, 4.0, 0.3, 1e-6 + 2e-14 / least
     release = Release(unit(*range(1, 7)), distance, (least, ratio * least), (noise, noise), (noise, noise))
@@ -122,7 +122,7 @@ def test_what_rows_vary_by_beside_their_noise_counts_however_little_it_is(least,
 
 
 def test_the_best_rule_stays_below_the_bound_where_the_noise_is_gone_from_a_difference():
-    """So few examples read the ratio of the variances of differences; by chance it fails once in 10,000 at most."""
+    """The examples suffice for the ratio of the variances of differences; chance fails the test 1 in 10,000 times."""
     samples = 4_000
     release = Release(unit(*range(1, 33)), 0.05, (1e-10, 1.2e-10), (1.0, 1.0), (1.0, 1.0))
     both = together([release] * 2, rho=1.0, kept=0.0)
@@ -131,7 +131,7 @@ def test_the_best_rule_stays_below_the_bound_where_the_noise_is_gone_from_a_diff
 
 
 @pytest.mark.parametrize("turned", [1e-3, 1e-5, 1e-6])
-def test_directions_that_are_nearly_one_are_told_apart(turned):
+def test_nearly_equal_directions_are_told_apart(turned):
     """With noise that is the same in both epochs, means a little apart stand out in the difference."""
     distance, noise, own = 1.5, 2.0, turned**2
     near, far = (
@@ -154,7 +154,7 @@ def test_means_that_differ_where_nothing_varies_tell_the_classes_apart_for_certa
 
 @pytest.mark.parametrize("epochs", [2, 7, 30])
 @pytest.mark.parametrize("width", [2, 16])
-def test_rounding_of_what_is_the_same_in_all_epochs_tells_nothing(epochs, width):
+def test_rounding_errors_of_equal_releases_add_no_divergence(epochs, width):
     (release,), (same,) = drawn(epochs, 1, width), shaped(epochs, 1, 4)
     once = together([release], rho=1.0, kept=1.0).sum_kl()
     assert together([release] * epochs, rho=1.0, kept=1.0).sum_kl() == pytest.approx(once, rel=1e-9)
@@ -163,7 +163,7 @@ def test_rounding_of_what_is_the_same_in_all_epochs_tells_nothing(epochs, width)
 
 
 @pytest.mark.parametrize(("rho", "epochs"), [(0.0, 10), (0.3, 10), (1.0, 10), (0.5, 3)])
-def test_of_noise_that_is_the_same_for_both_classes_the_mean_is_all_there_is_to_know(rho, epochs):
+def test_with_equal_noise_of_both_classes_only_the_mean_of_the_releases_counts(rho, epochs):
     """The mean of T releases has the variance lam (rho + (1 - rho) / T), and nothing else depends on the class."""
     lam, distance = 2.5, 1.5
     release = Release(unit(2, 1), distance, (0.0, 0.0), (lam, lam), (lam, lam))
@@ -182,7 +182,7 @@ def test_the_best_rule_is_that_of_two_gaussians_and_stays_below_the_bound():
 
 @given(st.integers(0, 10_000), st.integers(1, 4), st.floats(0.0, 0.99), st.floats(0.0, 0.99))
 @settings(max_examples=60, deadline=None)
-def test_one_release_more_never_tells_less(seed, epochs, rho, kept):
+def test_one_more_release_never_lowers_the_divergence(seed, epochs, rho, kept):
     releases = drawn(seed, epochs + 1, 3)
     fewer = together(releases[:-1], rho=rho, kept=kept).sum_kl()
     assert together(releases, rho=rho, kept=kept).sum_kl() >= fewer * (1 - 1e-9)
@@ -246,7 +246,7 @@ def test_what_cannot_be_put_together_is_refused():
 
 
 def shaped(seed, epochs, width):
-    """Releases of classes with any covariances, and more numbers of noise than directions."""
+    """Return random releases of classes with general covariances, and with noise of width + 1 numbers."""
     rng = np.random.default_rng(seed)
     return [
         ShapedRelease(
@@ -274,8 +274,8 @@ def test_of_any_covariances_the_divergence_is_that_of_the_dense_ones(rho, kept):
     assert together_shaped(releases, rho=rho, kept=kept).sum_kl() == pytest.approx(divergence(*classes), rel=1e-8)
 
 
-def test_what_comes_again_may_differ_between_directions():
-    """Rows whose standardised deviations are known: the covariance of all their numbers, taken from the rows."""
+def test_correlations_may_differ_between_directions():
+    """The expected covariance is computed from rows with known standardised deviations."""
     releases, rng = shaped(7, 2, 3), np.random.default_rng(2)
     rows = rng.standard_normal((50, 3))
     latent = np.concatenate([np.linalg.qr(rows)[0], np.linalg.qr(rows + rng.standard_normal((50, 3)))[0]], axis=1)
@@ -293,7 +293,7 @@ def test_what_comes_again_may_differ_between_directions():
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
-def test_balls_are_classes_with_covariances_too(epochs):
+def test_releases_are_shaped_releases_with_isotropic_covariances(epochs):
     releases, rng = drawn(8, epochs, 4), np.random.default_rng(1)
     kept = np.stack([np.corrcoef(rng.standard_normal((epochs, 9))).reshape(epochs, epochs) for _ in range(2)])
     same = [

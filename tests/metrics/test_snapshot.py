@@ -1,4 +1,4 @@
-"""What the gradients of a step are made of, against slow formulas."""
+"""Residuals, slopes and gradients of a snapshot, against slow formulas."""
 
 import math
 
@@ -19,8 +19,8 @@ def batch(negatives=30, positives=9, width=5, seed=0):
     return y, logits, slopes, (p1 - y)[:, None] * slopes / y.size
 
 
-def taken(y, logits, slopes, gradients, seed=0):
-    return snapshot(y, logits, slopes, gradients, generator=np.random.default_rng(seed))
+def taken(y, logits, slopes, gradients):
+    return snapshot(y, logits, slopes, gradients, generator=np.random.default_rng(0))
 
 
 def test_residuals_and_lengths_are_those_of_every_row_of_a_class():
@@ -113,7 +113,7 @@ def test_shapes_that_do_not_fit_are_refused(wrong):
         taken(*arguments)
 
 
-def test_observations_are_the_shares_and_distances_they_say():
+def test_observations_are_shares_and_distances_of_the_snapshot():
     y, logits, slopes, gradients = batch(negatives=200, positives=60)
     found = taken(y, logits, slopes, gradients)
     seen = observations(found)

@@ -18,10 +18,10 @@ CONTRACT = {
 MORE = {"detection_error_mean", "detection_error_q05", "q95_turned", "q95_p_value"}
 
 
-def filled(values, counts=(90, 10), **facts):
+def filled(values, **facts):
     leak = LeakSummary(attack="norm", party="a", **facts)
     for value in values:
-        leak.add(value, *counts)
+        leak.add(value, 90, 10)
     return leak
 
 
@@ -59,7 +59,7 @@ def test_the_null_is_that_of_the_very_batches():
     assert leak.result()["q95_null"] == null_quantile([(90, 10), (95, 5)])
 
 
-def test_of_single_steps_the_chance_of_the_larger_side_on_either_side_stands_beside():
+def test_the_p_value_of_single_steps_is_two_sided():
     counts = [(90, 10)] * 30 + [(20, 2)]
     for value in (0.7, 0.3):
         leak = LeakSummary(attack="norm", party="a")

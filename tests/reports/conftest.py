@@ -34,9 +34,9 @@ def write_run(
     sum_kl=None,
     snapshots=(),
 ):
-    """Write the folder of a run in which attacks leak this much (each less by its number).
+    """Write the folder of a run whose attacks reach about the AUC `leak`, each less by its own number.
 
-    With `sum_kl` the first defense promises that much in each step.
+    With `sum_kl` the first defense logs this divergence and its bound in each step.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for step in snapshots:
@@ -55,9 +55,9 @@ def write_run(
             positives = rng.binomial(1024, 0.083)
             counts = {"batch_rows": 1024, "batch_positives": positives}
             if sum_kl is not None:
-                promises = {"sum_kl_after": sum_kl, "auc_bound": auc_bound(sum_kl), "fallback": step % 10 == 0}
-                promises["withheld"] = step % 20 == 0
-                counts |= {f"{defenses[0]['name']}.{metric}": value for metric, value in promises.items()}
+                bounds = {"sum_kl_after": sum_kl, "auc_bound": auc_bound(sum_kl), "fallback": step % 10 == 0}
+                bounds["withheld"] = step % 20 == 0
+                counts |= {f"{defenses[0]['name']}.{metric}": value for metric, value in bounds.items()}
             for metric, value in counts.items():
                 log.add(**row, party="label", layer="", attack="", metric=metric, value=value)
             for (party, layer, attack, less), summary in summaries.items():
@@ -85,7 +85,7 @@ def write_run(
 
 
 def taken(step, rows=80):
-    """A snapshot in which gradients of the two classes point apart."""
+    """Return a snapshot in which gradients of the two classes point apart."""
     rng = np.random.default_rng(step)
     y, slopes = (np.arange(rows) % 5 == 0).astype(int), np.abs(rng.normal(1, 0.3, (rows, 4)))
     logits = rng.normal(-1, 1, rows)
@@ -94,7 +94,7 @@ def taken(step, rows=80):
 
 
 def make_result(utility, leakage, defenses, steps, epochs, parties):
-    """A result of the contract's schema."""
+    """Return a result of schema 1."""
     values = {"test_loss": 0.127, "test_ace": 0.0081, "test_accuracy": 0.9534, "train_loss": 0.1183}
     values |= {"validation_auc": utility + 0.002}
     return {
@@ -124,7 +124,7 @@ def make_result(utility, leakage, defenses, steps, epochs, parties):
 
 @pytest.fixture
 def run_folder(tmp_path):
-    """Returns a function that writes a run into a folder of this name."""
+    """Return a function that writes a run into the folder of a name."""
     return lambda name="run", **facts: write_run(tmp_path / name, **facts)
 
 

@@ -158,8 +158,8 @@ def test_many_classes_are_drawn_and_advised_by_their_accuracy(pets_folder, run_f
     compared = render([pets_folder, other], pets_folder.parent / "compared.html").read_text(encoding="utf-8")
     assert compared.count("test accuracy (right is better)") >= 2
     assert "test AUC" not in compared
-    sent = {**load_run(pets_folder).result, "baseline": "no_gradients"}
-    assert "a defense with a lower test accuracy than this run" in " ".join(advice(sent, headline_of(sent)))
+    baseline = {**load_run(pets_folder).result, "baseline": "no_gradients"}
+    assert "a defense with a lower test accuracy than this run" in " ".join(advice(baseline, headline_of(baseline)))
 
 
 def test_the_page_calls_files_of_the_user_tables_of_ones_own(pets_folder):

@@ -1,4 +1,4 @@
-"""What figures draw lies where the numbers say: lines, bands, whiskers and dots, by their coordinates."""
+"""Figures have their lines, bands, whiskers and dots at the coordinates of the numbers."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ HIGH = np.array([nearest_rank(VALUES[part]) for part in PARTS])
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """Draw a figure with the given function and return its axes."""
+    """Return a function that draws a figure with a given function and returns its axes."""
 
     def draw(function, *given, **named):
         kept = []
@@ -42,18 +42,18 @@ def line(axes, label):
 
 
 def at_height(axes, height):
-    """Return whether a line goes all the way across at this height."""
+    """Return True if a line goes all the way across at this height."""
     return any(np.allclose(one.get_ydata(), height) and list(one.get_xdata()) == [0, 1] for one in axes.lines)
 
 
 def span(axes, label):
-    """Return where a horizontal band with this label begins and ends."""
+    """Return the lower and the upper end of the horizontal band with this label."""
     (found,) = (patch for patch in axes.patches if patch.get_label() == label)
     return found.get_y(), found.get_y() + found.get_height()
 
 
 def edges(shade):
-    """Return the lower and the upper edge of a shade by its places."""
+    """Return the horizontal places of a shade, and its lower and upper edge there."""
     corners = shade.get_paths()[0].vertices
     places = np.unique(corners[:, 0])
     low, high = ([side(corners[corners[:, 0] == place, 1]) for place in places] for side in (min, max))
@@ -82,7 +82,7 @@ def test_leaks_of_several_runs_are_their_95_percent_quantiles(drawn):
     assert line(axes, "iso")[1] == pytest.approx(HIGH / 2)
 
 
-def test_what_is_remembered_has_single_steps_and_the_bound_beside_it(drawn):
+def test_longitudinal_leaks_have_single_steps_and_the_bound_beside_them(drawn):
     epochs = np.array([1, 2, 4])
     curves = {name: (epochs, epochs / scale) for name, scale in (("norm", 5.0), ("steps", 6.0), ("bound", 4.5))}
     one, alone, bound = curves.values()
@@ -143,7 +143,7 @@ def test_perfect_protection_is_from_the_bottom_up_to_what_is_reached_without_the
     assert at_height(axes, 0.6)
 
 
-def test_what_rebuilds_a_model_lies_below_the_federations_own_and_what_counts(drawn):
+def test_a_rebuilt_model_lies_below_the_federations_own_and_the_level_that_counts(drawn):
     points = [Reached(k, 0.6 + k / 100, 0.6 + k / 200, 0.61 + k / 100) for k in (1, 4, 16)]
     alone = [Reached(k, 0.52 + k / 100, 0.5, 0.7) for k in (1, 4)]
     axes = drawn(embeddings.rebuild_figure, "t", "AUC", {"none": points}, alone, (0.5, 0.82, 0.9))

@@ -1,4 +1,4 @@
-"""Figures: well-formed, in the page's colours, the same twice, and not fooled by odd data."""
+"""Figures: well-formed, in the page's colours, reproducible, and robust against odd data."""
 
 import re
 import subprocess
@@ -190,7 +190,7 @@ def test_strengths_of_points_that_lie_together_are_not_printed_over_one_another(
         found = re.findall(
             r'<text[^>]*?text-anchor: (start|end|middle)[^>]*x="([\d.]+)" y="([\d.]+)"[^>]*>([st]\d*)<', svg
         )
-        left = {"start": 0, "end": 12, "middle": 6}  # a name is at least so wide, in points
+        left = {"start": 0, "end": 12, "middle": 6}  # least width of a name, in points
         return {name: (float(x) - left[anchor], float(y)) for anchor, x, y, name in found}
 
     crowded = shown((0.9, 0.6), (0.9001, 0.6), (0.9, 0.6001))

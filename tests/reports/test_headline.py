@@ -1,4 +1,4 @@
-"""What a report says first, in words: the verdict, its two lines, what ran, and what to do next."""
+"""The headline of a report in words: the verdict, its two lines, the attacks that ran, and the advice."""
 
 import json
 import math
@@ -24,7 +24,7 @@ def result(*leakage, defenses=DEFENDED, parties=("a",), **more):
     return {"leakage": list(leakage), "defenses": list(defenses), "parties": names, "dataset": {"classes": 2}, **more}
 
 
-def of(*leakage, **facts):
+def headline_from(*leakage, **facts):
     return headline_of(result(*leakage, **facts))
 
 
@@ -58,17 +58,17 @@ GAIN = informed(0.93, 1e-9, ("gradients", "embeddings"), advantage=0.03, advanta
     ],
 )
 def test_the_headline_says_the_verdict_and_has_its_colour(leakage, sentence, tone):
-    headline = of(*leakage)
+    headline = headline_from(*leakage)
     assert headline.sentence.startswith(sentence)
     assert headline.tone == tone
 
 
 def test_leak_and_gain_are_two_lines_each_with_its_own_colour():
-    worst = of(*complete(GAIN)).worst
+    worst = headline_from(*complete(GAIN)).worst
     assert (worst.leak_tone, worst.gain_tone) == ("good", "bad")
     assert (worst.value, worst.gain, worst.own_data) == (0.55, "+0.030", 0.93)
     assert worst.gain_words.startswith("With the gradients the best reader of the embeddings reaches 0.930; without")
-    worst = of(*complete(step("residual", 0.99))).worst
+    worst = headline_from(*complete(step("residual", 0.99))).worst
     assert (worst.leak_tone, worst.gain_tone) == ("bad", "good")
     assert worst.practical == "residual 0.990 (guessing 0.550)"
 
@@ -84,7 +84,7 @@ ABOVE = {"advantage": 0.015, "advantage_interval95": [0.003, 0.027], "advantage_
     ],
 )
 def test_an_interval_wholly_above_chance_is_amber_where_no_test_rejects(entry, tones):
-    headline = of(*complete(entry))
+    headline = headline_from(*complete(entry))
     assert headline.status == "no leak found"
     assert (headline.worst.leak_tone, headline.worst.gain_tone) == tones
     assert headline.tone == headline.worst.tone == "warn"
@@ -93,7 +93,7 @@ def test_an_interval_wholly_above_chance_is_amber_where_no_test_rejects(entry, t
 
 
 def test_an_interval_that_holds_chance_is_green():
-    headline = of(*complete(informed(0.51, 0.1, interval95=[0.495, 0.525])))
+    headline = headline_from(*complete(informed(0.51, 0.1, interval95=[0.495, 0.525])))
     assert (headline.tone, headline.worst.leak_tone, headline.open) == ("good", "good", False)
 
 
@@ -102,36 +102,36 @@ def test_the_party_with_an_interval_above_chance_stands_first():
         *complete(informed(0.53, 0.4)),
         *complete(informed(0.52, 0.02, ("gradients",), "b", interval95=[0.501, 0.539]), party="b"),
     ]
-    assert of(*leakage, parties=("a", "b")).worst.party == "b"
+    assert headline_from(*leakage, parties=("a", "b")).worst.party == "b"
 
 
 @pytest.mark.parametrize(("steps", "words"), [(7, "the largest of 7 steps"), (20, "no higher in 95 of 100 steps")])
 def test_a_quantile_of_few_steps_is_called_the_largest_of_them(steps, words):
-    assert of(step("norm", 0.9, steps=steps)).lines[0].practical_words == words
+    assert headline_from(step("norm", 0.9, steps=steps)).lines[0].practical_words == words
 
 
 def test_a_line_is_amber_where_what_belongs_to_it_did_not_run():
-    worst = of(*(e for e in complete() if len(e.get("sees", "")) != 2)).worst
+    worst = headline_from(*(e for e in complete() if len(e.get("sees", "")) != 2)).worst
     assert (worst.leak_tone, worst.gain_tone) == ("good", "warn")
-    worst = of(*(e for e in complete() if e["attack"] != "shell")).worst
+    worst = headline_from(*(e for e in complete() if e["attack"] != "shell")).worst
     assert (worst.leak_tone, worst.gain_tone) == ("warn", "good")
 
 
 def test_an_informed_reader_without_a_number_says_why():
     why = "too few rows to fit readers to: 1 of class 1 and 101 others; 10 of each are needed"
-    assert of(*complete(informed(None, None, unavailable=why))).worst.unread == why
-    assert of(*(e for e in complete() if e["phase"] != "audit")).worst.unread == "did not run"
-    assert of(*complete()).worst.unread == ""
+    assert headline_from(*complete(informed(None, None, unavailable=why))).worst.unread == why
+    assert headline_from(*(e for e in complete() if e["phase"] != "audit")).worst.unread == "did not run"
+    assert headline_from(*complete()).worst.unread == ""
 
 
 def test_what_did_not_run_is_named_once_with_the_parties_of_which_it_is_true():
     leakage = [*complete()[1:], *complete(party="b")[1:], *complete(party="a+b")]
-    assert of(*leakage, parties=("a", "b")).missing == ["norm: did not run (party a and party b)"]
-    assert of(*leakage[: len(complete()) - 1]).missing == ["norm: did not run"]
+    assert headline_from(*leakage, parties=("a", "b")).missing == ["norm: did not run (party a and party b)"]
+    assert headline_from(*leakage[: len(complete()) - 1]).missing == ["norm: did not run"]
 
 
 @pytest.mark.parametrize(
-    ("leakage", "facts", "wanted"),
+    ("leakage", "facts", "words"),
     [
         ([step("norm", 0.97, defended=False)], {"defenses": []}, 'defenses = ["local_head(epsilon=1)"], with'),
         (
@@ -154,8 +154,8 @@ def test_what_did_not_run_is_named_once_with_the_parties_of_which_it_is_true():
         (complete(), {"status": "interrupted"}, "Let the run end"),
     ],
 )
-def test_what_to_do_next_depends_on_the_verdict(leakage, facts, wanted):
-    assert wanted in advised(*leakage, **facts)
+def test_what_to_do_next_depends_on_the_verdict(leakage, facts, words):
+    assert words in advised(*leakage, **facts)
 
 
 def proven_run(*leakage, proves=1.0, **facts):
@@ -166,7 +166,7 @@ def proven_run(*leakage, proves=1.0, **facts):
 
 
 def measured(lower, kind="canaries", **facts):
-    """What a result has of an audit of epsilon."""
+    """Return the section of a result on the audit of epsilon."""
     party = {"party": "a", "lower": lower, "guesses": 666, "right": 479, "expected": 333.0, **facts}
     return {"kind": kind, "lower": lower, "party": "a", "confidence": 0.95, "parties": [party]}
 
@@ -193,18 +193,18 @@ def test_a_proof_comes_first_and_what_was_measured_beside_it(audit, sentence, to
     assert "with the gradients it is 0.901" in headline.line
 
 
-def test_a_proof_that_allows_nearly_everything_is_no_comfort():
+def test_a_proof_of_a_large_epsilon_is_amber():
     assert headline_of(proven_run(proves=4.0)).tone == "warn"
 
 
-def test_what_epsilon_means_is_said_in_odds():
+def test_the_meaning_of_epsilon_is_stated_in_odds():
     epsilon = headline_of(proven_run(dataset={"classes": 2, "positives": 0.083})).epsilon
     assert "a factor of at most 2.7." in epsilon.odds
     assert "8.3 % for this label before the training lies between 3.2 % and 20 % after it" in epsilon.odds
     assert "an AUC of at most 0.731" in epsilon.odds
 
 
-def test_with_a_proof_it_is_to_be_weighed_and_no_other_defense_is_recommended():
+def test_with_a_proof_epsilon_is_to_be_weighed_and_no_other_defense_is_recommended():
     whole = proven_run(step("norm", 0.9))
     words = " ".join(advice(whole, headline_of(whole)))
     assert "Decide whether this epsilon is small enough" in words
@@ -282,7 +282,7 @@ def test_the_console_says_the_verdict_and_why_something_was_not_tested(run_folde
 
 
 def write(run_folder, name, *leakage, defenses=(), validation=0.93, utility=0.92, status="finished"):
-    """Write a run of these entries alone."""
+    """Write the folder of a run with these leakage entries alone."""
     folder = run_folder(name, steps=3, epochs=1, defenses=list(defenses), utility=utility, parties=("a",))
 
     def edit(found):
@@ -297,7 +297,7 @@ def write(run_folder, name, *leakage, defenses=(), validation=0.93, utility=0.92
 def test_a_federation_that_is_worse_than_one_party_alone_says_so_above_the_fold(run_folder, together, worse):
     folder = run_folder(steps=3, epochs=1, parties=("a",))
     baselines = [
-        {"model": "logistic regression", "columns": who, "value": v} for who, v in (("a", 0.7), ("label", 0.95))
+        {"model": "logistic regression", "columns": columns, "value": v} for columns, v in (("a", 0.7), ("label", 0.95))
     ]
     worth = {"measure": "test_auc", "together": together, "margin": 0.02, "test_rows": 300, "baselines": baselines}
     change(folder, lambda found: found.update(worth=worth))
@@ -320,7 +320,7 @@ def test_a_comparison_recommends_by_validation_among_runs_without_a_found_leak(r
     assert "Recommended: marvell_full(s=4) (run good). No leak was found." in text
     assert "It reaches a test AUC of 0.9100, −0.0400 against no defense." in text
     assert "2 runs leak." in text
-    assert text.count("with own data 0.") == 3  # those of which readers with own data have a number
+    assert text.count("with own data 0.") == 3  # once for each run that has a number with own data
     assert path.read_text().count('class="chosen"') == 1
     for name in ("none", "leaky", "good", "other"):
         assert f'href="{name}/report.html"' in path.read_text()
@@ -330,7 +330,7 @@ def test_a_comparison_in_which_everything_leaks_recommends_nothing_and_names_the
     folders = [
         write(run_folder, "none", step("norm", 0.97)),
         write(run_folder, "weak", *complete(step("residual", 0.7)), defenses=DEFENDED),
-        write(run_folder, "barely", step("norm", 0.65), defenses=ISO),  # less only because nothing else looked
+        write(run_folder, "barely", step("norm", 0.65), defenses=ISO),  # less only because no other attack ran
     ]
     text = page(render(folders)).text
     assert "Every run leaks: none can be recommended." in text
@@ -398,7 +398,7 @@ def test_links_lead_from_where_the_page_lies(run_folder, tmp_path):
 
 
 def test_where_nothing_was_sent_nothing_has_to_run_and_the_verdict_is_green():
-    headline = of(defenses=[], baseline="no_gradients", parties=("a", "b"))
+    headline = headline_from(defenses=[], baseline="no_gradients", parties=("a", "b"))
     assert (headline.status, headline.tone, headline.missing) == ("no leak found", "good", [])
     assert headline.sentence == "Nothing that depends on labels left the label party."
     assert headline.sentence in headline.line

@@ -33,7 +33,7 @@ MEASURE = """onload = () => {
 
 
 def block(css, start):
-    """Return what stands in the braces after `start`."""
+    """Return the text in the braces after `start`."""
     begin = css.index(start) + len(start)
     depth, end = 1, begin
     while depth:
@@ -44,7 +44,7 @@ def block(css, start):
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """A run, a comparison and a sweep, with more attacks and layers than a line of a table has room for."""
+    """Return the pages of a run, a comparison and a sweep, with more attacks than a line of a table has room for."""
     out = tmp_path_factory.mktemp("pages")
     attacks = tuple((f"remembered_direction_{i}", 0.03 * i) for i in range(9))
     entries = []
@@ -58,7 +58,7 @@ def pages(tmp_path_factory):
     folders = [out / entry.run for entry in entries]
     with pytest.MonkeyPatch.context() as patch:
         for module in (embeddings, snapshots, trade_off, training):
-            patch.setattr(module, "draw", lambda *_, **__: '<svg viewBox="0 0 460 320"></svg>')  # as large, and at once
+            patch.setattr(module, "draw", lambda *_, **__: '<svg viewBox="0 0 460 320"></svg>')  # not drawn
         return {
             "run": render(folders[2:3]),
             "comparison": render(folders, out / "comparison.html"),
@@ -79,7 +79,7 @@ def test_nothing_is_wider_than_a_phone_a_desktop_or_paper(pages, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here to look at pages")
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here to check pages")
 def test_axe_finds_nothing_serious_in_the_pages(pages, tmp_path):
     watched = tmp_path / "watched.html"
     watched.write_text(View(Follower(pages["run"].parent)).page())

@@ -21,11 +21,11 @@ def test_the_known_oracles_are_those_that_need_a_clean_gradient():
 
 
 def test_a_result_names_the_side_information_of_its_attacks_also_of_a_users_own():
-    told = [
+    attacks = [
         {"label": "mine(k=2)", "needs": ["hints", "reference"], "hints": 2},
         {"label": "cosine", "needs": [], "hints": 0},
     ]
-    known = result(attacks=told)
+    known = result(attacks=attacks)
     assert leaks.side_information(known, {"attack": "mine", "label": "mine(k=2)"}) == (True, 3)
     assert leaks.side_information(known, {"attack": "cosine", "label": "cosine"}) == (False, 0)
 
@@ -41,7 +41,7 @@ def test_a_result_names_the_side_information_of_its_attacks_also_of_a_users_own(
         ({}, (False, 0)),
     ],
 )
-def test_where_a_result_does_not_say_the_names_do(given, expected):
+def test_where_a_result_has_no_side_information_it_follows_from_the_name(given, expected):
     assert leaks.side_information(result(), given) == expected
 
 
@@ -89,13 +89,13 @@ def test_what_is_read_from_the_trained_model_is_no_leak_of_a_step():
     assert [found["q95"] for found in leaks.received(known)] == [0.6]
 
 
-def test_a_result_says_which_attacks_look_at_embeddings():
+def test_a_result_names_the_attacks_that_use_embeddings():
     known = result(attacks=[{"label": "spectral", "sees": "embeddings"}, {"label": "norm", "sees": "gradients"}])
     assert [leaks.on_embeddings(known, label) for label in ("spectral", "norm", "other")] == [True, False, False]
     assert not leaks.on_embeddings(result(), "spectral")
 
 
-def test_who_reads_labels_upside_down_leaks_as_much_as_turned_around():
+def test_an_attack_that_is_nearly_always_wrong_leaks_as_much_as_turned_around():
     wrong = entry("cosine", 0.3, q95_null=0.55, mean=0.1, q95_turned=0.97)
     right = entry("norm", 0.8, q95_null=0.55, mean=0.7, q95_turned=0.4)
     assert leaks.worst(result(right, wrong), "cut") == wrong

@@ -1,4 +1,4 @@
-"""What a report says of attackers that remember: beside the papers' measure, and first where it is larger."""
+"""Longitudinal attacks in a report: beside the papers' measure, and first where their leak is larger."""
 
 import html
 import json
@@ -17,7 +17,7 @@ from flower_vfl.reports.words import not_tested, worst_leak
 from flower_vfl.simulations.tables import print_results
 from tests.toys import toy_config, toy_data
 
-FIRST_READ = {"remembered_norm": [0.53, 0.6, 0.66], "remembered_direction": [0.64, 0.75, 0.84]}
+LEAKS = {"remembered_norm": [0.53, 0.6, 0.66], "remembered_direction": [0.64, 0.75, 0.84]}
 
 
 def entry_of(attack, values, **more):
@@ -30,8 +30,8 @@ def entry_of(attack, values, **more):
     }
 
 
-def remember(folder, entries):
-    """Write into a run's result what was remembered."""
+def add_entries(folder, entries):
+    """Add entries of longitudinal attacks to the result of a run."""
     result = json.loads((folder / "result.json").read_text())
     result["leakage"] += entries
     (folder / "result.json").write_text(json.dumps(result))
@@ -40,12 +40,12 @@ def remember(folder, entries):
 
 @pytest.fixture
 def longitudinal_attacks(run_folder):
-    """Returns a function that writes a run with a defense, and with these remembered leaks."""
+    """Return a function that writes a run with a defense and with entries of longitudinal attacks."""
 
     def make(entries=None, **facts):
-        found = [entry_of(*pair) for pair in FIRST_READ.items()] if entries is None else entries
+        found = [entry_of(*pair) for pair in LEAKS.items()] if entries is None else entries
         facts = {"defenses": ({"name": "marvell", "params": {"s": 4.0, "rho": 0.0}},), "leak": 0.6, **facts}
-        return remember(run_folder(epochs=3, **facts), found)
+        return add_entries(run_folder(epochs=3, **facts), found)
 
     return make
 
@@ -55,7 +55,7 @@ def text_of(folder):
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", page)))
 
 
-def test_the_page_sets_what_is_remembered_beside_single_steps(longitudinal_attacks):
+def test_the_page_has_longitudinal_leaks_beside_single_steps(longitudinal_attacks):
     text = text_of(longitudinal_attacks())
     assert "From a single step, attacks reach a leak AUC of 0.6" in text
     assert "But each person recurs in every epoch. An attacker that adds up the gradients of each person, and" in text
@@ -64,7 +64,7 @@ def test_the_page_sets_what_is_remembered_beside_single_steps(longitudinal_attac
     assert "What longitudinal attacks read" in text
 
 
-def test_the_largest_leak_of_a_run_is_the_remembered_one_where_that_is_larger(longitudinal_attacks):
+def test_the_largest_leak_of_a_run_is_the_longitudinal_one_where_that_is_larger(longitudinal_attacks):
     folder = longitudinal_attacks()
     leak = worst_leak(load_run(folder))
     assert leak.remembered
@@ -92,13 +92,13 @@ def test_a_reader_that_adds_up_nothing_is_not_said_to(longitudinal_attacks, atta
 
 
 @pytest.mark.parametrize("params", [{"t": 1.0, "rho": 1.0}, {"alpha": 1.0}])
-def test_where_no_noise_is_drawn_anew_none_averages_out(longitudinal_attacks, params):
+def test_without_fresh_noise_none_averages_out(longitudinal_attacks, params):
     text = text_of(longitudinal_attacks(defenses=({"name": "other", "params": params},)))
     assert "An attacker that adds up the gradients of each person" in text
     assert "Fresh noise of each epoch averages out" not in text
 
 
-def test_in_time_order_nobody_comes_again(longitudinal_attacks):
+def test_in_time_order_nobody_recurs(longitudinal_attacks):
     folder = longitudinal_attacks()
     result = json.loads((folder / "result.json").read_text())
     (folder / "result.json").write_text(json.dumps({**result, "periods": []}))
@@ -156,16 +156,16 @@ def test_what_would_have_been_sent_undefended_is_no_leak_of_the_run(longitudinal
     assert strongest(load_run(folder).result) is None
     text = text_of(folder)
     assert "Who adds up" not in text
-    assert "0.990" in text  # it stands in the table
+    assert "0.990" in text  # the value is in the table
 
 
-def test_what_was_not_read_to_the_end_is_told(longitudinal_attacks):
+def test_an_attack_that_did_not_read_to_the_end_is_named(longitudinal_attacks):
     nothing = {"epochs": [], "values": [], "q95": None, "unavailable": "it is wide"}
     folder = longitudinal_attacks([{**entry_of("remembered_norm", [0.5]), **nothing}])
     assert "remembered_norm at party a, cut layer was not read to the end: it is wide." in text_of(folder)
 
 
-def test_that_nobody_remembered_is_named_where_nobody_did(longitudinal_attacks, run_folder):
+def test_longitudinal_attacks_are_named_as_not_tested_where_none_ran(longitudinal_attacks, run_folder):
     words = "Longitudinal attacks, which average noise away over the epochs."
     assert words in not_tested(load_run(run_folder("plain")))
     assert words not in not_tested(load_run(longitudinal_attacks()))
@@ -175,13 +175,13 @@ def test_that_nobody_remembered_is_named_where_nobody_did(longitudinal_attacks, 
     "change",
     [{"values": [0.5]}, {"values": "high"}, {"epochs": None}, {"epochs": [1, 2, "x"]}, {"values": [0.5, None, 1.0]}],
 )
-def test_a_remembered_leak_of_another_shape_is_refused(longitudinal_attacks, change):
+def test_a_longitudinal_leak_of_another_shape_is_refused(longitudinal_attacks, change):
     folder = longitudinal_attacks([{**entry_of("remembered_norm", [0.5, 0.6, 0.7]), **change}])
     with pytest.raises(InputError, match="a value for each of its epochs"):
         render([folder])
 
 
-def test_hostile_text_in_a_remembered_leak_stays_text(longitudinal_attacks):
+def test_hostile_text_in_a_longitudinal_leak_stays_text(longitudinal_attacks):
     entry = entry_of("<script>x</script>", [0.5, 0.6, 0.9], unavailable="<img src=x>", params={"k": "<b>5"})
     page = render([longitudinal_attacks([entry])]).read_text()
     assert "<script>x" not in page
@@ -199,15 +199,15 @@ def test_the_table_of_runs_has_both_measures(longitudinal_attacks, capsys):
     assert "Remembered, marvell(s=4): 0.640 after epoch 1, 0.840 after epoch 3; single steps 0.6" in line
 
 
-def test_without_attackers_that_remember_the_table_is_as_it_was(run_folder, capsys):
+def test_without_longitudinal_attacks_the_table_has_no_column_of_them(run_folder, capsys):
     print_results([json.loads((run_folder() / "result.json").read_text())])
     assert "emem" not in capsys.readouterr().out
 
 
-def test_runs_are_compared_by_what_is_remembered_too(longitudinal_attacks, run_folder, tmp_path):
+def test_runs_are_compared_by_longitudinal_leaks_too(longitudinal_attacks, run_folder):
     folders = [
         longitudinal_attacks(),
-        remember(run_folder("other", epochs=3), [entry_of("remembered_direction", [0.9, 0.9, 0.9], defended=False)]),
+        add_entries(run_folder("other", epochs=3), [entry_of("remembered_direction", [0.9, 0.9, 0.9], defended=False)]),
     ]
     page = html.unescape(render(folders).read_text())
     assert "remembered_direction, cut" in page
@@ -216,7 +216,7 @@ def test_runs_are_compared_by_what_is_remembered_too(longitudinal_attacks, run_f
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["marvell", "marvell_full"])
-def test_what_is_promised_of_all_epochs_stands_beside_what_was_read(tmp_path, name):
+def test_the_bound_over_all_epochs_stands_beside_the_longitudinal_leak(tmp_path, name):
     attack = {"names": ["norm", "remembered_norm"]}
     config = toy_config(training={"epochs": 3}, defenses=[{"name": name, "s": 4.0}], attack=attack)
     run(config, out=tmp_path / "run", data=lambda _: toy_data())
@@ -226,7 +226,7 @@ def test_what_is_promised_of_all_epochs_stands_beside_what_was_read(tmp_path, na
     assert "Dotted: the bound of Theorem 1" in text_of(tmp_path / "run")
 
 
-def test_without_a_promise_none_is_shown(longitudinal_attacks):
+def test_without_a_bound_over_all_epochs_none_is_shown(longitudinal_attacks):
     folder = longitudinal_attacks()
     assert promised(load_run(folder), "a") is None
     assert "Dotted" not in text_of(folder)
@@ -235,7 +235,7 @@ def test_without_a_promise_none_is_shown(longitudinal_attacks):
 @pytest.mark.parametrize("attack", ["remembered_fit", "remembered_quadratic", "remembered_network"])
 def test_a_learned_reader_that_reads_most_is_the_strongest_attack_found(attack, longitudinal_attacks):
     learned = entry_of(attack, [0.7, 0.8, 0.93], label=f"{attack}(k=8)", params={"k": 8})
-    folder = longitudinal_attacks([entry_of(*pair) for pair in FIRST_READ.items()] + [learned])
+    folder = longitudinal_attacks([entry_of(*pair) for pair in LEAKS.items()] + [learned])
     run = load_run(folder)
     found = strongest(run.result)
     assert (found.entry["attack"], found.last, found.knows) == (attack, 0.93, "8 rows of each class")
@@ -245,7 +245,7 @@ def test_a_learned_reader_that_reads_most_is_the_strongest_attack_found(attack, 
 
 def test_a_reader_that_is_wrong_is_the_strongest_where_turned_around_it_reads_most(longitudinal_attacks, capsys):
     wrong = entry_of("remembered_hint", [0.4, 0.2, 0.06])
-    folder = longitudinal_attacks([*(entry_of(*pair) for pair in FIRST_READ.items()), wrong])
+    folder = longitudinal_attacks([*(entry_of(*pair) for pair in LEAKS.items()), wrong])
     found = strongest(load_run(folder).result)
     assert (found.entry["attack"], found.turned) == ("remembered_hint", True)
     assert (found.first, found.last) == (pytest.approx(0.6), pytest.approx(0.94))

@@ -1,4 +1,4 @@
-"""The page: everything that a privacy officer needs, in one file, whatever the run's files say."""
+"""The page of a report: its content, in one file, also for damaged and hostile files of a run."""
 
 import json
 import math
@@ -19,7 +19,7 @@ VOID = {"meta", "br", "link", "img", "hr", "input"}
 
 
 class Page(HTMLParser):
-    """Reads a page, checks that every tag is closed, and collects tags, attributes and text."""
+    """Parser of a page that checks that every tag is closed and collects tags, attributes and text."""
 
     def __init__(self, html):
         super().__init__()
@@ -82,7 +82,7 @@ def test_a_run_with_a_defense_names_it_and_its_strength(run_folder):
 
 def test_utility_cost_digests_and_the_parties_alone_are_there(run_folder):
     text = page(render([run_folder()])).text
-    for wanted in (
+    for words in (
         *("Last epoch", "Best by validation", "0.9321", "0.9325", "Calibration error (ACE)", "Test accuracy"),
         *("a alone", "0.8791", "label alone", "0.9222", "together"),
         *("Steps per second", "51.6", "98.5 MiB", "11.6 s", "9.8 s"),
@@ -90,7 +90,7 @@ def test_utility_cost_digests_and_the_parties_alone_are_there(run_folder):
         *("What was not tested", "Active attackers", "Leak along training", "AUC by epoch", "Loss by epoch"),
         *("Attack norm, party a", "Attack norm, party b", "first layer", "0.554"),
     ):
-        assert wanted in text, wanted
+        assert words in text, words
 
 
 def test_what_a_result_does_not_have_is_left_out_or_dashed(run_folder):
@@ -211,7 +211,7 @@ HOSTILE = "</pre></style><script>alert('x')</script><img src=x onerror=alert(1)>
 
 
 def poisoned(value):
-    """The same structure with every text replaced, numbers kept."""
+    """Return the same structure with every text replaced by `HOSTILE`, numbers kept."""
     if isinstance(value, dict):
         return {key: poisoned(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -261,7 +261,7 @@ def test_a_run_in_time_order_has_its_leak_and_its_utility_by_day(run_folder):
     assert "2014-10-21" in found.text or "2014-10-22" in found.text
 
 
-def test_guessing_by_day_is_that_of_the_attack_that_was_told_most(run_folder, monkeypatch):
+def test_guessing_by_day_is_that_of_the_attack_with_the_most_hints(run_folder, monkeypatch):
     bands = {}
 
     def drawn(title, ylabel, curves, names, null=None):
@@ -273,9 +273,9 @@ def test_guessing_by_day_is_that_of_the_attack_that_was_told_most(run_folder, mo
     write_periods(folder, PERIODS, {"hint(k=40)": 40})
     render([folder])
     table = [row for row in read_periods(folder).to_pylist() if row["metric"] == "null_q95"]
-    plain, told = ([r["value"] for r in table if r["attack"] == attack] for attack in ("", "hint(k=40)"))
-    assert all(one < other for one, other in zip(plain, told, strict=True))
-    assert bands["Leak by day, party a"][1].tolist() == told
+    plain, hinted = ([r["value"] for r in table if r["attack"] == attack] for attack in ("", "hint(k=40)"))
+    assert all(one < other for one, other in zip(plain, hinted, strict=True))
+    assert bands["Leak by day, party a"][1].tolist() == hinted
 
 
 @pytest.mark.slow
@@ -347,12 +347,12 @@ def test_a_result_of_another_shape_is_refused_with_the_key(run_folder, key, valu
         render([folder])
 
 
-@pytest.mark.parametrize(("reached", "said"), [([], "not known, no epoch ended"), ([None, None], "not known")])
-def test_a_budget_of_which_nothing_is_known_is_not_called_kept(run_folder, reached, said):
+@pytest.mark.parametrize(("reached", "words"), [([], "not known, no epoch ended"), ([None, None], "not known")])
+def test_a_budget_of_which_nothing_is_known_is_not_called_kept(run_folder, reached, words):
     folder = run_folder(steps=3, epochs=1)
     change(folder, lambda result: result.update(budget={"leak": {"limit": 0.7, "reached": reached}}))
     text = page(render([folder])).text
-    assert f": {said} ." in text
+    assert f": {words} ." in text
     assert "not passed" not in text
     assert "limit of the leak" not in text  # there is nothing to draw
 
@@ -363,8 +363,8 @@ def test_several_runs_are_compared_in_the_folder_that_holds_them(run_folder, tmp
     path = render(folders)
     assert path == tmp_path / "report.html"
     text = page(path).text
-    for wanted in ("2 runs compared", "plain", "guarded", "iso(t=1)", "none", "0.9321", "Privacy against utility"):
-        assert wanted in text
+    for words in ("2 runs compared", "plain", "guarded", "iso(t=1)", "none", "0.9321", "Privacy against utility"):
+        assert words in text
     assert "do not compare" not in text
     assert not (folders[0] / "report.html").exists()
 
@@ -423,7 +423,7 @@ def test_a_run_that_measured_no_leak_can_be_compared(run_folder):
     assert "not measured" in page(render(folders)).text
 
 
-def test_the_page_goes_where_it_is_asked_to(run_folder, tmp_path):
+def test_the_page_is_written_to_the_given_path(run_folder, tmp_path):
     assert render([run_folder(steps=3, epochs=1)], tmp_path / "x.html") == tmp_path / "x.html"
     assert (tmp_path / "x.html").exists()
 
@@ -465,7 +465,7 @@ def test_attacks_of_one_name_have_a_figure_each(run_folder):
 
 @pytest.mark.slow
 def test_a_validation_part_of_one_class_has_chosen_no_epoch_and_the_page_says_so(run_folder):
-    says = "no epoch was chosen by validation"
+    words = "no epoch was chosen by validation"
     unknown = {"validation_auc": None, "validation_loss": 0.1}
 
     def one_class(result):
@@ -473,10 +473,10 @@ def test_a_validation_part_of_one_class_has_chosen_no_epoch_and_the_page_says_so
             result["utility"][which].update(unknown, test_auc=auc)
 
     folder = run_folder(steps=3, epochs=1)
-    assert says not in page(render([folder])).text
+    assert words not in page(render([folder])).text
     change(folder, one_class)
     found = page(render([folder])).text
-    assert says in found
+    assert words in found
     assert "0.6642" not in found
     other = run_folder("other", steps=3, epochs=1)
     assert "0.6642" not in page(render([folder, other], folder / "compared.html")).text
@@ -566,8 +566,8 @@ def test_a_run_without_a_bound_says_that_nothing_is_certified(run_folder):
 
 def test_snapshots_are_drawn_and_put_into_numbers(run_folder):
     found = page(render([run_folder(steps=40, snapshots=(100, 200))])).text
-    for wanted in ("Why gradients tell labels", "‖∂h/∂z‖", "After steps", "100.0 %"):
-        assert wanted in found
+    for words in ("Why gradients tell labels", "‖∂h/∂z‖", "After steps", "100.0 %"):
+        assert words in found
     assert "no snapshot of the gradients was kept" not in found
 
 
@@ -596,8 +596,8 @@ def compared(run_folder):
 
 def test_a_comparison_has_a_line_a_family_a_panel_an_attack_and_layer_and_a_row_a_run(run_folder):
     found = page(render(compared(run_folder)))
-    for wanted in ("marvell s", "marvell s = 4", "no defense", "norm, cut", "cosine, first", "0.719", "Worst oracle"):
-        assert wanted in found.text, wanted
+    for words in ("marvell s", "marvell s = 4", "no defense", "norm, cut", "cosine, first", "0.719", "Worst oracle"):
+        assert words in found.text, words
     labels = [value for name, value in found.attributes if name == "aria-label"]
     assert labels.count("Leak against utility, a line a defense") == 8
     assert labels.count("Leak AUC along training, a line a setting") == 4

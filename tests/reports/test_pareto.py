@@ -1,4 +1,4 @@
-"""Which settings are not beaten."""
+"""The front of the settings that no other setting beats."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Several runs by their settings."""
+"""Groups of runs by their settings."""
 
 from pathlib import Path
 
@@ -93,7 +93,7 @@ def full(s, *, spread=0.1, rho=0.0):
         ([[]], "no defense", [""], ["no defense"]),
     ],
 )
-def test_a_point_says_only_what_tells_it_from_the_others_of_its_figure(chains, family, names, titles):
+def test_the_name_of_a_point_has_only_what_differs_in_its_figure(chains, family, names, titles):
     settings = settings_of([run(*chain) for chain in chains])
     assert {setting.family for setting in settings} == {family}
     assert [setting.name for setting in settings] == names

@@ -24,7 +24,7 @@ MAX_NORM = [{"name": "max_norm", "params": {}}]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two defenses and none, three seeds; max_norm is beaten by Marvell in both."""
+    """Write a sweep of two defenses and none with three seeds; Marvell beats max_norm in leak and utility."""
     out = tmp_path_factory.mktemp("sweep")
     entries = []
     for name, defenses, leak, utility in (
@@ -66,7 +66,7 @@ def test_what_another_setting_beats_is_not_on_the_front(folder):
 
 
 def ranked(tmp_path, edit=lambda result, name: None, **of_settings):
-    """The section of a sweep of settings in which all tests ran, each with leak, validation AUC and test AUC."""
+    """Write a sweep of tested settings (leak, validation AUC, test AUC); return its rows by name and its section."""
     entries = []
     for index, (name, (leak, validation, test)) in enumerate(of_settings.items()):
         defenses = [] if name == "none" else [{"name": "marvell", "params": {"s": float(index)}}]
@@ -189,7 +189,7 @@ def test_another_data_set_is_a_section_of_its_own(tmp_path):
 
 @pytest.fixture
 def broken(tmp_path):
-    """Writes a sweep of which some runs have another status; those predict better and leak less than the others."""
+    """Return a function that writes a sweep; runs with another status predict better and leak less than the others."""
 
     def write(**statuses):
         entries = []
@@ -247,7 +247,7 @@ def test_a_sweep_of_which_no_run_has_ended_says_so_and_why(broken):
     assert "none1, failed: it died" in text
 
 
-def test_what_was_not_tested_is_told_of_every_run_that_it_is_true_of(tmp_path):
+def test_what_was_not_tested_is_named_with_the_runs_that_lack_it(tmp_path):
     persistent = [{"name": "iso", "params": {"t": 1.0, "rho": 0.5}}]
     apart = {"phase": "remembered", "params": {"reads": "mean"}, "epochs": [1], "values": [0.6]}
     entries = []
@@ -316,7 +316,7 @@ ATTACKS = ("norm", "cosine", "inner_product", "residual", "remembered_norm", "re
 
 @pytest.fixture(scope="module")
 def hundred(tmp_path_factory):
-    """No defense, and three at eight strengths, four seeds each; six attacks at two layers of two parties."""
+    """Write a sweep of no defense and three at eight strengths, four seeds each; six attacks and two layers."""
     out = tmp_path_factory.mktemp("hundred")
     families = (("iso", "t"), ("marvell", "s"), ("label_dp", "flip"))
     strengths = [(name, key, 2.0**power) for name, key in families for power in range(-4, 4)]

@@ -1,4 +1,4 @@
-"""Every number of a page stands under the heading that says what it is; all numbers here differ."""
+"""Every number of a page stands under its heading; all numbers here differ."""
 
 import csv
 import io
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("_nothing_is_drawn")
 
 
 class Tables(HTMLParser):
-    """Collects each table as rows of texts, the head first where there is one."""
+    """Parser of a page that collects each table as rows of texts, the head first where there is one."""
 
     def __init__(self, html):
         super().__init__()
@@ -172,7 +172,7 @@ def test_what_is_certified(run_folder, monkeypatch):
     monkeypatch.setattr("flower_vfl.reports.page.certificates", lambda run: [certificate])
     path = render([short(run_folder, defenses=[MARVELL])])
     text = page(path).text
-    for said in (
+    for words in (
         "a leak AUC of at most 0.610 over all rows (mean over the steps; 0.620 in the last), and a detection error of "
         "at least 0.375",
         "name the class of at most 55.0 % of the examples",
@@ -183,7 +183,7 @@ def test_what_is_certified(run_folder, monkeypatch):
         "residual read 0.701 at party a (q95), and exceeded the bound by more than chance in 7 of 40 steps, where "
         "chance explains at most 2.0. These gradients",
     ):
-        assert said in text, said
+        assert words in text, words
     *_, first, second, third, _ = table(path, "Attack", "Party", "Layer", "Bound")
     assert table(path, "Attack", "Party", "Layer", "Bound")[0] == [
         *("Attack", "Party", "Layer", "Bound", "Leak AUC, q95", "Guessing’s q95", "Detection error, mean"),
@@ -201,7 +201,7 @@ def test_what_is_certified(run_folder, monkeypatch):
     assert '<strong class="good">1</strong>' in shown
 
 
-def test_what_is_remembered(run_folder):
+def test_the_longitudinal_leaks_of_a_run(run_folder):
     entry = leak("remembered_hint", 0.77, 0.531, phase="remembered", layer="first", params={"k": 5})
     entry |= {"epochs": [2, 4, 7], "values": [0.61, 0.77, 0.72], "interval95": [0.701, 0.744]}
     fit = {**entry, "attack": "remembered_fit", "party": "b", "source": "monitor", "defended": True}
@@ -218,7 +218,7 @@ def test_what_is_remembered(run_folder):
     assert "averages out" not in text  # there was no noise
 
 
-def test_single_steps_beside_what_is_remembered_are_of_attacks_that_somebody_could_run(run_folder):
+def test_single_steps_beside_longitudinal_leaks_are_of_practical_attacks(run_folder):
     entry = leak("remembered_norm", 0.9, 0.531, phase="remembered", epochs=[1, 2], values=[0.8, 0.9])
     others = [leak("norm", 0.62, 0.55), leak("cosine", 0.99, 0.55), leak("norm", 0.85, 0.55, party="b")]
     text = page(render([short(run_folder, leakage=[entry, *others])])).text
@@ -319,13 +319,13 @@ def test_a_comparison_of_runs(run_folder, monkeypatch):
 
 
 def students(*values):
-    """Mean and ends of the 95 % interval."""
+    """Return the mean and the ends of the 95 % interval."""
     return float(np.mean(values)), *stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
 
 
 @pytest.fixture
 def swept(tmp_path, run_folder):
-    """A sweep of no defense and three strengths, two seeds each: none is free of a found leak and tested."""
+    """Write a sweep of no defense and three strengths, two seeds each; none is fully tested and without a leak."""
     entries = []
     settings = {
         "none": ([], (0.95, 0.97), (0.93, 0.94), (0.12, 0.14)),

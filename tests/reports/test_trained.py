@@ -1,4 +1,4 @@
-"""What the page says and draws of trained models: answers in words, figures from runs, the same twice."""
+"""Attacks on trained models on the page: answers in words, and reproducible figures."""
 
 import json
 import re
@@ -19,11 +19,11 @@ from tests.reports.test_figures import texts
 from tests.reports.test_page import change, page
 
 
-def clouds(classes=2, rows=60, apart=3.0, party="a", view="received"):
+def clouds(classes=2, rows=60, apart=3.0, view="received"):
     rng = np.random.default_rng(classes)
     y = np.arange(rows) % classes
     z = rng.normal(size=(rows, 4)) + apart * rng.normal(size=(classes, 4))[y]
-    return Embeddings(party, view, np.arange(rows), y, z.astype(np.float32))
+    return Embeddings("a", view, np.arange(rows), y, z.astype(np.float32))
 
 
 def rebuilt(k, alone_k=None, *, means=(0.7, 0.8, 0.86), alone=(0.55, 0.6, 0.7), party="a", layer="cut", **facts):
@@ -42,16 +42,16 @@ def rebuilt(k, alone_k=None, *, means=(0.7, 0.8, 0.86), alone=(0.55, 0.6, 0.7), 
     return {**own, "party": party, "layer": layer, "params": {}, "k": k, "alone_k": alone_k, "curve": curve, **facts}
 
 
-def measured(label, mean, *, party="a", layer="cut", source="attacker", measure="auc", baseline=0.6):
+def measured(label, mean, *, party="a", source="attacker", measure="auc", baseline=0.6):
     value = {"mean": mean, "baseline": baseline, "interval95": [mean - 0.02, mean + 0.02], "chance": 0.5}
     measures = {"accuracy": {**value, "chance": 0.92}, "balanced_accuracy": value, measure: value}
     entry = {"attack": label, "label": label, "phase": "inference", "metric": "accuracy", "defended": False, "steps": 3}
-    return {**entry, "party": party, "layer": layer, "source": source, "q95": mean, "mean": 0.1, "measures": measures}
+    return {**entry, "party": party, "layer": "cut", "source": source, "q95": mean, "mean": 0.1, "measures": measures}
 
 
 @pytest.fixture
 def trained_folder(run_folder):
-    """Returns a function that writes a run whose trained model was attacked."""
+    """Return a function that writes a run with attacks on its trained model."""
 
     def make(name="run", *, k=16, mean=0.86, classes=2, views=("received",), **facts):
         folder = run_folder(name, steps=30, epochs=1, parties=("a",), **facts)
@@ -66,7 +66,7 @@ def trained_folder(run_folder):
 
 
 @pytest.mark.parametrize(
-    ("entry", "said"),
+    ("entry", "phrases"),
     [
         (rebuilt(16), ["32 leaked labels are enough", "With 32 labels (16 of each class)", "90 % of the way", "0.860"]),
         (rebuilt(1), ["2 leaked labels are enough", "With 2 labels (1 of each class)", "50 % of the way"]),
@@ -77,10 +77,10 @@ def trained_folder(run_folder):
         (rebuilt(16), ["80 % of the way counts as rebuilt", "the federation’s own test AUC (0.860 against 0.900)"]),
     ],
 )
-def test_the_answer_stands_in_sentences(entry, said):
+def test_the_answer_stands_in_sentences(entry, phrases):
     (answer,) = answers({"rebuild": [entry]})
     text = " ".join(in_words(answer))
-    for words in said:
+    for words in phrases:
         assert words in text, text
 
 
@@ -138,7 +138,7 @@ def test_intervals_end_between_0_and_1_and_without_one_at_the_value():
 def test_the_page_of_a_run_answers_and_shows(trained_folder):
     folder = trained_folder(views=("received", "read"))
     text = page(render([folder])).text
-    for wanted in (
+    for words in (
         *(
             "What the trained model reveals about labels",
             "32 leaked labels are enough to rebuild the model",
@@ -148,21 +148,21 @@ def test_the_page_of_a_run_answers_and_shows(trained_folder):
         *("two of one class", "one of each of two classes", "90° = π/2", "positive", "negative"),
         *("0.840 … 0.880", "Accuracy, mean over classes", "Some classes are rare", "0.920 (accuracy)"),
     ):
-        assert wanted in text, wanted
+        assert words in text, words
     assert text.count("angle between two embeddings") == 2
 
 
-def test_the_table_says_how_many_labels_of_each_class_an_attack_was_told_also_where_its_name_does_not(trained_folder):
+def test_the_table_has_the_number_of_known_labels_of_each_class_also_where_the_name_has_not(trained_folder):
     folder = trained_folder()
-    told = iter([1600, 0])
+    counts = iter([1600, 0])
 
-    def tell(result):
+    def set_known(result):
         for entry in result["leakage"]:
             if entry.get("phase") == "inference":
-                entry["known"] = next(told)
+                entry["known"] = next(counts)
 
-    assert "model_completion – a cut" in page(render([folder])).text  # a result of before does not say it
-    change(folder, tell)
+    assert "model_completion – a cut" in page(render([folder])).text  # an older result has no such number
+    change(folder, set_known)
     text = page(render([folder])).text
     assert "model_completion 1,600 a cut" in text
     assert "clustering 0 a cut" in text
@@ -189,7 +189,7 @@ def test_a_run_without_attacks_on_its_model_or_embeddings_says_how_to_get_them(r
     assert "No pictures of embeddings" in text
 
 
-def test_a_result_of_before_is_shown_by_the_measure_that_it_has(trained_folder):
+def test_an_older_result_is_shown_by_the_measure_that_it_has(trained_folder):
     folder = trained_folder()
     change(folder, lambda result: [entry.pop("measures", None) for entry in result["leakage"]])
     change(folder, lambda result: result.pop("rebuild"))
@@ -226,13 +226,13 @@ def test_the_comparison_puts_none_beside_each_defense(trained_folder):
     folders = [trained_folder("plain"), trained_folder("guarded", k=None, mean=0.62, defenses=POTENTIAL)]
     html = render(folders)
     text = page(html).text
-    for wanted in (
+    for words in (
         *("How many leaked labels rebuild the model?", "more than 32", "Rebuilding the model", "no defense"),
         *("potential_energy alpha = 1", "perfect protection", "model_completion, cut", "clustering, cut"),
         *("Embeddings, without a defense and with each", "counts as rebuilt", "test AUC (right is better)"),
         *("attack’s AUC", "attack’s accuracy,", "mean over classes"),
     ):
-        assert wanted in text, wanted
+        assert words in text, words
     assert text.count("angle between two embeddings") == 2
     assert html.read_bytes() == render(folders, html.with_name("again.html")).read_bytes()
     assert html.stat().st_size < 1_000_000
@@ -316,7 +316,7 @@ def test_classes_can_be_told_apart_on_a_map_by_colour_and_marker(classes):
     pairs = re.findall(r'<use xlink:href="#(\w+)"[^>]*style="fill: (var\(--k\d\))', svg)
     assert len(set(pairs)) == classes
     assert not any(colour in svg for colour in (*CLASSES, PAPER))
-    assert svg.count("n0<") == (2 if classes > 2 else 1)  # in the legend, and in its midst
+    assert svg.count("n0<") == (2 if classes > 2 else 1)  # in the legend, and in the middle of its class
 
 
 @pytest.mark.parametrize("z", [np.zeros((40, 3)), np.ones((5, 3)), np.full((40, 3), np.nan)])

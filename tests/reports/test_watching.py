@@ -1,4 +1,4 @@
-"""The page of a run under way: what it reads of the folder, what it shows, whom it answers."""
+"""The page of a run under way: reading of the folder, content of the page, and access to it."""
 
 import html
 import http.client
@@ -99,7 +99,7 @@ def test_a_journal_is_read_as_it_grows_and_a_half_written_record_waits_for_its_r
     assert follower.curves[LOSS].values.tolist() == expected
 
 
-def test_what_is_no_journal_is_said_and_ends_nothing(folder):
+def test_a_log_that_cannot_be_read_is_reported_and_ends_nothing(folder):
     follower = Follower(folder)
     (folder / "steps.parquet").write_text("nothing of that kind")
     follower.read()
@@ -155,7 +155,7 @@ def test_what_a_folder_holds_is_text_and_never_markup(folder):
     assert "Waiting for the first step" in View(Follower(folder)).page()
 
 
-def test_a_run_that_has_ended_says_so_and_links_to_its_report(folder, tmp_path):
+def test_a_run_that_has_ended_says_so_and_links_to_its_report(tmp_path):
     write_run(tmp_path / "ended", steps=12, epochs=2)
     with served(tmp_path / "ended") as server:
         assert "has no report" in ask(server)[2]
@@ -252,7 +252,7 @@ def test_a_folder_of_several_runs_names_one_and_a_wrong_one_is_refused(tmp_path,
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here to run the page")
-def test_a_browser_shows_what_comes_and_stays_within_the_policy(folder, tmp_path, monkeypatch):
+def test_a_browser_shows_new_steps_and_stays_within_the_policy(folder, tmp_path, monkeypatch):
     log_steps(StepLog(folder, name="label"), range(30))
     write_state(folder)
     with served(folder) as server:

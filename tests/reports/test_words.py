@@ -21,7 +21,7 @@ def run_with(*leakage, defenses=(), parties=("a",), classes=2, config=""):
 
 
 @pytest.mark.parametrize(
-    ("q95", "null", "said"),
+    ("q95", "null", "expected"),
     [
         (0.55, 0.55, "no better"),
         (0.5, 0.55, "no better"),
@@ -36,8 +36,8 @@ def run_with(*leakage, defenses=(), parties=("a",), classes=2, config=""):
         (1.0, 1.0, "no better"),
     ],
 )
-def test_a_leak_is_graded_by_how_far_it_is_above_guessing(q95, null, said):
-    assert words.graded(leak(q95, null)).words.startswith(said)
+def test_a_leak_is_graded_by_how_far_it_is_above_guessing(q95, null, expected):
+    assert words.graded(leak(q95, null)).words.startswith(expected)
 
 
 def test_scores_that_are_nearly_always_wrong_are_a_leak_too():
@@ -77,19 +77,19 @@ def test_the_worst_leak_is_the_one_that_is_farthest_above_its_own_guessing():
     assert words.worst_leak(run_with(few_positives, many)).entry is many
 
 
-def said_by(*leakage, **facts):
+def not_tested(*leakage, **facts):
     return " ".join(words.not_tested(run_with(*leakage, **facts)))
 
 
 def test_a_run_that_was_only_monitored_says_that_the_first_layer_was_not_tested():
-    assert "first layer" in said_by(leak(0.6, source="monitor"))
-    assert "first layer" in said_by(leak(0.6))
-    assert "first layer" not in said_by(leak(0.6), leak(0.6, layer="first"))
+    assert "first layer" in not_tested(leak(0.6, source="monitor"))
+    assert "first layer" in not_tested(leak(0.6))
+    assert "first layer" not in not_tested(leak(0.6), leak(0.6, layer="first"))
 
 
-def test_who_looks_at_embeddings_of_the_first_layer_has_not_tested_its_gradients():
+def test_an_attack_on_embeddings_of_the_first_layer_does_not_test_its_gradients():
     first = leak(0.6, layer="first", attack="spectral")
-    assert "first layer" in said_by(leak(0.6), {**first, "phase": "inference"})
+    assert "first layer" in not_tested(leak(0.6), {**first, "phase": "inference"})
     run = run_with(leak(0.6), first)
     run.result["attacks"] = [{"label": "spectral", "sees": "embeddings", "needs": [], "hints": 0}]
     assert "first layer" in " ".join(words.not_tested(run))
@@ -107,7 +107,7 @@ def test_a_validation_part_whose_measure_is_unknown_has_chosen_nothing(measure):
 
 
 def test_what_never_was_tested_is_always_named():
-    text = said_by(leak(0.6), leak(0.6, layer="first"), leak(0.6, phase="inference"))
+    text = not_tested(leak(0.6), leak(0.6, layer="first"), leak(0.6, phase="inference"))
     for gap in ("norm", "Active attackers", "features", "Longitudinal attacks"):
         assert gap in text
     assert "Embeddings" not in text
@@ -117,38 +117,38 @@ def test_what_never_was_tested_is_always_named():
 def test_behind_persistent_noise_readers_that_keep_the_epochs_apart_are_named():
     mean, epochs = (leak(0.6, phase="remembered", params={"reads": reads}) for reads in ("mean", "epochs"))
     persistent, fresh = ([{"name": "iso", "params": {"t": 1.0, "rho": rho}}] for rho in (0.5, 0.0))
-    assert "keep the epochs apart" in said_by(mean, defenses=persistent)
-    assert "keep the epochs apart" not in said_by(mean, epochs, defenses=persistent)
-    assert "keep the epochs apart" not in said_by(mean, defenses=fresh)
-    assert "keep the epochs apart" not in said_by(mean, defenses=[{"name": "label_dp", "params": {"flip": 0.1}}])
+    assert "keep the epochs apart" in not_tested(mean, defenses=persistent)
+    assert "keep the epochs apart" not in not_tested(mean, epochs, defenses=persistent)
+    assert "keep the epochs apart" not in not_tested(mean, defenses=fresh)
+    assert "keep the epochs apart" not in not_tested(mean, defenses=[{"name": "label_dp", "params": {"flip": 0.1}}])
 
 
 def test_colluding_parties_are_named_where_there_could_be_some():
-    assert "Colluding parties" in said_by(leak(0.6), parties=("a", "b"))
-    assert "Colluding" not in said_by(leak(0.6), leak(0.6, party="a+b"), parties=("a", "b"))
+    assert "Colluding parties" in not_tested(leak(0.6), parties=("a", "b"))
+    assert "Colluding" not in not_tested(leak(0.6), leak(0.6, party="a+b"), parties=("a", "b"))
 
 
 def test_a_run_without_attacks_says_so():
-    assert "none ran" in said_by()
+    assert "none ran" in not_tested()
 
 
 @pytest.mark.parametrize(
     ("classes", "positives", "named"),
     [(3, [2], "class 2 alone"), (4, [3, 1], "class 1 and 3 alone"), (3, [0, 1, 2], ""), (3, [], ""), (2, [0], "")],
 )
-def test_where_not_every_class_was_looked_for_that_is_told(classes, positives, named):
+def test_classes_that_were_not_attacked_are_named(classes, positives, named):
     facts = {"classes": classes, "config": f"[attack]\npositives = {positives}"}
-    said = said_by(leak(0.6), **facts)
-    assert ("The other classes." in said) is bool(named)
-    assert named in said
-    assert "The other classes." not in said_by(leak(None), **facts)
+    text = not_tested(leak(0.6), **facts)
+    assert ("The other classes." in text) is bool(named)
+    assert named in text
+    assert "The other classes." not in not_tested(leak(None), **facts)
 
 
 def test_an_attack_that_measured_nothing_has_not_tested_anything():
     hint = leak(None, mean=0.0, attack="hint", steps=8)
     failed = leak(None, mean=0.0, attack="clustering", phase="inference", unavailable="it needs 1000 rows.", steps=1)
     unread = leak(None, mean=0.0, attack="remembered_norm", phase="remembered", steps=0)
-    text = said_by(leak(0.6), hint, failed, {**failed, "unavailable": ""}, unread)
+    text = not_tested(leak(0.6), hint, failed, {**failed, "unavailable": ""}, unread)
     assert "Only norm measured anything" in text
     assert (
         "hint, which ran and measured nothing: none of its 8 steps had both classes and its side information." in text
@@ -157,11 +157,11 @@ def test_an_attack_that_measured_nothing_has_not_tested_anything():
     assert "remembered_norm, which ran and measured nothing: it has no value." in text
     assert "Embeddings: what a party can read" in text
     assert "Longitudinal attacks, which average noise" in text
-    assert "Any attack at all: none measured anything." in said_by(hint)
+    assert "Any attack at all: none measured anything." in not_tested(hint)
 
 
 def test_an_attack_that_measured_something_somewhere_is_not_called_silent():
-    assert "Only norm ran" in said_by(leak(0.6), leak(None, mean=0.0, layer="first", unavailable="it is wide"))
+    assert "Only norm ran" in not_tested(leak(0.6), leak(None, mean=0.0, layer="first", unavailable="it is wide"))
 
 
 @pytest.mark.parametrize(
@@ -211,9 +211,9 @@ def test_ratios(amount, seconds, a_second):
     assert words.ratio(amount, seconds) == a_second
 
 
-def test_parameters_that_are_as_usual_are_not_worth_a_word():
+def test_parameters_with_their_usual_values_are_left_out():
     usual = {"alpha": 1.0, "reduction": "mean", "distance": "angular", "scope": "joint", "form": "dcor"}
     assert words.with_params({"name": "x", "params": usual}) == "x(alpha=1)"
     other = {"alpha": 1.0, "reduction": "sum", "distance": "euclidean", "scope": "per-party", "form": "log"}
-    said = words.with_params({"name": "x", "params": other})
-    assert said == "x(alpha=1, reduction=sum, distance=euclidean, scope=per-party, form=log)"
+    text = words.with_params({"name": "x", "params": other})
+    assert text == "x(alpha=1, reduction=sum, distance=euclidean, scope=per-party, form=log)"

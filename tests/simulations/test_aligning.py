@@ -1,4 +1,4 @@
-"""`flower-vfl align` as a user meets it, in this process and in Flower's simulation runtime."""
+"""The command `flower-vfl align`, in this process and in Flower's simulation runtime."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_help_says_what_the_two_roles_do():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [None, "hash"])
-def test_the_command_leaves_a_file_a_party_and_says_where(method, tmp_path):
+def test_the_command_writes_a_file_a_party_and_shows_the_number_of_ids(method, tmp_path):
     more = ("--method", method) if method else ()
     done = flower_vfl_process("align", toml(tmp_path), "--out", tmp_path / "out", *more)
     assert done.returncode == 0, done.stderr
@@ -122,7 +122,7 @@ def test_an_alignment_runs_in_flowers_simulation_runtime_and_each_party_can_prep
 
 @pytest.mark.flower
 @pytest.mark.timeout(280)
-def test_what_ends_an_alignment_in_flower_is_told_as_what_it_was(tmp_path):
+def test_an_error_of_an_alignment_in_flower_keeps_its_class_and_message(tmp_path):
     config = federation(tmp_path, {"label": (0, 10), "a": (10, 20)})
     with pytest.raises(DataError, match="no ID is common to all parties"):
         align_flower(config, tmp_path / "out")

@@ -1,4 +1,4 @@
-"""Reaching a Ray cluster, and what it has room for."""
+"""Address, capacity, files and signals of a Ray cluster."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ def test_a_port_at_which_nobody_listens_is_refused_in_words():
         check_reachable(f"127.0.0.1:{port}")
 
 
-def test_something_that_listens_and_says_nothing_is_given_up(monkeypatch):
+def test_something_that_listens_and_never_answers_is_given_up(monkeypatch):
     monkeypatch.setattr(cluster, "_JOIN_SECONDS", 0.5)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -54,7 +54,7 @@ def test_something_that_listens_and_says_nothing_is_given_up(monkeypatch):
         (((16.0, 1.0),), 1.0, 0.1, 10),
     ],
 )
-def test_trials_share_processors_and_cards_of_every_node(nodes, cpus, gpus, places):
+def test_trials_share_processors_and_gpus_of_every_node(nodes, cpus, gpus, places):
     assert Cluster(nodes).places(cpus, gpus) == places
 
 
@@ -86,29 +86,29 @@ def test_rays_files_go_whatever_ends_the_process_that_has_made_them(number):
         time.sleep(0.05)
 
 
-def _start_and_be_ended():
+def _receive_sigterm_while_ray_starts():
     with cluster._own_signals():
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
         signal.raise_signal(signal.SIGTERM)
 
 
-def test_a_signal_that_comes_while_ray_starts_is_not_taken_for_rays_own_end():
-    """Ray sets a way of its own meanwhile, which ends the process with another code and without a word."""
-    told = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+def test_a_signal_while_ray_starts_reaches_the_handler_that_was_set_before():
+    """Ray sets a handler of its own meanwhile, which ends the process with another code and no message."""
+    received = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
     try:
         with pytest.raises(SystemExit):
-            _start_and_be_ended()
-        assert told == [signal.SIGTERM]
+            _receive_sigterm_while_ray_starts()
+        assert received == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_a_ray_that_does_not_start_is_told_in_a_sentence(monkeypatch, tmp_path):
-    def slow(**_):
+def test_a_ray_that_does_not_start_is_reported_in_a_sentence(monkeypatch, tmp_path):
+    def failing(**_):
         raise RuntimeError("Failed to start GCS.\n Last 0 lines of error files:")
 
-    monkeypatch.setattr("ray.init", slow)
+    monkeypatch.setattr("ray.init", failing)
     words = r"Ray did not start: Failed to start GCS\.; [^\n]*start this again$"
     with pytest.raises(SetupError, match=words), cluster.ray_cluster("", tmp_path):
         pass

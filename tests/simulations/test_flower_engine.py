@@ -1,4 +1,4 @@
-"""The same runs in Flower's simulation runtime: SuperLink, Ray actors, sessions between processes."""
+"""Runs in Flower's simulation runtime: SuperLink, Ray actors, sessions between processes."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def test_a_simulation_over_messages_equals_the_local_run(tmp_path):
     check_equal(tmp_path / "run", simulated, run(build_config(values)).summary, names, ["cut", "first"])
 
 
-def test_parties_that_do_not_fit_all_at_once_are_told_what_there_is_and_nothing_is_left(tmp_path, monkeypatch):
-    """As where something else has taken a place since the cluster was looked at."""
+def test_parties_that_do_not_fit_all_at_once_are_refused_with_what_there_is_and_leave_nothing(tmp_path, monkeypatch):
+    """Another job can take processors after the cluster was checked."""
     monkeypatch.setattr(flower_engine, "_processors", lambda given: 1)
     monkeypatch.setattr(flower_engine, "check_room", lambda cluster, given: None)
     with pytest.raises(SetupError, match=r"no room for all 2 feature parties.*2 x \(1 CPU\); .* has 1 CPU, 0 GPU"):
@@ -71,7 +71,7 @@ def test_parties_that_do_not_fit_all_at_once_are_told_what_there_is_and_nothing_
 
 
 def descends_from_here(pid):
-    """Say whether this process started `pid`, through however many others: other runs on the machine are not ours."""
+    """Return True if `pid` is a descendant of this process; those of other runs on the machine are not."""
     while pid > 1:
         if pid == os.getpid():
             return True
@@ -81,7 +81,7 @@ def descends_from_here(pid):
 
 
 def actor_processes():
-    """Process ids of the Ray actors that run the handlers of this test's simulation."""
+    """Return the ids of the processes of the Ray actors that run the handlers of this test's simulation."""
     found = []
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         try:
@@ -145,7 +145,7 @@ def test_the_written_app_holds_the_whole_configuration(tmp_path):
 
 def test_the_app_of_a_deployment_runs_over_streams_and_names_no_data(tmp_path):
     from flower_vfl.config import from_run_config
-    from flower_vfl.errors import ConfigError, OutputExistsError
+    from flower_vfl.errors import ConfigError
 
     write_deployment(tmp_path / "app", build_config(TWO), None)
     run_config = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
@@ -160,7 +160,7 @@ def test_the_app_of_a_deployment_runs_over_streams_and_names_no_data(tmp_path):
 
 @pytest.fixture
 def temporary(monkeypatch):
-    """A folder for temporary files whose path is short enough for Ray's sockets."""
+    """Yield a folder for temporary files whose path is short enough for Ray's sockets."""
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="t-") as folder:
         monkeypatch.setenv("TMPDIR", folder)
         yield Path(folder)
@@ -184,7 +184,7 @@ def test_engine_flower_equals_the_local_run_and_leaves_no_ray_files(tmp_path, te
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.release)])
 def test_a_run_that_a_signal_ends_ends_with_flowers_processes_and_keeps_what_was_measured(number, tmp_path, temporary):
-    """Flower's simulation outlives its SuperLink: it used to go on for hours in a folder that nobody else could use."""
+    """Flower's simulation would outlive its SuperLink, and keep the folder of the run in use for hours."""
     out, preset = tmp_path / "run", tmp_path / "long.toml"
     long = {**TWO, "training": {"epochs": 5000, "batch_size": 64}, "checkpoint": {"every": 50}}
     preset.write_text(tomli_w.dumps(long))
@@ -206,7 +206,7 @@ def test_a_run_that_a_signal_ends_ends_with_flowers_processes_and_keeps_what_was
 
 
 def answers(address):
-    """Say whether something listens at an address of this machine."""
+    """Return True if something listens at an address of this machine."""
     host, _, port = address.rpartition(":")
     with socket.socket() as probe:
         return probe.connect_ex((host, int(port))) == 0
@@ -220,8 +220,8 @@ def in_use(folder):
     return False
 
 
-def wait_until(true, seconds):
+def wait_until(condition, seconds):
     deadline = time.monotonic() + seconds
-    while not true():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.2)

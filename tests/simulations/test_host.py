@@ -1,4 +1,4 @@
-"""What stands in the way of a deployment is found on the host where it can be mended, with what to do there."""
+"""Checks of a host before a deployment: each obstacle is found where it can be removed, with the remedy."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def clean(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def found(what, **asked):
-    """Return state and words of the findings on one thing."""
-    hits = [finding[1:] for finding in findings(Host(**asked)) if finding[0].startswith(what)]
+def found(subject, **options):
+    """Return the state and the text of the one finding on a subject."""
+    hits = [finding[1:] for finding in findings(Host(**options)) if finding[0].startswith(subject)]
     assert len(hits) == 1, hits
     return hits[0]
 
@@ -123,15 +123,15 @@ def test_a_folder_of_all_data_sets_is_nobodys_data(parts, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("options", "words"),
     [
         ({"party": "a"}, "none was named: --data FOLDER"),
         ({"party": "b", "data": "a"}, "holds the data of a, not of 'b': `flower-vfl data part FOLDER --party b"),
         ({"party": "a", "data": "nowhere"}, "is no prepared data set"),
     ],
 )
-def test_data_that_is_missing_or_anothers_is_told_with_what_writes_it(parts, asked, words):
-    state, text = found("data", party=asked["party"], data=parts / asked["data"] if "data" in asked else None)
+def test_data_that_is_missing_or_of_another_party_is_reported_with_the_command(parts, options, words):
+    state, text = found("data", party=options["party"], data=parts / options["data"] if "data" in options else None)
     assert state == "wrong"
     assert words in text
 
@@ -149,7 +149,7 @@ def test_data_that_changed_after_it_was_prepared_is_found(parts, tmp_path):
 @pytest.mark.parametrize(
     ("party", "others"), [("a", "none of party 'a': features of b, labels"), ("b", "none of party 'b': features of a")]
 )
-def test_a_folder_with_what_belongs_to_others_is_told_with_what_writes_the_part_alone(parts, party, others):
+def test_a_folder_with_data_of_others_is_reported_with_the_command_that_writes_the_part(parts, party, others):
     state, text = found("data", data=parts / "whole", party=party)
     assert (state, f"{others}; nothing of others may lie on this host" in text) == ("wrong", True)
     assert f"flower-vfl data part {parts / 'whole'} --party {party} --out" in text
@@ -182,7 +182,7 @@ def test_a_key_belongs_to_its_certificate_or_is_refused(keys, tmp_path):
 
 
 @pytest.mark.parametrize("content", [None, b"no certificate", "server.key"])
-def test_a_key_without_a_certificate_that_can_be_read_is_told_and_so_is_the_certificate(keys, tmp_path, content):
+def test_a_key_without_a_certificate_that_can_be_read_is_reported_and_so_is_the_certificate(keys, tmp_path, content):
     path = keys / "superlink" / content if isinstance(content, str) else tmp_path / "server.crt"
     if isinstance(content, bytes):
         path.write_bytes(content)
@@ -193,7 +193,7 @@ def test_a_key_without_a_certificate_that_can_be_read_is_told_and_so_is_the_cert
 
 
 @pytest.mark.parametrize("kind", ["ed25519", "rsa", "a SuperLink's"])
-def test_a_key_with_which_no_supernode_starts_is_told(keys, tmp_path, kind):
+def test_a_key_with_which_no_supernode_starts_is_reported(keys, tmp_path, kind):
     path = keys / "superlink" / "server.key"
     if kind != "a SuperLink's":
         made = ed25519.Ed25519PrivateKey.generate() if kind == "ed25519" else rsa.generate_private_key(65537, 2048)
@@ -206,16 +206,16 @@ def test_a_key_with_which_no_supernode_starts_is_told(keys, tmp_path, kind):
 
 
 @pytest.mark.parametrize(("content", "words"), [(None, "cannot be read"), (b"no key", "holds no private key")])
-def test_what_is_no_key_is_told(tmp_path, content, words):
+def test_what_is_no_key_is_reported(tmp_path, content, words):
     if content is not None:
         (tmp_path / "key").write_bytes(content)
     state, text = found("key", key=tmp_path / "key")
     assert (state, words in text) == ("wrong", True)
 
 
-def on(monkeypatch, **shift):
-    genuine = datetime.datetime.now(datetime.UTC) + datetime.timedelta(**shift)
-    monkeypatch.setattr(checks, "_now", lambda: genuine)
+def shift_clock(monkeypatch, **shift):
+    shifted = datetime.datetime.now(datetime.UTC) + datetime.timedelta(**shift)
+    monkeypatch.setattr(checks, "_now", lambda: shifted)
 
 
 @pytest.mark.parametrize(
@@ -227,17 +227,17 @@ def on(monkeypatch, **shift):
         (-2, "wrong", "valid only from"),
     ],
 )
-def test_certificates_are_read_against_this_hosts_clock_and_both_are_told(keys, monkeypatch, days, state, words):
-    on(monkeypatch, days=days)
-    for asked in ({"authority": keys / "a" / "ca.crt"}, {"certificate": keys / "superlink" / "server.crt"}):
-        told, text = found("root certificates" if "authority" in asked else "certificate", **asked)
-        assert told == state
+def test_certificates_are_checked_against_this_hosts_clock_and_both_are_reported(keys, monkeypatch, days, state, words):
+    shift_clock(monkeypatch, days=days)
+    for options in ({"authority": keys / "a" / "ca.crt"}, {"certificate": keys / "superlink" / "server.crt"}):
+        actual, text = found("root certificates" if "authority" in options else "certificate", **options)
+        assert actual == state
         assert words in text
         assert ("timedatectl" in text) == (state == "wrong")
 
 
 @pytest.mark.parametrize(("content", "words"), [(None, "cannot be read"), (b"no certificate", "no certificate in PEM")])
-def test_what_is_no_certificate_is_told(tmp_path, content, words):
+def test_what_is_no_certificate_is_reported(tmp_path, content, words):
     if content is not None:
         (tmp_path / "ca.crt").write_bytes(content)
     state, text = found("root", authority=tmp_path / "ca.crt")
@@ -249,13 +249,13 @@ def test_what_is_no_certificate_is_told(tmp_path, content, words):
 
 def test_a_superlink_that_proves_itself_is_ok_and_so_is_the_clock(keys):
     with superlink(keys) as address:
-        asked = {"superlink": address, "authority": keys / "a" / "ca.crt"}
-        assert found("SuperLink", **asked)[0] == "ok"
-        assert found("clock", **asked) == ("ok", "agrees with the SuperLink's")
+        options = {"superlink": address, "authority": keys / "a" / "ca.crt"}
+        assert found("SuperLink", **options)[0] == "ok"
+        assert found("clock", **options) == ("ok", "agrees with the SuperLink's")
 
 
 @pytest.mark.parametrize(("clock", "words"), [(-60.5, "s ahead of"), (3600.0, "s behind")])
-def test_a_clock_that_flower_would_not_forgive_is_told(keys, clock, words):
+def test_a_clock_that_flower_would_not_tolerate_is_reported(keys, clock, words):
     with superlink(keys, clock=clock) as address:
         state, text = found("clock", superlink=address, authority=keys / "a" / "ca.crt")
     assert state == "wrong"
@@ -263,12 +263,12 @@ def test_a_clock_that_flower_would_not_forgive_is_told(keys, clock, words):
     assert "timedatectl" in text
 
 
-def test_a_clock_a_minute_behind_is_forgiven_as_flower_does(keys):
+def test_a_clock_a_minute_behind_is_tolerated_as_flower_does(keys):
     with superlink(keys, clock=60.0) as address:
         assert found("clock", superlink=address, authority=keys / "a" / "ca.crt")[0] == "ok"
 
 
-def test_what_is_forgiven_is_what_flower_forgives():
+def test_the_tolerances_of_the_clock_are_flowers():
     from flwr.common import constant
 
     assert (checks._AHEAD, checks._BEHIND) == (constant.SYSTEM_TIME_TOLERANCE, constant.TIMESTAMP_TOLERANCE)
@@ -277,14 +277,14 @@ def test_what_is_forgiven_is_what_flower_forgives():
 @pytest.mark.parametrize(
     ("host", "status", "state"), [("127.0.0.2", 0, None), ("10.0.0.9", 405, "wrong"), ("10.0.0.9", 403, "ok")]
 )
-def test_a_control_api_that_other_hosts_reach_is_told(monkeypatch, host, status, state):
+def test_a_control_api_that_other_hosts_reach_is_reported(monkeypatch, host, status, state):
     answer = checks.httpx.Response(status or 200)
     monkeypatch.setattr(checks.httpx, "get", lambda url, **more: answer)
-    told = list(checks._control(f"{host}:9092", ssl.create_default_context()))
-    assert [finding[1] for finding in told] == ([] if state is None else [state])
+    reported = list(checks._control(f"{host}:9092", ssl.create_default_context()))
+    assert [finding[1] for finding in reported] == ([] if state is None else [state])
 
 
-def test_a_superlink_of_another_authority_is_told(keys, tmp_path):
+def test_a_superlink_of_another_authority_is_reported(keys, tmp_path):
     write_keys(tmp_path / "other", ["localhost"], ["a"], days=1)
     with superlink(keys) as address:
         state, text = found("SuperLink", superlink=address, authority=tmp_path / "other" / "a" / "ca.crt")
@@ -293,7 +293,7 @@ def test_a_superlink_of_another_authority_is_told(keys, tmp_path):
     assert "ask the label party for the ca.crt" in text
 
 
-def test_an_expired_certificate_is_told_with_its_date_and_this_hosts(tmp_path):
+def test_an_expired_certificate_is_reported_with_its_date_and_this_hosts(tmp_path):
     write_keys(tmp_path / "old", ["localhost"], ["a"], days=0)
     with superlink(tmp_path / "old") as address:
         state, text = found("SuperLink", superlink=address, authority=tmp_path / "old" / "a" / "ca.crt")
@@ -302,7 +302,7 @@ def test_an_expired_certificate_is_told_with_its_date_and_this_hosts(tmp_path):
     assert "this host's clock says" in text
 
 
-def test_a_certificate_for_other_names_is_told(keys):
+def test_a_certificate_for_other_names_is_reported(keys):
     with superlink(keys) as address, pytest.MonkeyPatch.context() as patch:
         genuine = socket.getaddrinfo
         patch.setattr(socket, "getaddrinfo", lambda name, *more, **kw: genuine("127.0.0.1", *more, **kw))
@@ -320,7 +320,7 @@ def test_a_certificate_for_other_names_is_told(keys):
         ({"status": 502}, "the proxy answers, and the SuperLink behind it does not"),
     ],
 )
-def test_what_is_no_superlink_is_told(keys, how, words):
+def test_what_is_no_superlink_is_reported(keys, how, words):
     with superlink(keys, **how) as address:
         state, text = found("SuperLink", superlink=address, authority=keys / "a" / "ca.crt")
     assert (state, words in text) == ("wrong", True)
@@ -361,10 +361,14 @@ def test_a_firewall_that_drops_is_told_apart_from_a_name_that_nobody_knows(monke
 
 
 @pytest.mark.parametrize("name", ["a..b", "." + "x" * 64, "x" * 64])
-def test_what_can_be_no_name_is_one_that_nobody_knows(name, keys):
-    asked = {"superlink": f"{name}:9092", "authority": keys / "a" / "ca.crt"}
-    for what, given in {"dial": {"dial": f"{name}:9093"}, "listen": {"listen": f"{name}:9093"}, "Super": asked}.items():
-        state, text = found(what, **given)
+def test_an_impossible_host_name_is_reported_as_unknown(name, keys):
+    options = {"superlink": f"{name}:9092", "authority": keys / "a" / "ca.crt"}
+    for subject, given in {
+        "dial": {"dial": f"{name}:9093"},
+        "listen": {"listen": f"{name}:9093"},
+        "Super": options,
+    }.items():
+        state, text = found(subject, **given)
         assert (state, f"does not know the name {name!r}" in text) == ("wrong", True)
 
 
@@ -394,7 +398,7 @@ def test_a_secret_file_that_cannot_be_used_is_found_before_the_run(tmp_path, mon
     assert (state, words in text) == ("ok", True)
 
 
-def test_a_ledger_is_checked_and_says_what_is_spent(tmp_path, monkeypatch):
+def test_a_ledger_is_checked_and_its_spent_epsilon_is_shown(tmp_path, monkeypatch):
     path = tmp_path / "ledger.json"
     monkeypatch.setenv("FLOWER_VFL_LEDGER", str(path))
     assert found("FLOWER_VFL_LEDGER")[0] == "wrong"

@@ -1,4 +1,4 @@
-"""Keys for a trial: what Flower and openssl accept, readable by their owner alone, and nothing is overwritten."""
+"""Keys for a trial: accepted by Flower and TLS clients, readable by their owner alone, and never overwritten."""
 
 import datetime
 import ssl
@@ -31,7 +31,7 @@ def test_each_host_has_a_folder_with_what_it_needs_and_no_more(keys):
     assert len(set(secrets.values())) == 3
 
 
-def test_nobody_but_the_owner_can_read_them(keys):
+def test_nobody_but_the_owner_can_read_the_files(keys):
     for path in [keys, *keys.rglob("*")]:
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
 
@@ -89,7 +89,7 @@ def test_a_nodes_keys_are_a_pair_that_flower_reads(keys):
     assert private.curve.name == "secp384r1"
 
 
-def test_they_are_valid_from_a_day_ago_because_clocks_differ_and_for_as_long_as_asked(keys):
+def test_certificates_are_valid_from_a_day_ago_because_clocks_differ_and_for_as_long_as_asked(keys):
     now = datetime.datetime.now(datetime.UTC)
     for file in ("ca.crt", "server.crt"):
         certificate = x509.load_pem_x509_certificate((keys / "superlink" / file).read_bytes())

@@ -1,4 +1,4 @@
-"""Many feature parties in Flower's simulation runtime, on the nodes of a Ray cluster that was there before."""
+"""Many feature parties in Flower's simulation runtime, on the nodes of an existing Ray cluster."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from flower_vfl.simulations.flower_engine import free_port, tool
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(580)]
 
 OTHER = "127.0.0.2"
-"""Address of the second node: a run whose label party listened on 127.0.0.1 only would not do on two machines."""
+"""Address of the second node: across two machines a label party must not listen on 127.0.0.1 alone."""
 
 
 def values(parties, kind="stream"):
@@ -86,7 +86,7 @@ class Nodes:
         return subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False, timeout=550)
 
     def nodes_of_parties(self):
-        """Return on which node each process of a feature party runs, by process ids."""
+        """Return the node of each process of a feature party, by process ids."""
         found = {}
         for process in {pid for started in self._started for pid in descendants(started.pid)}:
             try:
@@ -144,7 +144,7 @@ def trained_across(nodes, config, place, *more):
 
 
 def test_eight_parties_on_two_nodes_end_with_the_weights_of_one_process(nodes, tmp_path):
-    """Flower by itself would answer six at once on two processors, and two parties would never come."""
+    """Flower by itself would run six at once on two processors, and two parties would never connect."""
     out, placed = trained_across(nodes, values(8), tmp_path)
     assert sorted(placed.values()) == [4, 4]
     result = json.loads((out / "result.json").read_text())
@@ -155,7 +155,7 @@ def test_eight_parties_on_two_nodes_end_with_the_weights_of_one_process(nodes, t
 
 @pytest.mark.release
 def test_frames_in_messages_reach_each_partys_own_process_on_either_node(nodes, tmp_path):
-    """One party is held on the second node by name, the others need a whole node's processors between them."""
+    """One party is placed on the second node by name; the other two need all processors of a node together."""
     more = ["--resources", "cpus=2", "--resources", f"a: node={OTHER}"]
     out, placed = trained_across(nodes, values(3, "messages"), tmp_path, *more)
     assert sorted(placed.values()) == [1, 2]
@@ -210,8 +210,8 @@ except SetupError as error:
 """
 
 
-def test_each_party_has_its_own_processors_cards_and_node_and_no_place_is_waited_for(nodes):
-    """The cards are none, but what Ray is told of; which of them a process sees is what Ray sets for real ones."""
+def test_each_party_has_its_own_processors_gpus_and_node_and_a_lack_of_them_is_refused(nodes):
+    """The GPUs exist in the settings of Ray alone; it sets CUDA_VISIBLE_DEVICES as it does for real ones."""
     done = nodes.run("-c", EACH.replace("OTHER", OTHER), nodes.address)
     assert done.returncode == 0, done.stderr
     each, refusal = done.stdout.strip().splitlines()

@@ -26,7 +26,7 @@ CONFIG = {"data": {"name": "breast-cancer"}, "training": {"epochs": 1, "batch_si
 
 @pytest.fixture
 def own_app(monkeypatch):
-    """The example's modules, forgotten afterwards."""
+    """Yield the example's module `task`; all modules of the example are unloaded afterwards."""
     monkeypatch.setattr(sys, "path", [str(OWN_APP), *sys.path])
     from own_app import task
 
@@ -37,7 +37,7 @@ def own_app(monkeypatch):
 
 @pytest.fixture
 def own_run(own_app, tmp_path):
-    """What the example's app leaves."""
+    """Return the folder and the result of a run of the example's app."""
     config = build_config({"training": {"epochs": 3, "batch_size": 32, "learning_rate": 0.01}})
     factories = {"top": own_app.make_top, "bottom": own_app.make_bottom, "data": own_app.open_data}
     return tmp_path / "run", run(config, out=tmp_path / "run", **factories)
@@ -74,13 +74,13 @@ def test_importing_an_app_leaves_the_path_as_it_was(own_app):
         ("[tool", "names no components"),
     ],
 )
-def test_a_folder_that_is_no_app_is_told(tmp_path, project, words):
+def test_a_folder_that_is_no_app_is_refused(tmp_path, project, words):
     (tmp_path / "pyproject.toml").write_text(project)
     with pytest.raises(ConfigError, match=words):
         load_apps(tmp_path)
 
 
-def test_the_bar_follows_what_is_scored(monkeypatch, tmp_path):
+def test_the_progress_bar_shows_the_number_of_scored_rows(monkeypatch, tmp_path):
     from rich.console import Console
 
     monkeypatch.setattr(predicting, "console", lambda: Console(force_terminal=True, file=(tmp_path / "out").open("w")))
@@ -90,7 +90,7 @@ def test_the_bar_follows_what_is_scored(monkeypatch, tmp_path):
         assert (task.completed, task.total) == (30, 120)
 
 
-def test_what_is_missing_is_told_before_flower_starts(tmp_path, monkeypatch):
+def test_an_existing_file_and_missing_weights_are_refused_before_flower_starts(tmp_path, monkeypatch):
     monkeypatch.setattr(predicting, "flwr_run", lambda *_: pytest.fail("Flower was started"))
     run(build_config(CONFIG), out=tmp_path / "run")
     (tmp_path / "there.csv").write_text("x")
@@ -145,7 +145,7 @@ def test_the_simulation_runtime_writes_the_file_of_the_local_engine(tmp_path):
 
 @pytest.mark.flower
 @pytest.mark.timeout(280)
-def test_what_ends_a_prediction_in_the_simulation_runtime_is_told_in_its_own_words(tmp_path):
+def test_an_error_of_a_prediction_in_the_simulation_runtime_keeps_its_message(tmp_path):
     run(build_config(CONFIG), out=tmp_path / "run")
     (tmp_path / "ids.txt").write_text("9\nghost\n")
     with pytest.raises(DataError, match="1 of 2 IDs are not in the data: 'ghost'"):

@@ -1,4 +1,4 @@
-"""Presets: one for each set-up of the papers, and a twin for each that runs in minutes and says what it is."""
+"""Presets: one for each set-up of the papers, and for each a small one that runs in minutes and describes itself."""
 
 from importlib.resources import files
 
@@ -65,17 +65,17 @@ def test_every_sweep_has_a_validation_part_to_rank_by(sweep):
 
 
 @pytest.mark.parametrize("preset", PAPERS)
-def test_each_has_a_small_twin_that_says_where_its_data_is_another(preset):
-    paper, twin = load_config(preset), load_config(f"{preset}-small")
+def test_each_has_a_small_preset_that_names_the_data_that_it_stands_in_for(preset):
+    paper, small = load_config(preset), load_config(f"{preset}-small")
     if preset in STAND_INS:
-        assert twin.data.name == STAND_INS[preset]
+        assert small.data.name == STAND_INS[preset]
         assert "a stand-in for the preset " + preset in words_of(f"{preset}-small")
         assert ", not " in words_of(f"{preset}-small")
         assert f"{preset}-small" in words_of(preset)
     else:
-        assert twin.data.name in (paper.data.name, f"{paper.data.name}-5000")
-    assert twin.training.order == paper.training.order
-    assert twin.training.weight_decay == paper.training.weight_decay
-    assert twin.training.embedding_decay == paper.training.embedding_decay
+        assert small.data.name in (paper.data.name, f"{paper.data.name}-5000")
+    assert small.training.order == paper.training.order
+    assert small.training.weight_decay == paper.training.weight_decay
+    assert small.training.embedding_decay == paper.training.embedding_decay
     if preset != "isic":  # six poolings do not fit into 28 x 28
-        assert twin.model == paper.model
+        assert small.model == paper.model

@@ -1,4 +1,4 @@
-"""What a process started or put on the disk ends with it, whatever ends it, and not before."""
+"""Child processes and temporary folders of a process end with it, however it ends, and not before."""
 
 import os
 import signal
@@ -30,18 +30,18 @@ with ending_with_this(child):
 
 
 def killed(script):
-    """Return what a script said, once its whole process group was killed."""
+    """Run a script, kill its process group after its first line of output, and return that line."""
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True) as process:
-        said = process.stdout.readline().decode().strip()
+        line = process.stdout.readline().decode().strip()
         os.killpg(process.pid, signal.SIGKILL)
-    return said
+    return line
 
 
-def soon(done, seconds=10.0):
-    end = time.monotonic() + seconds
-    while not done() and time.monotonic() < end:
+def eventually(condition):
+    end = time.monotonic() + 10.0
+    while not condition() and time.monotonic() < end:
         time.sleep(0.02)
-    return done()
+    return condition()
 
 
 def is_running(pid):
@@ -54,7 +54,7 @@ def is_running(pid):
 def test_a_folder_goes_with_a_process_that_is_killed():
     folder = Path(killed(FOLDER))
     assert folder.name.startswith("fvfl-")
-    assert soon(lambda: not folder.exists())
+    assert eventually(lambda: not folder.exists())
 
 
 def test_a_folder_is_there_within_the_block_and_gone_after_it(tmp_path):
@@ -70,7 +70,7 @@ def test_a_folder_is_there_within_the_block_and_gone_after_it(tmp_path):
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="whether a process runs is looked up in /proc")
 def test_a_process_ends_with_one_that_is_killed():
     pid = int(killed(PROCESS))
-    assert soon(lambda: not is_running(pid))
+    assert eventually(lambda: not is_running(pid))
 
 
 def test_a_process_goes_on_where_the_block_ends():

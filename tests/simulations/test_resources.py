@@ -1,4 +1,4 @@
-"""What each feature party is given, as `--resources` says, and whether there is as much."""
+"""Resources of each feature party by `--resources`, and the check that the cluster has them."""
 
 import pytest
 
@@ -11,11 +11,11 @@ from flower_vfl.simulations.resources import Resources, read_resources
 PARTIES = ["a", "left-half", "3"]
 
 
-def test_without_a_word_every_party_has_a_processor():
+def test_by_default_every_party_has_a_processor():
     assert read_resources([], PARTIES) == (Resources(cpus=1.0, gpus=0.0, node=""),) * 3
 
 
-def test_what_is_said_of_one_party_counts_more_than_what_is_said_of_all_in_any_order():
+def test_resources_of_one_party_override_those_of_all_in_any_order():
     given = read_resources(["3: cpus=4, node=10.0.0.7", "cpus=0.5,gpus=0.25", " left-half :gpus=2"], PARTIES)
     assert given == (
         Resources(cpus=0.5, gpus=0.25),
@@ -51,18 +51,18 @@ def test_what_is_wrong_is_refused_in_words(text, words):
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("requested", "words"),
     [
         (["cpus=3"], "ask for 9 processors and 0 GPUs; there are 8 and 2"),
         (["gpus=0.75"], "ask for 3 processors and 2.25 GPUs; there are 8 and 2"),
         (["a: node=10.0.0.9"], r"node 10\.0\.0\.9, which is none of the cluster; there is 10\.0\.0\.1, 10\.0\.0\.2"),
     ],
 )
-def test_more_than_a_cluster_has_is_refused_before_anything_starts(asked, words):
+def test_more_than_a_cluster_has_is_refused_before_anything_starts(requested, words):
     cluster = Cluster(((4.0, 0.0), (4.0, 2.0)), ("10.0.0.1", "10.0.0.2"), "10.0.0.1")
     check_room(cluster, read_resources(["cpus=2", "a: gpus=2, node=10.0.0.2"], PARTIES))
     with pytest.raises(SetupError, match=words):
-        check_room(cluster, read_resources(asked, PARTIES))
+        check_room(cluster, read_resources(requested, PARTIES))
 
 
 def test_gpus_go_with_the_device():

@@ -1,4 +1,4 @@
-"""What the command line runs."""
+"""Runs of the command line: comparison with parties alone, and tables of results."""
 
 from dataclasses import replace
 from functools import partial
@@ -72,22 +72,22 @@ def test_on_the_label_partys_host_its_own_columns_are_compared(monkeypatch):
     bare = replace(whole, tables={})
     config = toy_config(parties={"features": ["a", "b"]})
 
-    def opened(here):
-        def of(config):
+    def use_data(here):
+        def opened(config):
             if config.data.path != "/srv/data":
                 raise DataError("there is no data at ''")
             return here
 
-        monkeypatch.setattr(running, "open_data", of)
-        monkeypatch.setattr(running, "run_alone", partial(run_alone, data=of))
+        monkeypatch.setattr(running, "open_data", opened)
+        monkeypatch.setattr(running, "run_alone", partial(run_alone, data=opened))
 
-    opened(own)
+    use_data(own)
     with pytest.raises(DataError):
         running.alone_aucs(config)
     monkeypatch.setenv("FLOWER_VFL_DATA", "/srv/data")
     alone = running.alone_aucs(config)
     assert alone == {"label": run_alone(config, "label", data=lambda config: whole).test_auc}
-    opened(bare)
+    use_data(bare)
     with pytest.raises(ConfigError, match="the data of this host has none"):
         running.alone_aucs(config)
 

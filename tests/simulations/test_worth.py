@@ -1,4 +1,4 @@
-"""Whether training together was worth it: against scikit-learn on the same rows, in simulations alone."""
+"""The comparison of a federation with scikit-learn on the same rows, in simulations alone."""
 
 from dataclasses import replace
 
@@ -23,9 +23,9 @@ from tests.toys import toy_config, toy_data
 ROWS, TEST = 600, 300
 
 
-def data(classes=2, seed=0):
-    """Return two parties of which b knows the label and a knows nothing."""
-    rng = np.random.default_rng(seed)
+def data(classes=2):
+    """Return data of two parties, a with random columns and b with an informative one, that column, and the labels."""
+    rng = np.random.default_rng(0)
     labels = rng.integers(0, classes, ROWS + TEST)
     a = rng.normal(size=(ROWS + TEST, 2))
     b = labels[:, None] + rng.normal(size=(ROWS + TEST, 1))
@@ -64,7 +64,7 @@ def test_of_more_than_two_classes_it_is_the_accuracy():
     assert values(found)["gradient boosting", "b"] > share
     assert found["margin"] == pytest.approx(1.96 * np.sqrt(0.25 / TEST))
     perfect = worth_of(build_config({}), table, result(1.0, "test_accuracy"))
-    assert 1 / TEST < perfect["margin"] < 6 / TEST  # that no row is wrong does not say that none ever is
+    assert 1 / TEST < perfect["margin"] < 6 / TEST  # without a wrong row the error may still be above 0
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,10 @@ def test_the_sentence_says_which_is_better_and_what_test_rows_can_tell(together,
         assert not near.worse
 
 
-@pytest.mark.parametrize(("given", "wanted"), [("auto", True), ("on", True), ("off", False)])
-def test_tables_of_ones_own_are_compared_unless_that_is_off(given, wanted):
+@pytest.mark.parametrize(("given", "compared"), [("auto", True), ("on", True), ("off", False)])
+def test_tables_of_ones_own_are_compared_unless_that_is_off(given, compared):
     table, *_ = data()
-    assert wants_baselines(build_config({"baselines": given}), table) == wanted
+    assert wants_baselines(build_config({"baselines": given}), table) == compared
     other = MemoryData("census", table.tables, "b", table.target)
     assert wants_baselines(build_config({"baselines": given}), other) == (given == "on")
 

@@ -1,4 +1,4 @@
-"""What every method must do, and what these two do."""
+"""The contract of all methods, and the behaviour of these."""
 
 import pytest
 import torch
@@ -36,14 +36,14 @@ def test_a_defense_of_several_hooks_trains_resumes_and_predicts_as_every_defense
     check_defense(defense, waive=waive, **params)
 
 
-def test_as_many_entries_stay_as_were_asked_for_and_others_are_tried():
+def test_the_given_number_of_entries_is_kept_and_others_are_explored():
     z = torch.randn(2000, 10, generator=torch.Generator().manual_seed(0))
     largest = keep_mask(z, 3)
     assert torch.equal(largest, z.abs() >= z.abs().topk(3, dim=1).values[:, -1:])
     tried = keep_mask(z, 3, explore=0.2, generator=torch.Generator().manual_seed(1))
     assert (tried.sum(dim=1) == 3).all()
-    given_up = (largest & ~tried).sum() / 6000
-    assert 0.17 < given_up < 0.23  # 0.2 +- 6 standard deviations of 6,000 draws
+    dropped = (largest & ~tried).sum() / 6000
+    assert 0.17 < dropped < 0.23  # 0.2 +- 6 standard deviations of 6,000 draws
 
 
 def test_the_divergence_is_that_of_torch_distributions():
@@ -64,7 +64,7 @@ def test_no_more_values_than_the_grid_has_points_are_sent():
     assert len(sent.unique()) <= 2**3 + 3  # the noise may reach one point beyond each end
 
 
-def test_the_entry_that_counts_is_the_kth_largest():
+def test_the_score_is_the_kth_largest_entry():
     g = torch.tensor([[1.0, -3.0, 2.0], [0.0, 0.5, 0.1]])
     assert score(g).tolist() == [3.0, 0.5]
     assert score(g, k=2).tolist() == pytest.approx([2.0, 0.1])

@@ -23,7 +23,7 @@ TOY = {"data.name": "toy-gap", "data.options": '{"rows": 400, "test_rows": 200}'
 TOY |= {"training.epochs": "1", "model.bottom": "8"}
 
 MODULE = '''
-"""Instead of training: leave a result that was made before, and do what a plan asks for."""
+"""Copy a prepared result instead of training, and do what the test has planned for the run."""
 import json, os, shutil, signal, time
 from pathlib import Path
 from flower_vfl.config import build_config, to_toml
@@ -195,7 +195,7 @@ def test_what_parties_reach_alone_is_in_every_result_of_a_full_demo(stage):
     assert stage.begun == []
 
 
-def test_interrupting_the_command_ends_with_130_and_says_how_to_resume(stage, monkeypatch):
+def test_interrupting_the_command_ends_with_130_and_says_how_to_resume(stage):
     stage.plan(none="interrupt", local_head_e1="hang")
     before = signal.getsignal(signal.SIGTERM)
     done = flower_vfl("demo", "--out", stage.out, "--set", "data.name=toy-gap")
@@ -219,7 +219,7 @@ def test_a_run_of_the_demo_equals_the_same_run_by_itself(tmp_path):
         folder = tmp_path / "demo" / summary["run"]
         assert (folder / "report.html").is_file()
         assert summary["alone"].keys() == {"a"}
-        if summary["run"] in ("marvell-full-s4", "iso-t1"):  # of a worker's runs not the first
+        if summary["run"] in ("marvell-full-s4", "iso-t1"):  # not the first run of a worker
             by_itself = run(load_config(str(folder / "config.toml")))
             assert by_itself.summary["weights"] == summary["weights"]
             assert json.loads(json.dumps(by_itself.summary["utility"])) == summary["utility"]
@@ -246,6 +246,6 @@ def test_the_demo_runs_on_the_census(tmp_path):
     assert min(practical["none"], practical["marvell-s4"], informed["none"]) > 0.95
     assert practical["marvell-full-s4"] < 0.8
     assert both["local-head-e1"] < 0.95 < both["none"]
-    assert guessing.pop("no-gradients") is None  # nothing was sent that somebody could read
+    assert guessing.pop("no-gradients") is None  # no gradients were sent
     assert all(0.5 <= null < 0.6 for null in guessing.values())
     assert os.path.getsize(tmp_path / "demo" / "report.html") > 10_000

@@ -1,4 +1,4 @@
-"""Which runs the demo has, and which settings it refuses."""
+"""Runs of the demo, and settings that it refuses."""
 
 import pytest
 
@@ -40,7 +40,7 @@ def test_full_runs_are_the_presets_and_have_more_attacks_than_every_run_has():
     assert len(set(full.attack.names)) == len(full.attack.names)
 
 
-def test_settings_are_those_of_every_run():
+def test_given_settings_hold_for_every_run():
     configs = demo_configs({"seed": "3", "training-epochs": "1"})
     assert {(config.seed, config.training.epochs) for config in configs.values()} == {(3, 1)}
 
@@ -61,7 +61,7 @@ def test_a_setting_that_would_have_no_effect_is_refused(given, words):
         demo_configs(given)
 
 
-def test_settings_of_a_network_are_taken_where_parties_talk_over_one():
+def test_settings_of_a_network_are_accepted_where_the_transport_is_one():
     given = {"transport.kind": "stream", "transport.step_timeout": "5", "transport.rejoin_timeout": "5"}
     assert demo_configs(given)["none"].transport.rejoin_timeout == 5.0
 
@@ -73,7 +73,7 @@ def test_a_setting_of_rebuilt_models_is_taken_where_models_are_rebuilt():
 def test_the_baseline_sends_no_gradient_and_is_in_every_demo():
     for given, full in (({}, False), ({"attack.max_leak": "0.7", "training.pretrain": "1"}, True)):
         configs = demo_configs(given, full=full)
-        silent = {name for name, config in configs.items() if not config.training.gradients}
-        assert silent == {BASELINE}
+        without_gradients = {name for name, config in configs.items() if not config.training.gradients}
+        assert without_gradients == {BASELINE}
         assert configs[BASELINE].training.pretrain == int(given.get("training.pretrain", EPOCHS))
         assert configs[BASELINE].training.epochs == configs["none"].training.epochs

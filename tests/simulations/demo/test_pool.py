@@ -1,4 +1,4 @@
-"""Worker processes: order, places, failures, and how they end."""
+"""Worker processes: order of tasks, number at once, failures, and termination."""
 
 import importlib
 import os
@@ -47,7 +47,7 @@ def work(argument, report):
 
 @pytest.fixture
 def work(tmp_path, monkeypatch):
-    """A function that worker processes can import: they search where this process does."""
+    """Yield a function that worker processes can import: they inherit the import path of this process."""
     (tmp_path / "pool_work.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield importlib.import_module("pool_work").work
@@ -60,15 +60,15 @@ def events_of(pool, **tasks):
     return list(pool.events())
 
 
-def until(condition, seconds=10.0):
-    deadline = time.monotonic() + seconds
+def until(condition):
+    deadline = time.monotonic() + 10.0
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
 def is_alive(pid):
-    """Whether a process runs; one that has ended and that nobody has waited for does not."""
+    """Return True if a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -77,7 +77,7 @@ def is_alive(pid):
 
 def test_tasks_begin_in_order_and_no_more_at_once_than_there_are_places(work):
     with WorkerPool(work, 2) as pool:
-        events = events_of(pool, **{f"task{index}": f"say:{index}" for index in range(7)})
+        events = events_of(pool, **{f"task{index}": f"give:{index}" for index in range(7)})
     assert [event.name for event in events if isinstance(event, Started)] == [f"task{index}" for index in range(7)]
     values = {event.name: event.value for event in events if isinstance(event, Ended)}
     assert {name: value for name, (_, value) in values.items()} == {f"task{index}": str(index) for index in range(7)}
@@ -91,7 +91,7 @@ def test_tasks_begin_in_order_and_no_more_at_once_than_there_are_places(work):
 
 def test_a_worker_that_is_killed_fails_its_task_and_no_other(work):
     with WorkerPool(work, 1) as pool:
-        events = events_of(pool, before="say:1", killed="kill:9", gone="exit:3", after="say:2")
+        events = events_of(pool, before="give:1", killed="kill:9", gone="exit:3", after="give:2")
     failed = {event.name: event for event in events if isinstance(event, Failed)}
     assert failed.keys() == {"killed", "gone"}
     assert failed["killed"].reason == "its process was killed (SIGKILL); the system does that when memory runs out"
@@ -101,7 +101,7 @@ def test_a_worker_that_is_killed_fails_its_task_and_no_other(work):
 
 def test_an_error_of_a_task_comes_with_its_reason_and_whether_the_input_was_wrong(work):
     with WorkerPool(work, 1) as pool:
-        events = events_of(pool, a="config:no such key", b="training:diverged", c="value:odd", d="memory:", e="say:1")
+        events = events_of(pool, a="config:no such key", b="training:diverged", c="value:odd", d="memory:", e="give:1")
     found = {event.name: event for event in events if isinstance(event, Failed)}
     assert found["a"] == Failed("a", "no such key", by_input=True)
     assert found["b"] == Failed("b", "diverged")
@@ -112,7 +112,7 @@ def test_an_error_of_a_task_comes_with_its_reason_and_whether_the_input_was_wron
     assert [event.name for event in events if isinstance(event, Ended)] == ["e"]
 
 
-def interrupted_when_all_are_at_work(pool):
+def interrupt_when_all_places_are_busy(pool):
     begun = set()
     for event in pool.events():
         begun |= {event.name} if isinstance(event, Progressed) else set()
@@ -120,13 +120,13 @@ def interrupted_when_all_are_at_work(pool):
             raise KeyboardInterrupt
 
 
-def test_what_is_at_work_is_interrupted_and_keeps_what_it_has(work, tmp_path):
+def test_running_tasks_are_interrupted_and_save_their_work(work, tmp_path):
     kept = [tmp_path / "one", tmp_path / "two"]
     with WorkerPool(work, 2) as pool:
         for path in kept:
             pool.submit(path.name, partial("wait:{}".format, path))
         with pytest.raises(KeyboardInterrupt):
-            interrupted_when_all_are_at_work(pool)
+            interrupt_when_all_places_are_busy(pool)
     assert [path.read_text() for path in kept] == ["kept", "kept"]
     assert not any(is_alive(int(Path(f"{path}.pid").read_text())) for path in kept)
 
@@ -136,7 +136,7 @@ def test_ctrl_c_at_the_terminal_does_not_reach_the_workers(work):
         events = events_of(pool, interrupted=f"signal:{signal.SIGINT}")
         pid = next(event.value[0] for event in events if isinstance(event, Ended))
         os.kill(pid, signal.SIGINT)
-        assert [event.value[0] for event in events_of(pool, again="say:1") if isinstance(event, Ended)] == [pid]
+        assert [event.value[0] for event in events_of(pool, again="give:1") if isinstance(event, Ended)] == [pid]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 

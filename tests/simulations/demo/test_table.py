@@ -4,7 +4,6 @@ from flower_vfl.simulations.demo.table import COLUMNS, leaks, markdown, print_de
 
 LINE = {"practical": {"label": "residual", "reached": 0.97, "null": 0.55}, "informed": {"reached": 0.981}}
 
-
 BOTH = [
     {"attack": "informed", "phase": "audit", "sees": sees, "mean": mean}
     for sees, mean in ((["gradients"], 0.999), (["gradients", "embeddings"], 0.984), (["gradients", "columns"], None))
@@ -17,8 +16,8 @@ def result(defense="", verdict=None, **params):
     return {"defenses": defenses, "utility": utility, "leakage": BOTH if verdict else [], "verdict": verdict}
 
 
-def verdict(*lines, status="leaks"):
-    return {"status": status, "parties": [{"party": "a", "leak": line} for line in lines]}
+def verdict(*lines):
+    return {"status": "leaks", "parties": [{"party": "a", "leak": line} for line in lines]}
 
 
 def test_of_several_parties_the_worst_counts_with_the_chance_level_of_that_one():

@@ -1,4 +1,4 @@
-"""Runs that are trained together end as each ends by itself."""
+"""Runs trained in a stack have the results that each has by itself."""
 
 import json
 import math
@@ -30,7 +30,7 @@ SETTINGS = {
     "two parties": (toy_data, {}),
     "own columns": (mixed_data, {"model": {"dropout": 0.2}, "training": {"embedding_decay": 0.01}}),
     "wide and deep": (mixed_data, {"model": {"network": "wide-deep"}, "training": {"class_weights": "balanced"}}),
-    "one looks, sometimes": (
+    "one attacker, every third step": (
         toy_data,
         {"parties": {"attackers": ["b"]}, "attack": {"every": 3, "layers": ["layers.0"]}},
     ),
@@ -39,7 +39,6 @@ SETTINGS = {
     "ensemble": (mixed_data, {"model": {"ensemble": 2, "dropout": 0.2}}),
     "without monitor": (mixed_data, {"attack": {"monitor": False}, "model": {"fusion": "sum"}}),
 }
-QUICK = ["own columns", "one looks, sometimes"]
 DEFENSES = [
     "",
     "iso(t=1.0)",
@@ -50,9 +49,9 @@ DEFENSES = [
 ]
 WEIGHTS, LOSS, LEAK, TIED = 1e-5, 1e-6, 0.01, 0.05
 NARROW = 1e-3
-"""The stated tolerances: of a weight (of one behind bins, which stretch rounding by their slope: `NARROW`), of a loss
-and a utility, of the leak AUC of one step (64 rows here), and of the same where rounding alone ranks rows: cosines of
-gradients that max_norm stretches along themselves."""
+"""The stated tolerances: of a weight (`NARROW` in a model with bins, whose slope amplifies rounding errors), of a loss
+and a utility, of the leak AUC of one step (64 rows here), and of that AUC where rounding errors alone rank the rows, as
+for cosines of gradients that max_norm scales."""
 
 
 def configs(more, defenses, seeds):
@@ -85,7 +84,7 @@ def check_same(stacked, alone, *, snapshots=True):
         else:
             assert abs(one[key] - value) <= allowed, (key, one[key], value)
     results = [read_result(folder) for folder in (stacked, alone)]
-    for result in results:  # a stack does not measure it
+    for result in results:  # a stack does not measure CONDITIONAL
         result["leakage"] = [entry for entry in result["leakage"] if entry["attack"] != CONDITIONAL]
     assert exact(results[0]["leakage"]) == exact(results[1]["leakage"])
     for mine, theirs in zip(results[0]["leakage"], results[1]["leakage"], strict=True):
@@ -112,7 +111,7 @@ _FOLLOWING = ("q95_p_value", "macro_q95", "worst_class")
 
 
 def exact(value):
-    """Return all of it that must not differ by a digit."""
+    """Return the part of a result that must be equal to the last digit."""
     if isinstance(value, list):
         return [exact(entry) for entry in value]
     if isinstance(value, dict):
@@ -121,9 +120,7 @@ def exact(value):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "setting", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in SETTINGS]
-)
+@pytest.mark.parametrize("setting", SETTINGS)
 def test_every_step_of_a_run_in_a_stack_is_that_of_the_run_by_itself(setting, tmp_path):
     make, more = SETTINGS[setting]
     data = make()
@@ -140,7 +137,7 @@ def test_every_step_of_a_run_in_a_stack_is_that_of_the_run_by_itself(setting, tm
 
 
 @pytest.mark.slow
-def test_informed_readers_read_of_a_run_in_a_stack_what_they_read_of_it_alone(tmp_path):
+def test_informed_readers_reach_in_a_stack_what_they_reach_on_the_run_alone(tmp_path):
     data = toy_data(rows=1500)
     runs = configs({"attack": {"informed": 5000, "names": ["norm"]}}, ["", "marvell_full(s=1.0)"], [0, 1])
     folders = [tmp_path / name for name in "ab"]
@@ -160,7 +157,7 @@ def test_informed_readers_read_of_a_run_in_a_stack_what_they_read_of_it_alone(tm
 
 
 def rare(rows=600):
-    """Some batches of so few positives have none."""
+    """Return data with so few positives that some batches have none."""
     data = toy_data(rows)
     labels = data.labels()
     train = np.where(np.arange(rows) % 29 == 0, labels.train, 0)
@@ -199,7 +196,7 @@ def test_runs_with_full_marvell_are_in_a_stack_what_they_are_by_themselves(tmp_p
         assert any(value > 0 for metric, value in log.items() if ".fallback" in metric)
 
 
-def test_attacks_on_the_trained_model_run_afterwards_as_ever(tmp_path):
+def test_attacks_on_the_trained_model_run_after_a_stack_as_after_a_single_run(tmp_path):
     data, runs = toy_data(), configs({"attack": {"names": ["norm", "clustering"]}}, ["", "max_norm"], [0, 0])
     folders = [tmp_path / "a", tmp_path / "b"]
     train_stack(runs, folders, data=lambda _: data)
@@ -212,7 +209,7 @@ def test_attacks_on_the_trained_model_run_afterwards_as_ever(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_diverges_is_told_and_left_alone_and_the_others_are_what_they_would_be(tmp_path, monkeypatch):
+def test_a_run_that_diverges_is_reported_and_left_out_and_the_others_are_unchanged(tmp_path, monkeypatch):
     class Broken(Member):
         def __init__(self, config, dataset):
             super().__init__(config, dataset)
@@ -225,7 +222,7 @@ def test_a_run_that_diverges_is_told_and_left_alone_and_the_others_are_what_they
     monkeypatch.setattr(running, "Member", Broken)
     assert train_stack(runs, folders, data=lambda _: data) == [1]
     assert [is_begun(folder) for folder in folders] == [True, False, True]
-    for name, config in zip("abc", runs, strict=True):  # the one that was lost is run by itself in its folder
+    for name, config in zip("abc", runs, strict=True):  # the run that diverged is trained by itself in its folder
         run(config, out=tmp_path / name, resume=True, data=lambda _: data)
         run(config, out=tmp_path / f"alone-{name}", data=lambda _: data)
         check_same(tmp_path / name, tmp_path / f"alone-{name}")
@@ -236,7 +233,7 @@ WRITER = """
 from flower_vfl.attacks import NormAttack
 
 class Writer(NormAttack):
-    "Centres what it is shown, in place."
+    "Centres its input in place."
     name = "writer"
     def rate(self, rows, known):
         rows -= rows.mean(dim=-2, keepdim=True)
@@ -244,14 +241,14 @@ class Writer(NormAttack):
 """
 
 
-def test_an_attack_that_writes_into_what_it_is_shown_ends_a_stack_by_its_name(tmp_path, install):
+def test_an_attack_that_writes_into_its_input_ends_a_stack_by_its_name(tmp_path, install):
     install("own-parts", {"own_parts": WRITER})
     runs = configs({"attack": {"names": ["own_parts:Writer", "norm"]}}, ["", "iso(t=1.0)"], [0, 1])
     with pytest.raises(ConfigError, match="the attack 'writer' writes into what it is shown"):
         train_stack(runs, [tmp_path / "0", tmp_path / "1"], data=lambda _: toy_data(200))
 
 
-def test_a_stack_that_is_interrupted_leaves_runs_that_begin_anew(tmp_path):
+def test_a_stack_that_is_interrupted_leaves_runs_that_start_again(tmp_path):
     def interrupt(step, steps, loss):
         raise KeyboardInterrupt
 
@@ -274,7 +271,7 @@ def test_more_than_two_classes_are_refused(tmp_path):
 
 
 @needs_card
-def test_on_a_card_a_stack_gives_what_its_runs_give_there(tmp_path):
+def test_on_a_gpu_a_stack_gives_what_its_runs_give_there(tmp_path):
     data = mixed_data()
     runs = [config.model_copy(update={"device": "cuda"}) for config in configs({}, DEFENSES, [0, 1, 0, 0, 1, 0])]
     folders = [tmp_path / f"stacked-{number}" for number in range(len(runs))]

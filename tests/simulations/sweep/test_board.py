@@ -1,4 +1,4 @@
-"""How a sweep goes."""
+"""Progress and results of a sweep on the console."""
 
 import io
 
@@ -29,7 +29,7 @@ def text(board):
     return board.console.file.getvalue()
 
 
-def test_where_no_terminal_is_each_end_is_a_line(board):
+def test_without_a_terminal_each_ended_trial_is_a_line(board):
     with board:
         board.started("a")
         board.now[0] = 10.0
@@ -52,7 +52,7 @@ def test_a_trial_of_a_search_without_a_result_is_not_called_finished(board):
     assert text(board).startswith("2/6 ended early, for its validation or for the time: c")
 
 
-def test_a_trial_that_said_it_failed_is_no_finished_one_when_its_worker_ends(board):
+def test_a_trial_that_reported_a_failure_is_not_finished_when_its_worker_ends(board):
     board.started("a")
     board.failed("a", "diverged")
     board.completed("a")
@@ -84,7 +84,7 @@ def test_the_time_left_of_a_search_is_not_longer_than_its_limit(board):
     assert board.seconds_left() == 0.0
 
 
-def test_the_time_left_shares_what_waits_among_the_places(board):
+def test_the_time_left_spreads_the_waiting_trials_over_the_places(board):
     assert board.seconds_left() is None
     board.started("a")
     board.now[0] = 10.0
@@ -120,7 +120,7 @@ def test_the_best_are_those_that_no_other_beats_by_validation_whatever_the_test_
     assert [list(column.cells) for column in table.columns[1:3]] == [["0.8000", "0.9000"], ["0.6000", "0.5000"]]
 
 
-def test_without_a_validation_part_nothing_is_ranked_and_it_is_said(capsys):
+def test_without_a_validation_part_nothing_is_ranked_and_the_reason_is_shown(capsys):
     summaries = [{"run": "a", **result(0.9, 0.5)}, {"run": "b", **result(0.8, 0.4)}]
     print_sweep(summaries)
     shown = " ".join(capsys.readouterr().out.split())
@@ -150,7 +150,7 @@ def test_a_run_that_did_not_end_by_itself_is_never_among_the_best(status):
     assert point_of(result(0.9, 0.5, 0.85) | {"status": "leak limit"}) == (0.85, 0.9, 0.5)
 
 
-def test_a_stack_is_no_trial_and_one_that_fails_leaves_its_trials_to_themselves(board):
+def test_a_stack_is_no_trial_and_trials_of_a_failed_stack_are_trained_one_by_one(board):
     board.stacks = {"4 together: a …": 4, "2 together: b …": 2}
     with board:
         board.started("4 together: a …")

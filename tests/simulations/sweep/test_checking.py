@@ -29,14 +29,14 @@ def trials(tmp_path):
 def test_each_setting_is_tried_once_whatever_its_seeds_and_rates(trials, monkeypatch):
     tried = []
     monkeypatch.setattr(checking, "dry_run", lambda config, data: tried.append(config.defenses))
-    told = []
+    progress = []
     text = '[grid]\nseed = [0, 1, 2]\ntraining.learning_rate = [0.1, 0.2]\ndefenses = ["none", "max_norm"]'
-    check_trials(trials(text), Running(), lambda done, total: told.append((done, total)))
+    check_trials(trials(text), Running(), lambda done, total: progress.append((done, total)))
     assert tried == [[], [{"name": "max_norm"}]]
-    assert told == [(0, 2), (1, 2), (2, 2)]
+    assert progress == [(0, 2), (1, 2), (2, 2)]
 
 
-def test_all_that_cannot_run_is_named_with_its_reason_and_what_can_is_not(trials, tmp_path):
+def test_all_that_cannot_run_is_named_with_its_reason_and_what_can_is_not(trials):
     text = '[grid]\nseed = [0, 1]\ndefenses = ["none", "marvel", "label_dp(flip=0.7)", "iso(x=1)"]'
     with pytest.raises(ConfigError) as failure:
         check_trials(trials(text), Running())
@@ -81,7 +81,7 @@ def test_a_number_of_epochs_that_a_limit_of_the_bound_does_not_allow_is_found(tr
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, TrainingError])
-def test_of_a_reason_as_long_as_a_tensor_a_sweep_tells_beginning_and_end(trials, monkeypatch, kind):
+def test_of_a_very_long_reason_a_sweep_shows_the_beginning_and_the_end(trials, monkeypatch, kind):
     def failing(config, data):
         raise kind("shape" + "9" * 3_000_000 + "end")
 

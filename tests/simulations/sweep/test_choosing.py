@@ -1,4 +1,4 @@
-"""Whether trials are trained together."""
+"""The choice to train trials together or one by one."""
 
 import math
 import re
@@ -43,9 +43,9 @@ def changed(trial, **values):
 
 @pytest.fixture
 def costs(monkeypatch):
-    """Say what a step takes, and how much memory: of one by itself, and of a stack, a part for each of its runs."""
+    """Set the seconds of a step of one trial, and seconds and memory of a stack, which grow with the number of runs."""
 
-    def tell(alone, base, each, memory=0):
+    def set_costs(alone, base, each, memory=0):
         monkeypatch.setattr(choosing, "measure", lambda *_: Probe(1.0, alone, 1.0, 0.0, 0, 0, 400, 100, 100))
         monkeypatch.setattr(
             choosing,
@@ -53,7 +53,7 @@ def costs(monkeypatch):
             lambda some, _: Measured(len(some), base + each * len(some), memory * len(some)),
         )
 
-    return tell
+    return set_costs
 
 
 def test_trials_are_trained_together_where_a_step_of_all_is_shorter_than_their_steps_one_by_one(trials, costs):
@@ -96,7 +96,7 @@ def test_a_stack_is_no_larger_than_memory_allows(trials, costs, monkeypatch):
     assert "memory" in choice.why
 
 
-def test_more_runs_than_were_measured_are_on_the_line_through_those_that_were():
+def test_costs_of_more_runs_are_on_the_line_through_the_measured_ones():
     few, more = Measured(FEW, 1.0, 100), Measured(MORE, 4.0, 700)
     assert at(few, more, 20) == Measured(20, 4.0 + 12 * 0.5, 700 + 12 * 100)
     assert at(few, more, 5) == Measured(5, 2.5, 400)
@@ -104,7 +104,7 @@ def test_more_runs_than_were_measured_are_on_the_line_through_those_that_were():
     assert at(few, Measured(MORE, 0.5, 50), 20) == Measured(20, 0.5, 50)
 
 
-def test_what_data_or_model_keep_from_being_stacked_is_found_by_the_measurement(trials, monkeypatch):
+def test_a_model_that_cannot_be_stacked_is_found_by_the_measurement(trials, monkeypatch):
     monkeypatch.setattr(choosing, "MORE", 3)
     refused = [changed(trial, model={"network": "resnet20"}) for trial in trials]
     (choice,) = choose(refused, Running(), 1)
@@ -112,7 +112,7 @@ def test_what_data_or_model_keep_from_being_stacked_is_found_by_the_measurement(
     assert "resnet20" in choice.why
 
 
-def test_what_methods_of_others_keep_from_being_measured_is_said_and_each_trial_is_by_itself(trials, monkeypatch):
+def test_an_error_of_the_measurement_is_the_reason_to_train_one_by_one(trials, monkeypatch):
     def fails(*_):
         raise RuntimeError("shape '[2, 64]' is invalid")
 
@@ -123,7 +123,7 @@ def test_what_methods_of_others_keep_from_being_measured_is_said_and_each_trial_
     assert choice.why == "they could not be measured together: RuntimeError: shape '[2, 64]' is invalid"
 
 
-def test_a_gpu_that_is_not_here_is_not_guessed_at(trials):
+def test_without_a_gpu_here_trials_on_gpus_are_stacked_only_if_stacking_is_on(trials):
     away = [changed(trial, device="cuda") for trial in trials]
     if choosing.torch.cuda.is_available():
         pytest.skip("there is a GPU here")
@@ -149,10 +149,10 @@ def test_the_plan_says_what_is_trained_together_and_why_the_rest_is_not(tmp_path
     costs(alone=0.005, base=0.01, each=0.0001, memory=GIGA)
     monkeypatch.setenv("COLUMNS", "200")
     print_plan(load_definition(str(path)), {}, workers=1)
-    told = capsys.readouterr().out
-    assert "15 together" in told
-    assert "1 at once, a stack counted as one" in told
-    assert re.search(r"and 15\.0 GiB of .* of memory\.", told)  # of the stack, not of one trial
-    assert "label_dp is no defense of gradients alone" in told
+    shown = capsys.readouterr().out
+    assert "15 together" in shown
+    assert "1 at once, a stack counted as one" in shown
+    assert re.search(r"and 15\.0 GiB of .* of memory\.", shown)  # of the stack, not of one trial
+    assert "label_dp is no defense of gradients alone" in shown
     print_plan(load_definition(str(path)), {}, workers=1, stacking=False)
     assert "stacking is off" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""A sweep's file."""
+"""The file of a sweep."""
 
 import pytest
 
@@ -65,7 +65,7 @@ def test_what_is_wrong_with_a_file_is_said_in_words(read, text, words):
         read(text)
 
 
-def test_a_preset_that_is_not_there_is_told_from_a_file_that_is_not(tmp_path):
+def test_a_missing_preset_and_a_missing_file_have_messages_of_their_own(tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'census-gradients-sweep'"):
         load_definition("census-gradient-sweep")
     with pytest.raises(ConfigError, match="no sweep's file"):

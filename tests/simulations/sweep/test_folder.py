@@ -1,4 +1,4 @@
-"""A sweep's folder."""
+"""The folder of a sweep."""
 
 import json
 
@@ -79,7 +79,7 @@ def test_a_trial_whose_result_is_damaged_is_done_again_and_that_is_said_before_t
     assert "It is removed, and the trial done again." in caplog.text
 
 
-def test_how_often_trials_were_begun_is_counted_on_when_a_sweep_goes_on_after_a_kill(tmp_path, trials):
+def test_attempts_are_counted_on_when_a_sweep_goes_on_after_a_kill(tmp_path, trials):
     with SweepFolder(tmp_path / "out", "", trials([0, 1])) as folder:
         for run in ("seed0", "seed1", "seed1"):
             folder.begun(run)

@@ -1,4 +1,4 @@
-"""Which trials can be trained together, and why others cannot."""
+"""Groups of trials that can be trained together, and obstacles of the others."""
 
 import pytest
 
@@ -49,7 +49,7 @@ class Peak(RowAttack):
 
 
 class OneByOne(Attack):
-    """The same, of one run."""
+    """Scores as `Peak` does, one run at a time."""
 
     name = "one_by_one"
     score = Peak.score
@@ -89,7 +89,7 @@ OWN = "tests.simulations.sweep.test_grouping"
         ({"defenses": "marvell(s=4.0), iso"}, "wraps another"),
     ],
 )
-def test_what_each_run_does_for_itself_is_named(changes, words):
+def test_a_setting_that_prevents_stacking_is_named(changes, words):
     assert words in obstacle(build_config(FIXED, changes))
 
 
@@ -110,7 +110,7 @@ def test_every_key_of_a_configuration_is_decided_about_once():
 
 
 class Wider(Config):
-    """A configuration with one key more."""
+    """A configuration with one more key."""
 
     colour: str = "blue"
 

@@ -1,4 +1,4 @@
-"""What a sweep will take."""
+"""Estimates of the time and the memory of a sweep."""
 
 import dataclasses
 import math
@@ -51,11 +51,11 @@ def test_trials_of_one_shape_are_measured_once_whatever_their_strength_seed_and_
 
     monkeypatch.setattr(planning, "measure", probe)
     shapes = shapes_of(trials_of(definition))
-    assert measured[1:] == [[], ["marvell"]]  # the first one warms up
+    assert measured[1:] == [[], ["marvell"]]  # the first measurement warms up
     assert [len(shape.trials) for shape in shapes] == [4, 8]
 
 
-def test_a_trial_takes_its_steps_and_its_evaluations_times_their_number():
+def test_the_time_of_a_trial_is_that_of_its_steps_and_its_evaluations():
     config = load_config("census", {"training.epochs": "3", "training.batch_size": "60", "training.validation": "0.1"})
     steps = 3 * math.ceil(360 / 60)
     assert PROBE.seconds(config) == pytest.approx(1.0 + steps * 0.1 + 3 * (40 + 100) * 0.001 + 2.0)
@@ -124,7 +124,7 @@ def test_trials_begin_where_a_place_is_free_first(seconds, places, whole):
     assert makespan(seconds, places) == whole
 
 
-def test_more_trials_than_a_gpu_holds_are_refused_with_how_many_it_would(monkeypatch):
+def test_more_trials_than_a_gpu_holds_are_refused_with_how_many_it_would():
     check_gpu(2 * 2**30, 10 * 2**30, on_one_gpu(0.25))
     check_gpu(3 * 2**30, 10 * 2**30, on_one_gpu(0.25, workers=3))
     with pytest.raises(SetupError, match=r"4 trials on a GPU need 12\.0 GiB.*3 would: gpus = 0\.333"):
@@ -137,12 +137,12 @@ def test_more_trials_than_a_gpu_holds_are_refused_with_how_many_it_would(monkeyp
 @pytest.mark.parametrize(
     ("gpus", "workers", "at_once"), [(0.25, 0, 4), (0.3, 0, 3), (1.0, 0, 1), (2.0, 0, 1), (0.1, 4, 4)]
 )
-def test_so_many_trials_share_a_gpu(gpus, workers, at_once):
+def test_the_number_of_trials_that_share_a_gpu(gpus, workers, at_once):
     assert on_one_gpu(gpus, workers) == at_once
 
 
 class Gpu:
-    """A GPU of 10 GiB, as far as torch is asked."""
+    """Patches of torch and of `measure` that simulate a GPU of 10 GiB."""
 
     def __init__(self, monkeypatch, probe):
         self.measured = 0
@@ -173,7 +173,7 @@ class Gpu:
 def test_a_sweep_refuses_a_gpu_that_is_too_small_before_ray_starts(
     definition, tmp_path, monkeypatch, probe, workers, words
 ):
-    """Also where it was never planned: `--plan` says the same."""
+    """The check does not need `--plan`, which has the same message."""
     gpu = Gpu(monkeypatch, dataclasses.replace(PROBE, gpu=probe) if isinstance(probe, int) else probe)
     on_gpus = dataclasses.replace(definition, running=definition.running.model_copy(update={"gpus": 0.25}))
     monkeypatch.setattr(sweeping, "check_trials", lambda *_: None)
@@ -181,7 +181,7 @@ def test_a_sweep_refuses_a_gpu_that_is_too_small_before_ray_starts(
     with pytest.raises(SetupError, match=words):
         sweeping.run_sweep(on_gpus, tmp_path / "out", {"device": "cuda"}, workers=workers)
     assert not (tmp_path / "out").exists()
-    assert gpu.measured <= 3  # strengths, seeds and lengths cost the same: two shapes, and one that does not count
+    assert gpu.measured <= 3  # strengths, seeds and lengths cost the same: two shapes, and one measurement to warm up
 
 
 def test_trials_that_fit_or_use_no_gpu_are_let_through(definition, monkeypatch):
@@ -211,7 +211,7 @@ def test_the_plan_says_what_was_measured_and_what_was_computed(definition, monke
 
 
 @pytest.mark.parametrize(
-    ("running", "given", "machine", "told"),
+    ("running", "given", "machine", "words"),
     [
         ({"cpus": 2}, {}, (4, 0), "12 trials on this machine (4 cores), 2 at once"),
         ({"cpus": 1, "gpus": 0.5}, {"device": "cuda"}, (16, 1), "12 trials on this machine (16 cores), 2 at once"),
@@ -220,7 +220,7 @@ def test_the_plan_says_what_was_measured_and_what_was_computed(definition, monke
     ],
 )
 def test_the_plan_has_as_many_trials_at_once_as_the_sweep_and_says_where_that_is_refused(
-    definition, monkeypatch, capsys, running, given, machine, told
+    definition, monkeypatch, capsys, running, given, machine, words
 ):
     monkeypatch.setattr(planning, "measure", lambda config, data: PROBE)
     monkeypatch.setattr(plan, "check_trials", lambda *_: None)
@@ -230,5 +230,5 @@ def test_the_plan_has_as_many_trials_at_once_as_the_sweep_and_says_where_that_is
     changed = definition.running.model_copy(update={**running, "stacking": "off"})
     print_plan(dataclasses.replace(definition, running=changed), given)
     shown = " ".join(capsys.readouterr().out.split())
-    assert told in shown
+    assert words in shown
     assert ("on this machine (" in shown) != ("not on this machine" in shown)

@@ -1,4 +1,4 @@
-"""What a sweep leaves."""
+"""The table and the summary that a sweep writes."""
 
 import json
 
@@ -78,6 +78,6 @@ def test_the_summary_is_the_list_of_the_results_that_there_are(folder):
     assert json.loads((folder.path / "summary.json").read_text()) == expected
 
 
-def test_a_result_that_is_damaged_is_none(folder):
+def test_a_result_that_is_damaged_is_left_out(folder):
     (folder.of(folder.trials[0]) / "result.json").write_text("{")
     assert write_results(folder) == []

@@ -155,7 +155,7 @@ def test_a_sweep_that_was_ended_by_a_signal_goes_on_without_repeating_what_has_f
         assert json.loads((out / "summary.json").read_text())
     finished = {path: path.stat().st_mtime_ns for path in out.glob("*/result.json") if ended(path)}
     assert 1 <= len(finished) < 4
-    next(iter(finished)).with_name("report.html").unlink()  # as a kill right after its result leaves it
+    next(iter(finished)).with_name("report.html").unlink()  # as after a kill right after its result was written
     done = sweep(toy, "--out", out, "--resume")
     assert done.returncode == 0, done.stderr
     assert len(json.loads((out / "summary.json").read_text())) == 4
@@ -167,7 +167,7 @@ def test_a_sweep_that_was_ended_by_a_signal_goes_on_without_repeating_what_has_f
 
 
 def descendants(process: int) -> dict[int, str]:
-    """Return the processes that one has started, and these in turn, each with the name that it goes by."""
+    """Return the descendants of a process by their ids, each with the first word of its command line."""
     parents, names = {}, {}
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -199,9 +199,9 @@ def test_a_kill_of_rays_process_or_of_the_driver_loses_and_repeats_nothing_and_l
     below = descendants(process.pid)
     raylet = next(one for one, name in below.items() if name.endswith("/raylet"))
     os.kill(process.pid if victim == "driver" else raylet, signal.SIGKILL)
-    told = process.stderr.read()
+    stderr = process.stderr.read()
     assert process.wait(60) == {"driver": -signal.SIGKILL, "raylet": 1}[victim]
-    assert f"what has finished is in {out}, --resume goes on" in told
+    assert f"what has finished is in {out}, --resume goes on" in stderr
     finished = {path: path.stat().st_mtime_ns for path in out.glob("*/result.json") if ended(path)}
     assert len(finished) == (stacking == "off")
     done = sweep(toy, "--out", out, "--resume")
@@ -211,7 +211,7 @@ def test_a_kill_of_rays_process_or_of_the_driver_loses_and_repeats_nothing_and_l
     assert table.column("status").to_pylist() == ["finished"] * 2
     assert table.column("attempts").to_pylist()[0] == 1
     left = {name for one, name in below.items() if Path(f"/proc/{one}").exists()}
-    assert left <= {"ray::DashboardAgent", "ray::RuntimeEnvAgent"}  # which look for the others each minute
+    assert left <= {"ray::DashboardAgent", "ray::RuntimeEnvAgent"}  # which check for the others each minute
 
 
 def ended(path: Path) -> bool:
@@ -231,19 +231,19 @@ def test_a_full_disk_ends_a_sweep_by_name_and_with_space_it_goes_on_without_repe
     with small_disk(tmp_path / "disk", kibibytes) as disk:
         out = disk / "out"
         process = subprocess.Popen(command(toy, "--out", out, "--workers", "1"), stderr=subprocess.PIPE, text=True)
-        told = ""
+        stderr = ""
         for line in process.stderr:
-            told += line
+            stderr += line
             if least and "finished:" in line:
                 with suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
                     while filler.write(bytes(4096)):
                         pass
                 break
-        told += process.stderr.read()
-        assert process.wait(100) == 1, told
-        assert "Traceback" not in told
-        assert "it goes on with: flower-vfl sweep" in told
-        assert re.search(r"flower-vfl: \S+ could not be written: No space left on device.* make space", told)
+        stderr += process.stderr.read()
+        assert process.wait(100) == 1, stderr
+        assert "Traceback" not in stderr
+        assert "it goes on with: flower-vfl sweep" in stderr
+        assert re.search(r"flower-vfl: \S+ could not be written: No space left on device.* make space", stderr)
         finished = {path: path.stat().st_mtime_ns for path in out.glob("*/result.json") if ended(path)}
         assert least <= len(finished) < 4
         (disk / "filler").unlink(missing_ok=True)
@@ -257,8 +257,8 @@ def test_a_full_disk_ends_a_sweep_by_name_and_with_space_it_goes_on_without_repe
 
 
 @pytest.fixture
-def head(monkeypatch):
-    """A Ray cluster of one node, by its address; it ends with the test."""
+def head():
+    """Yield the address of a Ray cluster of one node, which ends with the test."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = "{}:{}".format(*free.getsockname())
@@ -281,7 +281,7 @@ def head(monkeypatch):
 def test_a_cluster_that_is_there_is_joined_and_left_running(toy, tmp_path, head):
     for _ in range(20):
         done = sweep(toy, "--out", tmp_path / "out", "--address", head)
-        # Its port answers before its first node is there, and joining then ends in Ray's own words.
+        # Its port answers before its first node is there, and joining then fails with an error of Ray itself.
         if "no Ray cluster answers" not in done.stderr and "cannot be joined from here" not in done.stderr:
             break
         time.sleep(1.0)
@@ -295,7 +295,7 @@ STACKED = TOY.replace('"off"', '"on"')
 def test_trials_that_are_trained_together_are_reported_like_others_and_a_finished_stack_is_not_repeated(toy, tmp_path):
     toy.write_text(STACKED, encoding="utf8")
     out, trials = tmp_path / "out", trials_of(load_definition(str(toy)))
-    with SweepFolder(out, STACKED, trials) as folder:  # a sweep that was interrupted behind its first stack
+    with SweepFolder(out, STACKED, trials) as folder:  # a sweep that was interrupted after its first stack
         first = [folder.of(trial) for trial in folder.trials[:2]]
         assert train_stack([trial.config for trial in trials[:2]], first) == []
     kept = [(path / "checkpoints" / "label" / "committed.json").read_bytes() for path in first]

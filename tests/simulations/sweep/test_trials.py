@@ -1,4 +1,4 @@
-"""From a sweep's file to its trials."""
+"""Trials of a sweep, from its file."""
 
 from fnmatch import fnmatch
 
@@ -45,15 +45,19 @@ def test_a_defense_with_a_list_of_strengths_is_a_defense_for_each(trials):
 
 def test_no_gradients_stands_in_the_place_of_a_defense_by_itself(trials):
     found = trials('[grid]\ndefenses = ["none", { name = "no_gradients", pretrain = [0, 3] }]')
-    told = [(t.values["defenses"], t.config.training.gradients, t.config.training.pretrain) for t in found]
-    assert told == [("none", True, 0), ("no_gradients(pretrain=0)", False, 0), ("no_gradients(pretrain=3)", False, 3)]
+    rows = [(t.values["defenses"], t.config.training.gradients, t.config.training.pretrain) for t in found]
+    assert rows == [
+        ("none", True, 0),
+        ("no_gradients(pretrain=0)", False, 0),
+        ("no_gradients(pretrain=3)", False, 3),
+    ]
     assert [trial.config.defenses for trial in found] == [[], [], []]
     for wrong in ('"no_gradients, max_norm"', '"no_gradients(epochs=3)"'):
         with pytest.raises(ConfigError, match="no_gradients stands by itself"):
             trials(f'[grid]\ndefenses = ["none", {wrong}]')
 
 
-def test_several_bases_and_cases_meet_the_grid(trials):
+def test_several_bases_and_cases_are_combined_with_the_grid(trials):
     found = trials(
         'base = ["census", "toy-gap"]\n[grid]\nseed = [0, 1]\n[[cases]]\nmodel.cut = 4\n[[cases]]\nmodel.cut = 8'
     )
@@ -63,7 +67,7 @@ def test_several_bases_and_cases_meet_the_grid(trials):
 
 
 @pytest.mark.parametrize(
-    ("names", "told"),
+    ("names", "patterns"),
     [
         (["a/base.toml", "b/base.toml"], ["a/base", "b/base"]),
         (["a/base.toml", "a/other.toml"], ["base", "other"]),
@@ -71,18 +75,18 @@ def test_several_bases_and_cases_meet_the_grid(trials):
     ],
 )
 @pytest.mark.parametrize("grid", ["", "[grid]\nseed = [0, 1]"])
-def test_bases_of_one_file_name_are_told_apart(trials, tmp_path, names, told, grid):
+def test_bases_of_one_file_name_are_told_apart(trials, tmp_path, names, patterns, grid):
     for cut, name in enumerate(names, 2):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"model.cut = {cut}")
     found = trials(f"base = {names}\n{grid}")
     called = list(dict.fromkeys(trial.values["base"] for trial in found))
     assert len(called) == len(names)
-    assert all(map(fnmatch, called, told))
+    assert all(map(fnmatch, called, patterns))
     assert {trial.config.model.cut for trial in found if trial.values["base"] == called[-1]} == {len(names) + 1}
 
 
-def test_a_preset_and_a_file_of_its_name_are_told_apart(trials, tmp_path, monkeypatch):
+def test_a_preset_and_a_file_of_its_name_are_told_apart(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "census.toml").write_text("model.cut = 3")
     (tmp_path / "sweep.toml").write_text('base = ["census", "census.toml"]')

@@ -1,4 +1,4 @@
-"""A search that is set up already: what is tried, that validation chooses, and what is written."""
+"""The search of `tune`: its settings, the choice by validation, and the files that it writes."""
 
 import json
 import re
@@ -49,7 +49,7 @@ def test_of_tables_ensembles_are_tried_and_two_with_the_given_settings_first(row
     assert third == {**second, "model.numeric_embedding": numbers}
     assert {one["model.ensemble"] for one in others} == {1, 4}
     assert all(one["model.cut"] % one["model.ensemble"] == 0 for one in (given, second, third, *others))
-    odd = build_config({"data": {"name": "synthetic"}, "model": {"cut": 10}})  # which four cannot share
+    odd = build_config({"data": {"name": "synthetic"}, "model": {"cut": 10}})  # which is no multiple of 4
     assert not any("model.ensemble" in one for one in search_space(odd, data, 9))
 
 
@@ -72,7 +72,7 @@ def test_of_settings_that_validate_equally_the_loss_decides_and_then_the_given_o
 ):
     runs = []
 
-    def ended(definition, out, **options):
+    def fake_sweep(definition, out, **options):
         if out.name == "again-1":
             return []  # the time was over
         runs.extend(trial.run for trial in trials_of(definition))
@@ -83,7 +83,7 @@ def test_of_settings_that_validate_equally_the_loss_decides_and_then_the_given_o
         halved = {"run": runs[2], "status": "interrupted", "utility": {"last": {**last[2], "validation_loss": 0.0}}}
         return [*ended[:2], halved]
 
-    monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.run_sweep", ended)
+    monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.run_sweep", fake_sweep)
     (tmp_path / "out").mkdir()
     tuned = run_tune(str(file), tmp_path / "out", {}, minutes=1, trials=3)
     assert tuned.run == runs[chosen]
@@ -99,11 +99,11 @@ def test_of_settings_that_validate_equally_the_loss_decides_and_then_the_given_o
 def test_the_best_and_the_given_settings_are_trained_again_with_other_validation_rows(
     file, tmp_path, monkeypatch, end, failed, draws
 ):
-    """Of six trials, the given ones are the last by validation, and the third is the best on average."""
+    """Of six trials, the given settings are the last by validation, and the third trial is the best on average."""
     first, others = [0.80, 0.95, 0.94, 0.93, 0.92, 0.85], [0.80, 0.70, 0.75, 0.90, 0.75]
     found = {}
 
-    def ended(definition, out, **options):
+    def fake_sweep(definition, out, **options):
         again, trials = out.name == "again-1", trials_of(definition)
         found[again] = (trials, options["budget"])
         if again and failed == "all":
@@ -117,7 +117,7 @@ def test_the_best_and_the_given_settings_are_trained_again_with_other_validation
             for place, (trial, value) in enumerate(done)
         ]
 
-    monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.run_sweep", ended)
+    monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.run_sweep", fake_sweep)
     monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.DRAWS", 3)
     (tmp_path / "out").mkdir()
     tuned = run_tune(str(file), tmp_path / "out", {"schedule_seed": "5"}, minutes=1, trials=6)
@@ -151,7 +151,7 @@ def test_of_many_classes_trials_are_compared_by_what_chooses_their_epochs(
 ):
     runs = []
 
-    def ended(definition, out, **options):
+    def fake_sweep(definition, out, **options):
         assert options["budget"].measure == measure
         if out.name == "again-1":
             return []
@@ -165,7 +165,7 @@ def test_of_many_classes_trials_are_compared_by_what_chooses_their_epochs(
 
     file = tmp_path / "digits.toml"
     file.write_text('[data]\nname = "digits"\n')
-    monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.run_sweep", ended)
+    monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.run_sweep", fake_sweep)
     (tmp_path / "out").mkdir()
     tuned = run_tune(str(file), tmp_path / "out", {"training.class_weights": weights}, minutes=1, trials=2)
     assert (tuned.run, tuned.measure) == (runs[chosen], measure)
@@ -183,7 +183,7 @@ def test_trials_whose_validation_rows_are_of_one_class_are_not_called_too_slow(f
 
 @pytest.mark.slow
 def test_validation_chooses_and_the_test_is_shown_of_the_chosen_one_alone(file, tmp_path, capsys, monkeypatch):
-    """Of three settings one diverges, which is no reason to lose the others."""
+    """One of three settings diverges, and the others count."""
 
     def with_one_that_diverges(*given):
         *settings, last = search_space(*given)

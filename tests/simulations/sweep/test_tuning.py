@@ -1,4 +1,4 @@
-"""What a worker says of its trials, and what is said of a worker that ended."""
+"""Reports of a worker on its trials, and messages about a worker that ended."""
 
 import copy
 import sys
@@ -15,7 +15,7 @@ from tests.toys import toy_config, toy_data
 
 
 @pytest.fixture
-def said(monkeypatch):
+def reported(monkeypatch):
     found = []
     monkeypatch.setattr(tuning.tune, "report", found.append)
     return found
@@ -34,32 +34,32 @@ def use(data, monkeypatch):
     monkeypatch.setattr(tuning, "train_stack", train)
 
 
-def test_a_stack_tells_its_steps_and_its_end(tmp_path, monkeypatch, said):
+def test_a_stack_reports_its_steps_and_its_end(tmp_path, monkeypatch, reported):
     monkeypatch.chdir(tmp_path)
     use(toy_data(), monkeypatch)
     tuning._train_stack({"run": "two"}, plans=plans(tmp_path))
-    assert said[0]["steps"] == said[-2]["step"] > 0
-    assert said[-1] == {"finished": True}
+    assert reported[0]["steps"] == reported[-2]["step"] > 0
+    assert reported[-1] == {"finished": True}
     assert all(is_begun(tmp_path / seed) for seed in "01")
 
 
-def test_a_stack_that_cannot_be_trained_says_why_and_begins_nothing(tmp_path, monkeypatch, said):
+def test_a_stack_that_cannot_be_trained_says_why_and_begins_nothing(tmp_path, monkeypatch, reported):
     monkeypatch.chdir(tmp_path)
     use(toy_data(classes=3), monkeypatch)
     tuning._train_stack({"run": "two"}, plans=plans(tmp_path, attack={"names": []}))
-    assert "two classes" in said[-1]["failed"]
+    assert "two classes" in reported[-1]["failed"]
     assert not any(is_begun(tmp_path / seed) for seed in "01")
 
 
-def test_runs_that_diverge_are_named(tmp_path, monkeypatch, said):
+def test_runs_that_diverge_are_named(tmp_path, monkeypatch, reported):
     monkeypatch.chdir(tmp_path)
     use(toy_data(), monkeypatch)
     tuning._train_stack({"run": "two"}, plans=plans(tmp_path, training={"optimizer": "sgd", "learning_rate": 1e30}))
-    assert said[-1]["failed"] == "2 of them diverged: 0, 1"
+    assert reported[-1]["failed"] == "2 of them diverged: 0, 1"
 
 
 class Odd(Exception):
-    """It cannot be copied, and so not be sent to another process: what it is made of is not what it keeps."""
+    """An exception that cannot be pickled: its arguments are not those of its constructor."""
 
     def __init__(self, first, second):
         super().__init__(first)
@@ -76,8 +76,8 @@ def alone(folder):
 
 @pytest.mark.parametrize("error", [StopIteration("gone"), SystemExit("gone"), Odd("gone", 2)], ids=repr)
 @pytest.mark.parametrize("stacked", [False, True], ids=["alone", "in a stack"])
-def test_what_a_users_method_raises_reaches_the_driver_whatever_it_is(tmp_path, monkeypatch, said, error, stacked):
-    """Of the first two Tune tells words of its own, and the third it cannot send."""
+def test_what_a_users_method_raises_reaches_the_driver_whatever_it_is(tmp_path, monkeypatch, reported, error, stacked):
+    """Tune replaces the message of the first two, and cannot send the third."""
 
     def failing(*_, **__):
         raise error
@@ -88,13 +88,13 @@ def test_what_a_users_method_raises_reaches_the_driver_whatever_it_is(tmp_path, 
     train, given = (tuning._train_stack, plans(tmp_path)) if stacked else (tuning._train, alone(tmp_path))
     with pytest.raises(RuntimeError) as ended:
         train({"run": next(iter(given))}, plans=given)
-    told = str(copy.copy(ended.value))
-    assert told.splitlines()[-1] == f"{type(error).__name__}: gone"
-    assert "in failing" in told
-    assert said == []
+    text = str(copy.copy(ended.value))
+    assert text.splitlines()[-1] == f"{type(error).__name__}: gone"
+    assert "in failing" in text
+    assert reported == []
 
 
-def test_an_error_whose_text_cannot_be_had_is_told_by_its_name(tmp_path, monkeypatch, said):
+def test_an_error_whose_text_cannot_be_had_is_reported_by_its_name(tmp_path, monkeypatch, reported):
     def failing(*_, **__):
         raise Mute
 
@@ -104,21 +104,21 @@ def test_an_error_whose_text_cannot_be_had_is_told_by_its_name(tmp_path, monkeyp
         tuning._train({"run": "one"}, plans=alone(tmp_path))
 
 
-def test_what_fails_for_good_is_told_on_one_line_and_without_what_a_terminal_obeys(tmp_path, monkeypatch, said):
+def test_a_final_failure_is_reported_on_one_line_without_terminal_codes(tmp_path, monkeypatch, reported):
     def failing(*_, **__):
         raise TrainingError("first\nsecond\x1b[2J" + "x" * 10_000)
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tuning, "run_observed", failing)
     tuning._train({"run": "one"}, plans=alone(tmp_path))
-    (told,) = (message["failed"] for message in said)
-    assert told.startswith(r"TrainingError: first second\x1b[2Jxxx")
-    assert "characters left out" in told
-    assert len(told) < 10_100
+    (text,) = (message["failed"] for message in reported)
+    assert text.startswith(r"TrainingError: first second\x1b[2Jxxx")
+    assert "characters left out" in text
+    assert len(text) < 10_100
 
 
 class Noting:
-    """A sweep's folder and its board, as far as failures are told to them."""
+    """A stand-in for the folder and the board of a sweep, which records failures."""
 
     def __init__(self):
         self.noted, self.stacks = [], {}
@@ -133,7 +133,7 @@ FIRST = b"Failure # 1 (occurred at noon)\nTraceback\n  somewhere\nOdd: \xff gone
 SECOND = b"Failure # 2 (occurred at one)\nTraceback\n  elsewhere\nOdd: again\n"
 
 
-def test_a_worker_that_ended_is_told_by_the_last_line_of_its_own_file_and_all_that_is_new_in_it_is_noted(tmp_path):
+def test_an_ended_worker_is_reported_by_the_last_line_of_its_file_and_all_new_lines_are_noted(tmp_path):
     file, folder, board = tmp_path / "error.txt", Noting(), Noting()
     reporter = tuning.TrialReporter(folder, board)
     trial = SimpleNamespace(config={"run": "one"}, error_file=str(file))
@@ -156,7 +156,7 @@ def test_a_worker_that_ended_is_told_by_the_last_line_of_its_own_file_and_all_th
 
 @pytest.mark.parametrize("name", ["on_epoch", "on_step"])
 def test_a_trial_that_tune_ends_leaves_its_worker_and_reports_nothing_more(tmp_path, monkeypatch, name):
-    """Tune ends a trial by an exit out of a report; anything else that comes out costs it the worker."""
+    """Tune ends a trial by a SystemExit in a report; any other exception would end the worker too."""
     reports = []
 
     def report(values):
@@ -170,7 +170,7 @@ def test_a_trial_that_tune_ends_leaves_its_worker_and_reports_nothing_more(tmp_p
             getattr(steps, name)(*values[name])
         finally:
             steps.on_epoch(3, 1, {})
-            raise ConnectionError("what it looks like to the party that was left")
+            raise ConnectionError("the other party has ended")
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tuning.tune, "report", report)
