@@ -97,7 +97,9 @@ def utility_table(summary: Summary) -> str:
             gains = f"{shown(on - off, 4)}; {(on - off).min():+.4f} to {(on - off).max():+.4f}"
         if found.keys() & set(pair):
             rows.append([f"{overlap} %", *shows, gains])
-    return table(["overlap", "aligned rows only", "with `training.pretrain`", "gain; least and largest of a seed"], rows)
+    return table(
+        ["overlap", "aligned rows only", "with `training.pretrain`", "gain; least and largest of a seed"], rows
+    )
 
 
 def passes_table(summary: Summary) -> str:

@@ -99,10 +99,6 @@ def test_nothing_measured_is_null_and_the_entry_is_json():
     assert json.loads(json.dumps(entry, allow_nan=False)) == entry
 
 
-def test_a_metric_other_than_auc_has_no_null():
-    assert filled([0.5], metric="accuracy").result()["q95_null"] is None
-
-
 def test_the_detection_error_is_summed_up_by_its_lower_tail():
     errors = np.random.default_rng(1).random(777) / 2
     leak = LeakSummary(attack="norm", party="a")

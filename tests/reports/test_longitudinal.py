@@ -155,7 +155,6 @@ def test_what_would_have_been_sent_undefended_is_no_leak_of_the_run(longitudinal
     folder = longitudinal_attacks([entry_of("remembered_norm", [0.9, 0.95, 0.99], defended=False, source="monitor")])
     assert strongest(load_run(folder).result) is None
     text = text_of(folder)
-    assert "Who adds up" not in text
     assert "0.990" in text  # the value is in the table
 
 

@@ -445,7 +445,6 @@ def test_an_oracle_is_named_as_one_and_does_not_make_the_headline(run_folder):
     assert re.search(r"An oracle knows what no real attacker does.* it bounds nothing", found)
     assert re.search(r"cosine at .* reads the labels almost completely", found)
     assert "Worst practical attack: norm" in found
-    assert "limit that better attacks" not in found
 
 
 def test_a_run_with_oracles_only_says_that_no_real_attacker_was_measured(run_folder):
@@ -518,7 +517,6 @@ def test_a_run_with_a_bound_says_what_is_certified_beside_what_was_measured(run_
     assert "in 5.0 % zeros were sent" in found
     assert "No attack at the cut exceeded the bound more often than chance explains" in found
     assert "does not hold here" not in found
-    assert "whatsoever" not in found
 
 
 @pytest.mark.slow
