@@ -17,7 +17,7 @@ def gradients(seed=0, shape=(64, 8), dtype=torch.float32):
 
 
 def transcript_of(**layers):
-    """A transcript of two steps; the last one has these gradients, the first one other ones."""
+    """Return a transcript of two steps; the last one has these gradients, the first one others."""
     rows = np.arange(len(next(iter(layers.values()))))
     transcript = Transcript(history=None)
     for step, factor in enumerate((-3.0, 1.0)):
@@ -26,33 +26,34 @@ def transcript_of(**layers):
     return transcript
 
 
-def auc_error(auc, positives, negatives, sigmas=5.0):
-    """A bound on |measured AUC - AUC|, exceeded with a probability below 6e-7 at five standard deviations.
+def auc_error(auc, positives, negatives):
+    """Return a bound on |measured AUC - AUC| that is exceeded with a probability below 6e-7.
 
-    The variance of the Mann-Whitney statistic is at most A (1 - A) / min(P, N), whatever the distributions are.
+    It is five standard deviations. The variance of the Mann-Whitney statistic is at most A (1 - A) / min(P, N) for all
+    distributions.
     """
-    return sigmas * (auc * (1 - auc) / min(positives, negatives)) ** 0.5
+    return 5.0 * (auc * (1 - auc) / min(positives, negatives)) ** 0.5
 
 
-class Remembering(Attack):
-    """Keeps what it is told."""
+class RecordingAttack(Attack):
+    """Attack that records the layers and the side information that it receives."""
 
-    name = "remembering"
+    name = "recording"
 
     def __init__(self, *needs, hints=1):
         self.needs = frozenset(needs)
-        self._hints, self.told, self._seen = hints, [], set()
+        self._hints, self.received, self._seen = hints, [], set()
 
     def fresh(self):
-        return self  # a test looks at what it was told
+        return self  # a test reads what it received
 
     @property
     def hints(self):
         return self._hints
 
     def score(self, transcript, layer, side=None):
-        asked = id(transcript), transcript.last.step, layer
-        if asked not in self._seen:  # the run asks twice, to find out whether instances share state
-            self._seen.add(asked)
-            self.told.append((layer, side))
+        key = id(transcript), transcript.last.step, layer
+        if key not in self._seen:  # a run scores twice, to detect instances that share state
+            self._seen.add(key)
+            self.received.append((layer, side))
         return transcript.last.gradients[layer][:, 0]

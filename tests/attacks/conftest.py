@@ -1,4 +1,4 @@
-"""What crosses the cut in the runs of these tests."""
+"""Frames that are sent in the runs of these tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flower_vfl.transport.base import Link
 
 @pytest.fixture
 def frames(monkeypatch):
-    """Every frame that goes down in a run."""
+    """Record every frame that a link sends in a run."""
     from flower_vfl.transport import inproc, messages, stream
 
     seen = []

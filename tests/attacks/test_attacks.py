@@ -1,4 +1,4 @@
-"""What every attack must be: listed under its name, built from its parameters, shut off from everything else."""
+"""Requirements on every attack: a name in the list, construction from parameters, no access to labels or defenses."""
 
 import ast
 import inspect
@@ -44,7 +44,7 @@ def test_a_parameter_that_an_attack_does_not_have_is_refused():
     ("name", "parameter"), [(name, parameter) for name, made in ATTACKS.items() for parameter in parameters(made)]
 )
 def test_a_text_that_means_nothing_to_a_parameter_is_refused(name, parameter):
-    """`directions=False`, as Python writes it, is a text in a configuration, and was taken for true."""
+    """`directions=False`, in Python's notation, is a text in a configuration, which must not count as true."""
     with pytest.raises(ConfigError, match=name):
         make_attack(name, **{parameter: "False"})
 
@@ -66,7 +66,7 @@ def test_a_method_author_writes_one_method():
     assert First().params == {}
 
 
-def test_attacks_take_a_transcript_a_memory_or_a_view_of_the_trained_model_and_what_they_are_told_only():
+def test_attacks_take_a_transcript_a_memory_or_a_view_of_the_trained_model_and_side_information_only():
     for attack in ATTACKS.values():
         if issubclass(attack, Attack):
             assert list(inspect.signature(attack.score).parameters) == ["self", "transcript", "layer", "side"]

@@ -1,4 +1,4 @@
-"""Attacks on the gradients of more than two classes: one class after the other is looked for among all others."""
+"""Attacks on gradients of more than two classes: each class in turn is the positive one, against all others."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from flower_vfl.errors import ConfigError, ProtocolError
 from flower_vfl.metrics import leak_auc, nearest_rank
 from flower_vfl.protocol.transcript import StepTrace, Transcript
 from flower_vfl.strategies import VerticalStrategy
-from tests.attacks.common import Remembering, gradients
+from tests.attacks.common import RecordingAttack, gradients
 from tests.toys import toy_config, toy_data
 
 LABELS = np.array([0, 1, 2, 2, 1, 0, 0, 1, 2, 0, 1, 2])
 ROWS = np.arange(len(LABELS))
 
 
-class Kept(NoRecorder):
+class AucRecorder(NoRecorder):
     def __init__(self):
         self.values = []
 
@@ -34,11 +34,11 @@ class Kept(NoRecorder):
 
 
 def scorer_of(*attacks, positives=(), every=1):
-    kept = Kept()
+    recorder = AucRecorder()
     audit = AuditLabels.of(LABELS, classes=3, positives=positives)
     return AttackEvaluator(
-        attacks, ["cut"], audit, party="a", source="attacker", defended=False, recorder=kept, every=every
-    ), kept
+        attacks, ["cut"], audit, party="a", source="attacker", defended=False, recorder=recorder, every=every
+    ), recorder
 
 
 def score(scorer, steps, references=None):
@@ -54,11 +54,11 @@ def norm_auc(step, positive):
 
 
 def test_classes_take_turns_one_a_scored_step():
-    scorer, kept = scorer_of(NormAttack(), every=3)
+    scorer, recorder = scorer_of(NormAttack(), every=3)
     score(scorer, range(18))
     scorer.settle()
     expected = [norm_auc(step, turn % 3) for turn, step in enumerate(range(0, 18, 3))]
-    assert kept.values == expected
+    assert recorder.values == expected
     (entry,) = scorer.entries()
     assert [(one["class"], one["steps"]) for one in entry["by_class"]] == [(0, 2), (1, 2), (2, 2)]
     assert [one["q95"] for one in entry["by_class"]] == [max(expected[c::3]) for c in range(3)]
@@ -68,17 +68,17 @@ def test_classes_take_turns_one_a_scored_step():
 
 
 @pytest.mark.parametrize("every", [1, 2, 3])
-def test_the_oracle_looks_for_the_class_whose_turn_it_is_where_not_each_step_is_scored(every):
+def test_the_oracle_draws_from_the_class_whose_turn_it_is_where_not_each_step_is_scored(every):
     oracle = Oracle([CosineAttack()], AuditLabels.of(LABELS, classes=3), every)
     for turn in range(5):
         assert oracle.positives_in(turn * every, ROWS).tolist() == (turn % 3 == LABELS).tolist()
 
 
-def test_one_class_may_be_looked_for_alone():
-    scorer, kept = scorer_of(NormAttack(), positives=(2,))
+def test_a_single_class_can_be_the_positive_one():
+    scorer, recorder = scorer_of(NormAttack(), positives=(2,))
     score(scorer, range(4))
     (entry,) = scorer.entries()
-    assert kept.values == [norm_auc(step, 2) for step in range(4)]
+    assert recorder.values == [norm_auc(step, 2) for step in range(4)]
     assert "by_class" not in entry
 
 
@@ -87,9 +87,9 @@ def test_two_classes_are_read_as_before():
     assert [audit.positive(turn) for turn in range(3)] == [1, 1, 1]
 
 
-def test_hints_and_the_reference_are_of_the_class_that_is_looked_for():
-    told, hinted = Remembering("reference"), Remembering("hints", hints=2)
-    scorer, _ = scorer_of(told, hinted)
+def test_hints_and_the_reference_are_of_the_positive_class_of_the_step():
+    recording, hinted = RecordingAttack("reference"), RecordingAttack("hints", hints=2)
+    scorer, _ = scorer_of(recording, hinted)
     oracle = Oracle([CosineAttack()], AuditLabels.of(LABELS, classes=3), every=1)
 
     def reference(step, g):
@@ -99,8 +99,8 @@ def test_hints_and_the_reference_are_of_the_class_that_is_looked_for():
         return found
 
     score(scorer, range(6), reference)
-    for attack in (told, hinted):
-        for step, (_, side) in enumerate(attack.told):
+    for attack in (recording, hinted):
+        for step, (_, side) in enumerate(attack.received):
             assert set(LABELS[side.left_out]) == {step % 3}
             assert side.classes == 3
 
@@ -130,13 +130,13 @@ def strategy_of(**attack):
     return VerticalStrategy(torch.nn.Linear(2, 3), three_classes().target, config=toy_config(attack=attack))
 
 
-def test_what_reads_embeddings_of_two_classes_is_refused_by_name():
+def test_an_attack_on_embeddings_of_two_classes_is_refused_by_name():
     with pytest.raises(ConfigError, match=r"spectral can tell two classes.*this data has 3"):
         strategy_of(names=["norm", "spectral"])
     assert [attack.name for attack in strategy_of(names=["norm", "cosine"]).step_attacks] == ["norm", "cosine"]
 
 
-def test_a_class_that_the_data_does_not_have_cannot_be_looked_for():
+def test_a_positive_class_that_the_data_does_not_have_is_refused():
     with pytest.raises(ConfigError, match=r"attack\.positives is \[3\]; classes of this data are 0 to 2"):
         strategy_of(names=["norm"], positives=[3])
 
@@ -161,5 +161,5 @@ def test_a_run_of_three_classes_is_attacked_at_every_party_and_by_the_monitor(tm
     for (attack, source, layer, party), entry in found.items():
         if attack != "gradient_clustering":
             assert [one["class"] for one in entry["by_class"]] == [0, 1, 2]
-        if layer == "cut" and source == "attacker":  # two views of one thing
+        if layer == "cut" and source == "attacker":  # both attack the same numbers
             assert entry["mean"] == pytest.approx(found[attack, "monitor", "cut", party]["mean"])

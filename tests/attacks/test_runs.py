@@ -1,5 +1,4 @@
-"""Attacks in whole runs: every transport measures the same, bad input is refused, and a deployment tells nobody
-anything."""
+"""Attacks in whole runs: equal on every transport, bad input is refused, and a deployment sends no audit data."""
 
 from __future__ import annotations
 
@@ -27,14 +26,14 @@ from flower_vfl.strategies.gradients.base import GradientDefense
 from flower_vfl.tracking import read_steps
 from flower_vfl.training.outcome import Outcome
 from flower_vfl.transport.wire import KEPT
-from tests.attacks.common import Remembering
+from tests.attacks.common import RecordingAttack
 from tests.toys import toy_config, toy_data
 
 ALL = ["norm", "cosine", "inner_product", "direction_count", "hint(k=1)", "hint(k=3,measure=cosine)"]
 
 
 @pytest.mark.parametrize("parties", [1, 2])
-def test_a_defense_that_writes_over_the_gradients_does_not_touch_what_is_kept_clean(parties):
+def test_a_defense_that_overwrites_the_gradients_does_not_change_the_clean_copy(parties):
     class Eraser(GradientDefense):
         name = "eraser"
         params = {}  # noqa: RUF012
@@ -51,7 +50,7 @@ def test_a_defense_that_writes_over_the_gradients_does_not_touch_what_is_kept_cl
     assert means[False] != 0.5
 
 
-def overall(summary):
+def entries_of(summary):
     return {
         (entry["source"], entry["defended"], entry["layer"], entry["label"], entry["party"]): entry
         for entry in summary["leakage"]
@@ -65,7 +64,7 @@ def test_a_simulated_run_scores_every_attack_at_every_layer_and_at_the_monitor(k
     config = toy_config(attack={"names": ALL}, transport={"kind": kind}, training={"epochs": 1})
     config = config.model_copy(update={"defenses": [{"name": "iso", "t": 0.01}]})
     result = run(config, data=lambda _: data, out=tmp_path / "run")
-    entries = overall(result.summary)
+    entries = entries_of(result.summary)
     views = [
         ("attacker", True, "cut"),
         ("attacker", True, "first"),
@@ -80,7 +79,7 @@ def test_a_simulated_run_scores_every_attack_at_every_layer_and_at_the_monitor(k
     for party, label in itertools.product("ab", ALL):
         seen, sent = (entries[source, True, "cut", label, party] for source in ("attacker", "monitor"))
         assert (seen["mean"], seen["q95"]) == (sent["mean"], sent["q95"])  # both attack the same numbers
-    # Little noise and few steps: an oracle reads the direction, with noise and without.
+    # Little noise, few steps: the oracle reads the direction from sent and from clean gradients.
     cosines = [entries[source, defended, "cut", "cosine", "a"]["mean"] for source, defended, _ in views[2:]]
     assert min(cosines) > 0.7
     table = read_steps(tmp_path / "run")
@@ -89,7 +88,7 @@ def test_a_simulated_run_scores_every_attack_at_every_layer_and_at_the_monitor(k
 
 
 @pytest.mark.parametrize("defenses", [[], [{"name": "iso", "params": {}}]])
-def test_the_leak_of_a_run_is_that_of_what_was_sent(defenses):
+def test_the_leak_of_a_run_is_that_of_the_sent_gradients(defenses):
     entry = {"layer": "cut", "source": "monitor", "attack": "norm"}
     leakage = [{**entry, "defended": True, "q95": 0.6}] if defenses else []
     leakage += [{**entry, "defended": False, "q95": 0.9}, {**entry, "phase": "inference", "defended": True, "q95": 1.0}]
@@ -100,9 +99,9 @@ def test_the_leak_of_a_run_is_that_of_what_was_sent(defenses):
 
 def test_attacks_with_side_information_change_no_weight():
     data = toy_data()
-    watched = run(toy_config(attack={"names": ALL}, model={"dropout": 0.2}), data=lambda _: data)
-    blind = run(toy_config(attack={"names": []}, model={"dropout": 0.2}), data=lambda _: data)
-    assert watched.summary["weights"] == blind.summary["weights"]
+    attacked = run(toy_config(attack={"names": ALL}, model={"dropout": 0.2}), data=lambda _: data)
+    plain = run(toy_config(attack={"names": []}, model={"dropout": 0.2}), data=lambda _: data)
+    assert attacked.summary["weights"] == plain.summary["weights"]
 
 
 def test_all_transports_measure_the_same():
@@ -118,11 +117,11 @@ def test_all_transports_measure_the_same():
 def test_scorers_get_the_labels_of_a_table_of_any_size_as_fast_as_they_take_them(kind, monkeypatch):
     data, config = toy_data(), toy_config(attack={"names": ["norm"]}, transport={"kind": kind})
     expected = run(config, data=lambda _: data).summary["leakage"]
-    take = Attacker.answer
+    answer = Attacker.answer
 
     def slowly(attacker, frame):
         time.sleep(0.001)
-        return take(attacker, frame)
+        return answer(attacker, frame)
 
     monkeypatch.setattr(Attacker, "answer", slowly)
     monkeypatch.setattr(AuditLabels, "PIECE", 1)
@@ -140,7 +139,7 @@ def test_named_layers_are_scored():
 
 
 class DeployedGrid(LocalGrid):
-    """Nodes with owners of their own: each says its party in its node config, and nothing says simulation."""
+    """Grid of a deployment: the node config of each node gives its party, and none marks a simulation."""
 
     simulation = False
 
@@ -182,19 +181,19 @@ def test_a_deployment_sends_no_clean_gradient_and_no_label_whatever_attacks_are_
     assert {entry["label"] for entry in outcome.leakage} == set(ALL)
 
 
-def test_a_simulation_tells_attackers_only_and_only_on_request(frames):
+def test_a_simulation_sends_references_to_attackers_only_and_only_on_request(frames):
     data = toy_data(rows=200)
 
-    def told(**attack):
+    def steps_with_reference(**attack):
         frames.clear()
         config = toy_config(attack=attack, parties={"features": ["a", "b"], "attackers": ["a"]}, training={"epochs": 1})
         start(lambda client: LocalGrid(client, 2, {}), config, data)
         return sum("audit.reference" in frame.tensors for frame in frames)
 
-    assert told(names=ALL) == 3  # one party, three steps
-    assert told(names=ALL, every=2) == 2
-    assert told(names=["norm", "hint(k=1)"]) == 0
-    assert told(names=ALL, audit=False) == 0
+    assert steps_with_reference(names=ALL) == 3  # one party, three steps
+    assert steps_with_reference(names=ALL, every=2) == 2
+    assert steps_with_reference(names=["norm", "hint(k=1)"]) == 0
+    assert steps_with_reference(names=ALL, audit=False) == 0
 
 
 @pytest.mark.parametrize(
@@ -229,11 +228,11 @@ def test_hints_that_outnumber_the_positives_of_the_data_are_refused():
     VerticalStrategy(nn.Linear(2, 1), labels, config=toy_config(attack={"names": ["hint(k=2)"]}))
 
 
-def test_side_information_that_nobody_has_is_refused():
+def test_side_information_that_does_not_exist_is_refused():
     from flower_vfl.auditing.evaluator import check_side_information
 
     with pytest.raises(ConfigError, match=r"needs \['truth'\]; there is only reference, hints"):
-        check_side_information([Remembering("truth")], positives=10, batch_size=10)
+        check_side_information([RecordingAttack("truth")], positives=10, batch_size=10)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""An attack that follows batches has an instance a party, layer and view, and continues after a resume."""
+"""An attack with state has an instance for each party, layer and view, and continues after a resume."""
 
 import numpy as np
 import pytest
@@ -18,8 +18,8 @@ from tests.attacks.gradient.test_direction import batches
 ROWS, STEPS = 256, 8
 
 
-class Kept(NoRecorder):
-    """Keeps leak AUCs by party, layer, attack and metric."""
+class AucRecorder(NoRecorder):
+    """Recorder of leak AUCs by party, layer, attack and metric."""
 
     def __init__(self):
         self.values = {}
@@ -30,7 +30,7 @@ class Kept(NoRecorder):
 
 
 def stream(seed, width):
-    """Gradients of one party and layer, and the labels of all batches one after the other."""
+    """Return the gradients of one party and layer by batch, and the labels of all batches in one array."""
     seen = list(batches(STEPS, rows=ROWS, width=width, seed=seed, turning=0.3))
     return [g for g, _ in seen], torch.cat([y for _, y in seen]).numpy().astype(np.uint8)
 
@@ -41,7 +41,7 @@ def alone(gradients, labels):
     return [leak_auc(attack.rate(g, None), y) for g, y in zip(gradients, parts, strict=True)]
 
 
-def scorer_of(labels, kept, together=1):
+def scorer_of(labels, recorder, together=1):
     audit = AuditLabels.of(labels)
     attacks = [DirectionAttack(), NormAttack()]
     return AttackEvaluator(
@@ -51,7 +51,7 @@ def scorer_of(labels, kept, together=1):
         party="a",
         source="attacker",
         defended=True,
-        recorder=kept,
+        recorder=recorder,
         together=together,
     )
 
@@ -64,20 +64,20 @@ def score(scorer, step, **layers):
 
 
 @pytest.mark.parametrize("together", [1, 3])
-def test_each_layer_is_followed_by_itself(together):
+def test_each_layer_has_an_instance_of_its_own(together):
     (cut, labels), (first, _) = stream(0, 8), stream(1, 5)
-    kept = Kept()
-    scorer = scorer_of(labels, kept, together)
+    recorder = AucRecorder()
+    scorer = scorer_of(labels, recorder, together)
     for step in range(STEPS):
         score(scorer, step, cut=cut[step], first=first[step])
     scorer.settle()
     for layer, gradients in (("cut", cut), ("first", first)):
-        assert kept.values["a", layer, "direction", "auc"] == pytest.approx(alone(gradients, labels), abs=1e-9)
+        assert recorder.values["a", layer, "direction", "auc"] == pytest.approx(alone(gradients, labels), abs=1e-9)
 
 
 def test_after_a_resume_attacks_continue_where_they_were(tmp_path):
     (cut, labels), (first, _) = stream(0, 8), stream(1, 5)
-    whole, before, after = Kept(), Kept(), Kept()
+    whole, before, after = AucRecorder(), AucRecorder(), AucRecorder()
     undisturbed, interrupted = scorer_of(labels, whole), scorer_of(labels, before)
     for step in range(STEPS):
         score(undisturbed, step, cut=cut[step], first=first[step])
@@ -92,10 +92,10 @@ def test_after_a_resume_attacks_continue_where_they_were(tmp_path):
     assert resumed.entries() == undisturbed.entries()
 
 
-def test_the_monitor_follows_each_party_and_what_would_be_sent_by_themselves():
+def test_the_monitor_has_an_instance_for_each_party_and_for_undefended_gradients():
     seen = {party: stream(seed, width) for seed, (party, width) in enumerate([("a", 8), ("b", 6)])}
     labels = seen["a"][1]
-    kept = Kept()
+    recorder = AucRecorder()
     schedule = Schedule(0, len(labels), 0, ROWS, 10, 1, validation=0.0)
     monitor = LeakageMonitor(
         ["a", "b", "a+b"],
@@ -103,7 +103,7 @@ def test_the_monitor_follows_each_party_and_what_would_be_sent_by_themselves():
         AuditLabels.of(labels),
         schedule,
         defended=True,
-        recorder=kept,
+        recorder=recorder,
         every=1,
     )
     noise = torch.Generator().manual_seed(9)
@@ -119,19 +119,19 @@ def test_the_monitor_follows_each_party_and_what_would_be_sent_by_themselves():
     monitor.entries()
     joined = [torch.cat(pair, dim=1) for pair in zip(sent["a"], sent["b"], strict=True)]
     for party, expected in (("a", sent["a"]), ("b", sent["b"]), ("a+b", joined)):
-        found = kept.values[party, "cut", "direction", "monitor_auc"]
+        found = recorder.values[party, "cut", "direction", "monitor_auc"]
         assert found == pytest.approx(alone(expected, labels), abs=1e-9)
     for party, (clean, _) in seen.items():
-        found = kept.values[party, "cut", "direction", "undefended_auc"]
+        found = recorder.values[party, "cut", "direction", "undefended_auc"]
         assert found == pytest.approx(alone(clean, labels), abs=1e-9)
 
 
-def test_attacks_that_follow_a_line_side_by_side_read_what_each_reads_by_itself():
+def test_attacks_that_share_a_principal_direction_score_as_each_alone():
     seen = [g for g, _ in batches(STEPS, rows=ROWS, width=6, turning=0.3)]
     together, buffer = fresh_together([DirectionAttack(), NormAttack(), ShellAttack()]), torch.empty_like(seen[0])
     apart = DirectionAttack(), NormAttack(), ShellAttack()
     for g in seen:
-        buffer.copy_(g)  # each batch lies where the last one lay
+        buffer.copy_(g)  # each batch overwrites the last one in memory
         for one, other in zip(together, apart, strict=True):
             assert torch.equal(one.rate(buffer.flatten(1), None), other.rate(g, None))
     assert torch.equal(together[2].state()["evidence"], apart[2].state()["evidence"])

@@ -1,4 +1,4 @@
-"""Who tells attacks what: side information reaches the attacks that declare it, and its suppliers are not scored."""
+"""Side information: it reaches the attacks that declare it, and the rows that it comes from are not scored."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from flower_vfl.errors import InputError
 from flower_vfl.metrics import leak_auc
 from flower_vfl.protocol.schedule import Schedule
 from flower_vfl.protocol.transcript import StepTrace, Transcript
-from tests.attacks.common import Remembering, gradients, transcript_of
+from tests.attacks.common import RecordingAttack, gradients, transcript_of
 
 LABELS = np.array([0, 1, 0, 0, 1, 1, 0, 1, 0, 0])
 SCHEDULE = Schedule(0, len(LABELS), 0, len(LABELS), 10, 1, validation=0.0)
 
 
-class Kept(NoRecorder):
+class AucRecorder(NoRecorder):
     def __init__(self):
         self.values = []
 
@@ -41,16 +41,16 @@ class Kept(NoRecorder):
             self.values.append(value)
 
 
-def scorer_of(*attacks, layers=("cut",), labels=LABELS, every=1):
-    kept = Kept()
-    audit = AuditLabels.of(labels)
+def scorer_of(*attacks, layers=("cut",)):
+    recorder = AucRecorder()
+    audit = AuditLabels.of(LABELS)
     scorer = AttackEvaluator(
-        attacks, layers, audit, party="a", source="attacker", defended=True, recorder=kept, every=every
+        attacks, layers, audit, party="a", source="attacker", defended=True, recorder=recorder, every=1
     )
-    return scorer, kept
+    return scorer, recorder
 
 
-def test_what_was_not_told_is_refused_by_name():
+def test_side_information_that_was_not_given_is_refused_by_name():
     side = SideInformation({"hints": torch.zeros(1, 2)})
     with pytest.raises(InputError, match=r"'reference' .*given hints.*`needs`"):
         side.tensor("reference")
@@ -58,48 +58,48 @@ def test_what_was_not_told_is_refused_by_name():
         CosineAttack().score(transcript_of(cut=gradients()), "cut")
 
 
-def test_attacks_that_declare_nothing_are_told_nothing_and_every_row_counts():
-    attack, g = Remembering(), gradients(shape=(10, 3))
-    scorer, kept = scorer_of(attack)
+def test_attacks_that_declare_nothing_receive_nothing_and_every_row_is_scored():
+    attack, g = RecordingAttack(), gradients(shape=(10, 3))
+    scorer, recorder = scorer_of(attack)
     scorer.score(transcript_of(cut=g), Reference(1, {"cut": torch.ones(3)}))
-    ((layer, side),) = attack.told
+    ((layer, side),) = attack.received
     assert (layer, dict(side.tensors), side.left_out.tolist()) == ("cut", {}, [])
-    assert kept.values[0]["value"] == leak_auc(g[:, 0], LABELS)
+    assert recorder.values[0]["value"] == leak_auc(g[:, 0], LABELS)
 
 
-def test_the_reference_is_told_and_its_row_is_not_scored():
-    attack, g = Remembering("reference"), gradients(shape=(10, 3))
-    told = {"cut": torch.ones(3), "first": torch.zeros(3)}
-    scorer, kept = scorer_of(attack, layers=("cut", "first"))
-    scorer.score(transcript_of(cut=g, first=g * 2), Reference(4, told))
-    assert [side.tensor("reference") is told[layer] for layer, side in attack.told] == [True, True]
-    assert all(side.left_out.tolist() == [4] for _, side in attack.told)
+def test_the_reference_is_given_and_its_row_is_not_scored():
+    attack, g = RecordingAttack("reference"), gradients(shape=(10, 3))
+    reference = {"cut": torch.ones(3), "first": torch.zeros(3)}
+    scorer, recorder = scorer_of(attack, layers=("cut", "first"))
+    scorer.score(transcript_of(cut=g, first=g * 2), Reference(4, reference))
+    assert [side.tensor("reference") is reference[layer] for layer, side in attack.received] == [True, True]
+    assert all(side.left_out.tolist() == [4] for _, side in attack.received)
     rest = np.delete(np.arange(10), 4)
-    assert [value["value"] for value in kept.values] == [leak_auc(g[rest, 0], LABELS[rest])] * 2
+    assert [value["value"] for value in recorder.values] == [leak_auc(g[rest, 0], LABELS[rest])] * 2
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_hints_are_gradients_of_positives_as_the_party_sees_them_and_are_not_scored(k):
-    attack, g = Remembering("hints", hints=k), gradients(shape=(10, 3))
-    scorer, kept = scorer_of(attack, layers=("cut", "first"))
+    attack, g = RecordingAttack("hints", hints=k), gradients(shape=(10, 3))
+    scorer, recorder = scorer_of(attack, layers=("cut", "first"))
     scorer.score(transcript_of(cut=g, first=g * 2))
-    (_, cut), (_, first) = attack.told
+    (_, cut), (_, first) = attack.received
     assert torch.equal(first.tensor("hints"), 2 * cut.tensor("hints"))
     assert len(cut.left_out) == k
     assert LABELS[cut.left_out].all()
     hinted = {tuple(row) for row in cut.tensor("hints").tolist()}
     assert hinted == {tuple(row) for row in g[torch.from_numpy(cut.left_out)].tolist()}
     rest = np.setdiff1d(np.arange(10), cut.left_out)
-    assert kept.values[0]["value"] == leak_auc(g[rest, 0], LABELS[rest])
+    assert recorder.values[0]["value"] == leak_auc(g[rest, 0], LABELS[rest])
 
 
 def test_more_hints_hold_fewer_hints_and_a_step_draws_the_same_again():
-    one, three, again = (Remembering("hints", hints=k) for k in (1, 3, 3))
+    one, three, again = (RecordingAttack("hints", hints=k) for k in (1, 3, 3))
     scorer, _ = scorer_of(one, three)
     other, _ = scorer_of(again)
     for each in (scorer, other):
         each.score(transcript_of(cut=gradients(shape=(10, 3))))
-    left_out = [set(attack.told[0][1].left_out.tolist()) for attack in (one, three, again)]
+    left_out = [set(attack.received[0][1].left_out.tolist()) for attack in (one, three, again)]
     assert left_out[0] < left_out[1] == left_out[2]
 
 
@@ -114,20 +114,20 @@ def test_every_positive_is_drawn_equally_often_and_steps_and_purposes_draw_apart
     assert sum(a == b for a, b in zip(*draws, strict=True)) < 15  # 1 in 24 by chance; false alarm 1e-9
 
 
-def test_a_batch_with_too_few_positives_is_counted_and_told_once(caplog):
-    scorer, kept = scorer_of(HintAttack(k=1), HintAttack(k=4), HintAttack(k=5), CosineAttack(), NormAttack())
+def test_a_batch_with_too_few_positives_is_counted_and_warned_of_once(caplog):
+    scorer, recorder = scorer_of(HintAttack(k=1), HintAttack(k=4), HintAttack(k=5), CosineAttack(), NormAttack())
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             scorer.score(transcript_of(cut=gradients(shape=(10, 3))))
     entries = {entry["label"]: entry for entry in scorer.entries()}
     counted = {label: (entry["steps"], entry["one_class_steps"]) for label, entry in entries.items()}
-    # k = 4 leaves no positive to find; k = 5 cannot be told; cosine got no reference.
+    # k = 4 leaves no positive to detect; k = 5 has too few positives; cosine got no reference.
     assert counted == {"hint(k=1)": (3, 0), "hint(k=4)": (3, 3), "hint": (3, 3), "cosine": (3, 3), "norm": (3, 0)}
     assert entries["hint"]["q95"] is None
     warnings = [record.getMessage() for record in caplog.records]
     assert len(warnings) == 2
     assert "attack hint at layer 'cut' of party 'a': the batch of step 1 has too few positives" in warnings[0]
-    assert all(math.isnan(v["value"]) for v in kept.values if v["attack"] in ("hint(k=4)", "hint", "cosine"))
+    assert all(math.isnan(v["value"]) for v in recorder.values if v["attack"] in ("hint(k=4)", "hint", "cosine"))
 
 
 def test_chance_is_that_of_the_rows_that_were_scored():
@@ -138,10 +138,10 @@ def test_chance_is_that_of_the_rows_that_were_scored():
 
 
 def test_logs_and_entries_tell_two_settings_of_one_attack_apart():
-    scorer, kept = scorer_of(HintAttack(k=1), HintAttack(k=2, measure="distance"))
+    scorer, recorder = scorer_of(HintAttack(k=1), HintAttack(k=2, measure="distance"))
     scorer.score(transcript_of(cut=gradients(shape=(10, 3))))
     labels = ["hint(k=1)", "hint(k=2,measure=distance)"]
-    assert [value["attack"] for value in kept.values] == labels
+    assert [value["attack"] for value in recorder.values] == labels
     assert [(entry["attack"], entry["label"]) for entry in scorer.entries()] == [("hint", label) for label in labels]
     assert scorer.entries()[1]["params"] == {"k": 2, "measure": "distance"}
 
@@ -150,26 +150,26 @@ def test_the_oracle_gives_one_positives_clean_gradient_on_steps_that_are_scored(
     clean = {"a": gradients(shape=(10, 2, 2)), "b": gradients(1, (10, 3))}
     rows = np.arange(10)
     oracle = Oracle([CosineAttack(), NormAttack()], AuditLabels.of(LABELS), every=2)
-    told = oracle.references(2, rows, clean)
-    row = told["a"].row
+    references = oracle.references(2, rows, clean)
+    row = references["a"].row
     assert LABELS[row] == 1
-    assert told["b"].row == row
-    assert torch.equal(told["a"].gradients["cut"], clean["a"][row].flatten())
-    assert torch.equal(told["b"].gradients["cut"], clean["b"][row])
+    assert references["b"].row == row
+    assert torch.equal(references["a"].gradients["cut"], clean["a"][row].flatten())
+    assert torch.equal(references["b"].gradients["cut"], clean["b"][row])
     assert oracle.references(3, rows, clean) == {}
     assert Oracle([NormAttack()], AuditLabels.of(LABELS), every=1).references(2, rows, clean) == {}
     assert Oracle([CosineAttack()], AuditLabels.of(LABELS * 0), every=1).references(2, rows, clean) == {}
 
 
-def test_under_a_defense_the_monitor_also_attacks_what_would_have_been_sent():
-    kept, audit = Kept(), AuditLabels.of(LABELS)
+def test_under_a_defense_the_monitor_also_attacks_the_undefended_gradients():
+    recorder, audit = AucRecorder(), AuditLabels.of(LABELS)
     clean, sent = gradients(shape=(10, 3)), gradients(1, (10, 3))
     clean[torch.from_numpy(LABELS) == 1] *= 100
     attacks = [NormAttack(), CosineAttack()]
-    monitor = LeakageMonitor(["a"], attacks, audit, SCHEDULE, defended=True, recorder=kept, every=1)
-    told = {"a": Reference(1, {"cut": clean[1]})}
+    monitor = LeakageMonitor(["a"], attacks, audit, SCHEDULE, defended=True, recorder=recorder, every=1)
+    references = {"a": Reference(1, {"cut": clean[1]})}
     rows, z = np.arange(10), torch.zeros(10, 3)
-    monitor.observe(0, 1, rows, {"a": z}, {"a": sent}, clean={"a": clean}, references=told)
+    monitor.observe(0, 1, rows, {"a": z}, {"a": sent}, clean={"a": clean}, references=references)
     entries = {(entry["attack"], entry["defended"]): entry["q95"] for entry in monitor.entries()}
     rest = np.delete(rows, 1)
     assert entries == {
@@ -178,12 +178,12 @@ def test_under_a_defense_the_monitor_also_attacks_what_would_have_been_sent():
         ("cosine", True): leak_auc(cosine.score(sent, clean[1])[rest], LABELS[rest]),
         ("cosine", False): leak_auc(cosine.score(clean, clean[1])[rest], LABELS[rest]),
     }
-    assert [value["metric"] for value in kept.values] == ["monitor_auc"] * 2 + ["undefended_auc"] * 2
+    assert [value["metric"] for value in recorder.values] == ["monitor_auc"] * 2 + ["undefended_auc"] * 2
     assert entries["norm", False] == 1.0
     assert 1.0 > monitor.last == monitor.epoch_leak == max(entries["norm", True], entries["cosine", True])
 
 
-def test_without_a_defense_there_is_nothing_that_was_not_sent():
+def test_without_a_defense_the_monitor_scores_each_gradient_once():
     monitor = LeakageMonitor(
         ["a"], [NormAttack()], AuditLabels.of(LABELS), SCHEDULE, defended=False, recorder=NoRecorder(), every=1
     )
@@ -194,12 +194,12 @@ def test_without_a_defense_there_is_nothing_that_was_not_sent():
 
 def test_hints_seen_by_the_scorer_are_those_that_the_pure_function_would_take():
     g = gradients(shape=(10, 3))
-    scorer, kept = scorer_of(HintAttack(k=2, measure="distance"))
+    scorer, recorder = scorer_of(HintAttack(k=2, measure="distance"))
     scorer.score(transcript_of(cut=g))
     known = draw_positives(LABELS, 1, "hints")[:2]
     rest = np.setdiff1d(np.arange(10), known)
     expected = leak_auc(hint.score(g, g[torch.from_numpy(known)], "distance")[rest], LABELS[rest])
-    assert kept.values[0]["value"] == expected
+    assert recorder.values[0]["value"] == expected
 
 
 def test_side_information_is_a_value():
@@ -208,8 +208,8 @@ def test_side_information_is_a_value():
         side.left_out = np.array([4])
 
 
-class Knows(Remembering):
-    """Knows labels of a few rows of each class and says them; of all others it says nothing."""
+class KnownLabelsAttack(RecordingAttack):
+    """Attack that knows labels of a few rows of each class and scores them by label; all others score 0."""
 
     def __init__(self, leaks):
         super().__init__("labels")
@@ -224,25 +224,25 @@ class Knows(Remembering):
         return side.tensor("labels").clamp(min=0).double()
 
 
-def test_who_knows_labels_is_told_the_same_rows_in_every_batch_and_measured_on_the_others():
-    attack, rows_told = Knows(1), []
-    scorer, kept = scorer_of(attack)
+def test_an_attack_that_knows_labels_gets_those_of_the_same_rows_and_is_measured_on_the_others():
+    attack, known_rows = KnownLabelsAttack(1), []
+    scorer, recorder = scorer_of(attack)
     for step in range(4):
         rows = np.random.default_rng(step).permutation(10)
         transcript = Transcript(history=None)
         transcript.record(StepTrace(step, 0, rows, torch.zeros(10, 2), {"cut": gradients(shape=(10, 3))}))
         scorer.score(transcript)
-        _, side = attack.told[-1]
+        _, side = attack.received[-1]
         known, labels = rows[side.left_out], side.tensor("labels")
         assert labels[side.left_out].tolist() == LABELS[known].tolist()
         assert sorted(labels.tolist()) == [-1] * 8 + [0, 1]
-        rows_told.append(sorted(known.tolist()))
+        known_rows.append(sorted(known.tolist()))
     scorer.settle()
-    assert all(told == rows_told[0] for told in rows_told)
-    assert [value["value"] for value in kept.values] == [0.5] * 4  # what it was told is not counted as read
+    assert all(rows == known_rows[0] for rows in known_rows)
+    assert [value["value"] for value in recorder.values] == [0.5] * 4  # known labels are not scored
 
 
 @pytest.mark.parametrize("leaks", [0, 4])
 def test_labels_of_more_rows_than_there_are_or_of_none_are_refused(leaks):
     with pytest.raises(InputError, match=f"knows the labels of {leaks} rows of each class; from 1 to 3 are possible"):
-        check_side_information([Knows(leaks)], positives=4, batch_size=10)
+        check_side_information([KnownLabelsAttack(leaks)], positives=4, batch_size=10)

@@ -16,7 +16,7 @@ from flower_vfl.nn.layers import watched_layers
 from flower_vfl.parties.feature import FeatureParty
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import Schedule
-from tests.attacks.common import Remembering, gradients
+from tests.attacks.common import RecordingAttack, gradients
 from tests.toys import toy_data
 
 SCHEDULE = Schedule(1, 100, 20, 16, 50, 2, 0.1)
@@ -52,7 +52,7 @@ def answer(step, request, *, row=3, reference=None, gradient=None):
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_the_clean_gradient_is_followed_to_every_layer_of_the_partys_own_model(in_flight):
-    attack = Remembering("reference")
+    attack = RecordingAttack("reference")
     party = make_attacked(layers=("cut", "first", "2"), in_flight=in_flight, attacks=[attack])
     for step in range(in_flight):
         party.handle(Frame(Kind.STEP, step, {"gradient_of": -1}))
@@ -63,34 +63,34 @@ def test_the_clean_gradient_is_followed_to_every_layer_of_the_partys_own_model(i
     clean = gradients(9, (4,))
     expected = torch.autograd.grad(model[4](model[3](second)), (first, second), clean[None])
     party.handle(answer(0, in_flight, reference=clean))
-    found = {layer: side.tensor("reference") for layer, side in attack.told}
+    found = {layer: side.tensor("reference") for layer, side in attack.received}
     assert torch.equal(found["cut"], clean)
     torch.testing.assert_close(found["first"], expected[0][0])
     torch.testing.assert_close(found["2"], expected[1][0])
-    assert all(side.left_out.tolist() == [3] for _, side in attack.told)
+    assert all(side.left_out.tolist() == [3] for _, side in attack.received)
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_where_no_defense_changed_it_the_batchs_own_pass_gives_the_clean_gradient_at_every_layer(in_flight):
-    attack = Remembering("reference")
+    attack = RecordingAttack("reference")
     party = make_attacked(layers=("cut", "first", "2"), in_flight=in_flight, attacks=[attack])
     for step in range(in_flight):
         party.handle(Frame(Kind.STEP, step, {"gradient_of": -1}))
     received = gradients(0, (16, 4))
     party.handle(answer(0, in_flight, reference=received[3], gradient=received))
     of_batch = party.observer.view.transcript.last.gradients
-    assert len(attack.told) == 3
-    for layer, side in attack.told:
+    assert len(attack.received) == 3
+    for layer, side in attack.received:
         assert torch.equal(side.tensor("reference"), of_batch[layer][3])
         assert side.left_out.tolist() == [3]
 
 
 def test_at_the_cut_alone_the_clean_gradient_is_used_as_it_is():
-    attack = Remembering("reference")
+    attack = RecordingAttack("reference")
     party = make_attacked(layers=("cut",), attacks=[attack])
     party.handle(Frame(Kind.STEP, 0, {"gradient_of": -1}))
     party.handle(answer(0, 1, reference=torch.ones(4)))
-    assert [(layer, side.tensor("reference").tolist()) for layer, side in attack.told] == [("cut", [1.0] * 4)]
+    assert [(layer, side.tensor("reference").tolist()) for layer, side in attack.received] == [("cut", [1.0] * 4)]
 
 
 class Functional(nn.Module):
@@ -139,7 +139,7 @@ def own_draws():
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_where_rows_depend_on_each_other_or_on_chance_the_graph_of_the_batch_is_followed(mixer, in_flight, own_draws):
-    attack, seen = Remembering("reference"), []
+    attack, seen = RecordingAttack("reference"), []
     with seeded_initialisation(3):
         bottom = MIXERS[mixer]()
     party = make_attacked(bottom=bottom, attacks=[attack], in_flight=in_flight, layers=("cut", "first"))
@@ -157,7 +157,7 @@ def test_where_rows_depend_on_each_other_or_on_chance_the_graph_of_the_batch_is_
         party.handle(Frame(Kind.STEP, step, {"gradient_of": -1}))
     for step in range(2):
         party.handle(answer(step, step + in_flight, reference=gradients(9, (4,))))
-    references = [side.tensor("reference") for layer, side in attack.told if layer == "first"]
+    references = [side.tensor("reference") for layer, side in attack.received if layer == "first"]
     assert len(references) == 2
     assert all(torch.equal(a, b) for a, b in zip(references, seen, strict=True))
     assert not party.observer._rows_independent

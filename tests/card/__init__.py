@@ -1,4 +1,4 @@
-"""What runs on a card, on a stand-in for one that every machine has; and who needs a real one."""
+"""Tests of runs on a GPU: on a stand-in that works on every machine, and on a real one."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +8,6 @@ import torch
 
 
 def needs_card(test: Callable[..., Any]) -> Any:
-    """Skip a test where there is no card; `pytest -m card` chooses those that need one."""
+    """Skip a test on machines without a GPU; `pytest -m card` selects the tests that need one."""
     skipped = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
     return pytest.mark.card(skipped(test))

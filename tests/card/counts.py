@@ -1,8 +1,8 @@
-"""What a step gives a card to do, counted on the stand-in: `python -m tests.card.counts`.
+"""Operations and waits of a step on a GPU, counted on the stand-in: `python -m tests.card.counts`.
 
-Operations and waits of a step, start and end of training left out, for two networks of the papers: bare, behind
-Marvell, with six attacks on gradients and the monitor, and with both. The whole network's step is the same network
-trained by one plain loop. How large batches are changes nothing about the counts.
+Start and end of training are left out. Two networks of the papers are trained without defense and attacks, with
+Marvell, with six attacks on gradients and the monitor, and with both. The step of the whole network is that of the same
+network in one plain loop. The counts do not depend on the size of batches.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NETWORKS = {
     ),
     "ISIC": (images(3, 84, 84), paper("isic"), ""),
 }
-WAYS = {
+VARIANTS = {
     "bare": ("", []),
     "Marvell": ("marvell(s=4.0)", []),
     "attacks": ("", ATTACKS),
@@ -42,7 +42,7 @@ BATCH = 16
 
 
 def split(make, sections, defenses, attacks):
-    """Return the operations and the waits of a step, by two trainings of which one has an epoch more."""
+    """Return the operations and the waits of a step: the difference of two trainings, of one and of two epochs."""
     found, data = [], make()
     for epochs in (1, 2):
         training = {**sections.get("training", {}), "epochs": epochs, "batch_size": BATCH, "validation": 0.0}
@@ -55,7 +55,7 @@ def split(make, sections, defenses, attacks):
 
 
 def whole(make, sections, own):
-    """Return the operations and the waits of a step of one plain loop."""
+    """Return the operations and the waits of a step of the whole network in one plain loop."""
     data, config = make(), config_of(sections, "", [])
     parties = [party for party in data.parties if party != own]
     with card() as device:
@@ -64,20 +64,20 @@ def whole(make, sections, own):
             parts[own] = default_own(data.party(own).spec, 2, config)
         rows = np.arange(BATCH)
         inputs = {party: data.party(party).train.gather(rows) for party in parts}
-        adding = [party for party, part in parts.items() if adds_to_logits(part)]
-        shape = torch.cat([parts[p].eval()(*inputs[p]) for p in parts if p not in adding], dim=1).shape[1:]
+        adders = [party for party, part in parts.items() if adds_to_logits(part)]
+        shape = torch.cat([parts[p].eval()(*inputs[p]) for p in parts if p not in adders], dim=1).shape[1:]
         network = nn.ModuleList([*parts.values(), default_top(tuple(shape), 2, config)]).to(device).train()
         optimizers = Optimizers(network, "adam", learning_rate=0.001)
-        truth = torch.ones(BATCH)
+        targets = torch.ones(BATCH)
         for _ in range(2):  # the first step also makes the optimizers' states
             with counting() as waits:
-                labels = truth.to(device, non_blocking=True)
+                labels = targets.to(device, non_blocking=True)
                 found = {
                     party: part(*(tensor.to(device, non_blocking=True) for tensor in inputs[party]))
                     for party, part in zip(parts, network, strict=False)
                 }
-                logits = network[-1](fuse([found[party] for party in found if party not in adding], "concat")).flatten()
-                logits = sum((found[party].flatten() for party in adding), logits)
+                logits = network[-1](fuse([found[party] for party in found if party not in adders], "concat")).flatten()
+                logits = sum((found[party].flatten() for party in adders), logits)
                 loss = nn.functional.binary_cross_entropy_with_logits(logits, labels)
                 optimizers.zero_grad()
                 loss.backward()
@@ -87,13 +87,13 @@ def whole(make, sections, own):
 
 
 def main() -> None:
-    """Say it, a line a step."""
+    """Print the counts, one line for each network and variant."""
     logging.disable(logging.WARNING)
     for name, (make, sections, own) in NETWORKS.items():
         found = {"whole network": whole(make, sections, own)}
-        found |= {way: split(make, sections, *given) for way, given in WAYS.items()}
-        for way, (operations, waits) in found.items():
-            sys.stdout.write(f"{name}, {way}: {operations:.0f} operations, {waits:.1f} waits\n")
+        found |= {variant: split(make, sections, *setting) for variant, setting in VARIANTS.items()}
+        for variant, (operations, waits) in found.items():
+            sys.stdout.write(f"{name}, {variant}: {operations:.0f} operations, {waits:.1f} waits\n")
 
 
 if __name__ == "__main__":

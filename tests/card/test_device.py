@@ -1,4 +1,4 @@
-"""The stand-in refuses what a card refuses, and counts what a card would be waited for."""
+"""The stand-in refuses what a GPU refuses, and counts the waits that a GPU would cause."""
 
 import copy
 import threading
@@ -27,62 +27,62 @@ def trained(device):
     return {name: value.cpu() for name, value in network.state_dict().items()}
 
 
-def test_training_there_gives_what_it_gives_in_main_memory():
+def test_training_on_the_stand_in_equals_training_in_main_memory():
     with card() as device:
-        there = trained(device)
-    here = trained("cpu")
-    assert all(torch.equal(there[name], here[name]) for name in here)
+        on_device = trained(device)
+    in_memory = trained("cpu")
+    assert all(torch.equal(on_device[name], in_memory[name]) for name in in_memory)
 
 
 def test_tensors_of_two_devices_are_refused():
     with card() as device:
-        there = torch.ones(2).to(device)
+        on_device = torch.ones(2).to(device)
         with pytest.raises(RuntimeError, match="expected all tensors on one device"):
-            there + torch.ones(2)
-        assert (there + torch.tensor(1.0)).tolist() == [2.0, 2.0]  # a single number travels with the operation
-        assert torch.ones(2, device=device).device == there.device
+            on_device + torch.ones(2)
+        assert (on_device + torch.tensor(1.0)).tolist() == [2.0, 2.0]  # a scalar is a part of the operation
+        assert torch.ones(2, device=device).device == on_device.device
 
 
 @pytest.mark.parametrize("view", [lambda x: x.numpy(), np.asarray])
-def test_numpy_does_not_see_what_lies_there(view):
+def test_numpy_cannot_view_a_tensor_of_the_stand_in(view):
     with card() as device, pytest.raises(RuntimeError, match="numpy"):
         view(torch.ones(2).to(device))
 
 
-def test_what_comes_from_there_must_be_waited_for():
+def test_a_copy_to_main_memory_must_be_waited_for():
     with card() as device:
-        there = torch.ones(2).to(device)
+        on_device = torch.ones(2).to(device)
         with pytest.raises(RuntimeError, match="must be waited for"):
-            there.to("cpu", non_blocking=True)
+            on_device.to("cpu", non_blocking=True)
         with pytest.raises(RuntimeError, match="must be waited for"):
-            torch.zeros(2).copy_(there, non_blocking=True)
+            torch.zeros(2).copy_(on_device, non_blocking=True)
 
 
 WAITS = {
     "a number is read": lambda x: x.sum().item(),
-    "it decides": lambda x: bool((x > 0).all()),
-    "it is brought back": lambda x: x.cpu(),
+    "a condition is read": lambda x: bool((x > 0).all()),
+    "it is copied to main memory": lambda x: x.cpu(),
     "a list is made": lambda x: x.tolist(),
-    "a mask chooses": lambda x: x[x > 0],
-    "places of main memory choose": lambda x: x[torch.tensor([0])],
+    "a mask selects": lambda x: x[x > 0],
+    "indices in main memory select": lambda x: x[torch.tensor([0])],
     "it is compared": lambda x: torch.equal(x, x),
     "it is decomposed": lambda x: torch.linalg.eigh(torch.outer(x, x)),
-    "something is sent": lambda x: torch.ones(3).to(x.device),
+    "a tensor is copied to the device": lambda x: torch.ones(3).to(x.device),
 }
-GOES_ON = {
+NO_WAITS = {
     "it computes": lambda x: (x @ x + x.sort().values).softmax(0),
-    "places of its own choose": lambda x: x[x.argsort()[:2]],
-    "something is sent and not waited for": lambda x: torch.ones(3).to(x.device, non_blocking=True),
+    "indices on the device select": lambda x: x[x.argsort()[:2]],
+    "a tensor is copied without a wait": lambda x: torch.ones(3).to(x.device, non_blocking=True),
     "numbers are drawn": lambda x: torch.randn(3, device=x.device, generator=torch.Generator(x.device)),
 }
 
 
-@pytest.mark.parametrize("what", WAITS | GOES_ON)
+@pytest.mark.parametrize("what", WAITS | NO_WAITS)
 def test_waits_are_counted(what):
     with card() as device:
         x = torch.arange(1.0, 4.0).to(device)
         with counting() as waits:
-            (WAITS | GOES_ON)[what](x)
+            (WAITS | NO_WAITS)[what](x)
     assert waits.total() == (what in WAITS)
     assert waits.launches > 0
 
@@ -93,10 +93,10 @@ def test_a_shape_that_is_changed_in_place_changes():
         x.squeeze_(0)
         assert x.shape == x.cpu().shape == (3,)
         assert copy.deepcopy(x).tolist() == [1.0, 1.0, 1.0]
-        assert torch.arange(3, device=device).shape == (3,)  # PyTorch begins with nothing, and makes it larger
+        assert torch.arange(3, device=device).shape == (3,)  # PyTorch allocates it empty, then resizes it
 
 
-def test_other_threads_have_the_card_too():
+def test_other_threads_have_the_stand_in_too():
     found = []
     with card() as device:
         thread = threading.Thread(target=lambda: found.append(torch.ones(2).to(device).sum().item()))

@@ -1,4 +1,4 @@
-"""A step of each network by itself waits for the card for nothing but its loss."""
+"""A step of each whole network waits for the GPU for its loss only."""
 
 import pytest
 
@@ -15,7 +15,7 @@ ALL = {
     "texts": (text_data, paper("textcnn", cut=12), ""),
 }
 PADDING = {"texts": 2}
-"""PyTorch leaves what fills texts up out of a sparse gradient: it counts the rest, of words and of their gradients."""
+"""Further waits: PyTorch omits padding from a sparse gradient and counts the remaining words and gradients."""
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -1,4 +1,4 @@
-"""On a real card: what the stand-in cannot say."""
+"""Checks on a real GPU that the stand-in cannot make."""
 
 import warnings
 
@@ -11,40 +11,40 @@ from tests.card.test_runs import ON_GRADIENTS, RUNS, config_of
 from tests.toys import mixed_data
 
 DRAWN = ("iso", "max_norm", "marvell", "label")
-"""Defenses whose noise a card draws by another generator."""
+"""Defenses whose noise a GPU draws from another generator."""
 
 
 @needs_card
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_comes_near_what_it_is_in_main_memory(name):
+def test_a_run_gives_nearly_the_results_of_main_memory(name):
     make, *rest = RUNS[name]
     config, data = config_of(*rest), make()
-    there = run(config.model_copy(update={"device": "cuda"}), data=lambda _: data).summary
-    here = run(config, data=lambda _: data).summary
-    assert [(e["attack"], e["layer"], e["party"]) for e in there["leakage"]] == [
-        (e["attack"], e["layer"], e["party"]) for e in here["leakage"]
+    on_gpu = run(config.model_copy(update={"device": "cuda"}), data=lambda _: data).summary
+    in_memory = run(config, data=lambda _: data).summary
+    assert [(e["attack"], e["layer"], e["party"]) for e in on_gpu["leakage"]] == [
+        (e["attack"], e["layer"], e["party"]) for e in in_memory["leakage"]
     ]
     if not any(word in rest[1] for word in DRAWN):
-        for key, value in here["utility"]["last"].items():
-            assert there["utility"]["last"][key] == pytest.approx(value, abs=0.05, nan_ok=True), key
+        for key, value in in_memory["utility"]["last"].items():
+            assert on_gpu["utility"]["last"][key] == pytest.approx(value, abs=0.05, nan_ok=True), key
 
 
 @needs_card
 @pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
 def test_less_precise_products_train_as_well(precision):
     config, data = config_of({"training": {"epochs": 4}}, "", ["norm"]), mixed_data()
-    whole, less = (
+    single, reduced = (
         run(config.model_copy(update={"device": "cuda", "precision": one}), data=lambda _: data).summary
         for one in ("float32", precision)
     )
-    assert less["weights"] != whole["weights"]
-    assert less["utility"]["last"]["test_loss"] == pytest.approx(whole["utility"]["last"]["test_loss"], abs=0.02)
+    assert reduced["weights"] != single["weights"]
+    assert reduced["utility"]["last"]["test_loss"] == pytest.approx(single["utility"]["last"]["test_loss"], abs=0.02)
 
 
 @needs_card
 @pytest.mark.parametrize(("defenses", "most"), [("", 8), ("marvell(s=1.0)", 9)])
 def test_cuda_itself_counts_no_more_waits_than_the_stand_in(defenses, most):
-    """Of a step, by the difference of two lengths; CUDA warns at each operation that makes the processor wait."""
+    """Waits of a step: the difference of two lengths; CUDA warns at each operation that makes the processor wait."""
     data, counts = mixed_data(400, 40), []
     for epochs in (1, 2):
         training = {"epochs": epochs, "batch_size": 20, "validation": 0.0}

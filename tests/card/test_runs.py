@@ -1,4 +1,4 @@
-"""A run on a card ends as it does in main memory, and waits for the card only where it must."""
+"""A run on a GPU gives the results of main memory, and waits for the GPU only where it must."""
 
 import math
 
@@ -112,26 +112,30 @@ def config_of(sections, defenses, attacks):
 
 
 def numbers(summary):
-    """Return the numbers of a result by where they stand, and what is no number as it is."""
-    found, waiting = {}, [((key,), summary[key]) for key in ("utility", "leakage")]
-    while waiting:
-        at, value = waiting.pop()
+    """Return the values of a result by their paths."""
+    found, pending = {}, [((key,), summary[key]) for key in ("utility", "leakage")]
+    while pending:
+        path, value = pending.pop()
         if isinstance(value, dict):
-            waiting += [((*at, key), one) for key, one in value.items()]
+            pending += [((*path, key), item) for key, item in value.items()]
         elif isinstance(value, list):
-            waiting += [((*at, place), one) for place, one in enumerate(value)]
+            pending += [((*path, index), item) for index, item in enumerate(value)]
         else:
-            found[at] = value
+            found[path] = value
     return found
 
 
-def differences(there, here):
-    """Return what two results do not have alike."""
-    there, here = numbers(there), numbers(here)
-    assert there.keys() == here.keys()
-    alike = {at for at, value in here.items() if there[at] == value or isinstance(value, float)}
-    alike -= {at for at in alike if there[at] != here[at] and not math.isclose(there[at], here[at], rel_tol=1e-6)}
-    return {at: (there[at], here[at]) for at in here.keys() - alike}
+def differences(found, expected):
+    """Return the values that differ between two results, by their paths; floats may differ by rounding."""
+    found, expected = numbers(found), numbers(expected)
+    assert found.keys() == expected.keys()
+    equal = {path for path, value in expected.items() if found[path] == value or isinstance(value, float)}
+    equal -= {
+        path
+        for path in equal
+        if found[path] != expected[path] and not math.isclose(found[path], expected[path], rel_tol=1e-6)
+    }
+    return {path: (found[path], expected[path]) for path in expected.keys() - equal}
 
 
 def on_gpu(config, data, **more):
@@ -146,26 +150,26 @@ QUICK = {"none", "marvell", "marvell_full", "wide and deep", "tables in main mem
 def test_a_run_ends_with_the_same_weights_and_leaks_as_much(name):
     make, *rest = RUNS[name]
     config, data = config_of(*rest), make()
-    here, there = run(config, data=lambda _: data).summary, on_gpu(config, data).summary
-    assert there["weights"] == here["weights"]
-    assert not differences(there, here)
+    in_memory, on_device = run(config, data=lambda _: data).summary, on_gpu(config, data).summary
+    assert on_device["weights"] == in_memory["weights"]
+    assert not differences(on_device, in_memory)
 
 
 @pytest.mark.slow
-def test_a_run_that_was_interrupted_goes_on(tmp_path):
+def test_an_interrupted_run_continues(tmp_path):
     config, data = config_of({"checkpoint": {"every": 4}}, "marvell(s=1.0)", ON_STEPS), mixed_data()
-    whole = on_gpu(config, data).summary
+    undisturbed = on_gpu(config, data).summary
     with pytest.raises(KeyboardInterrupt):
         on_gpu(config, data, out=tmp_path / "run", observers=(Interrupt(10),))
-    again = on_gpu(config, data, out=tmp_path / "run", resume=True).summary
-    assert again["weights"] == whole["weights"]
-    assert not differences(again, whole)
+    resumed = on_gpu(config, data, out=tmp_path / "run", resume=True).summary
+    assert resumed["weights"] == undisturbed["weights"]
+    assert not differences(resumed, undisturbed)
 
 
 CHECKED = {"tensors.is_finite": 3, "label._finite": 1}
-"""What nobody may go on without: embeddings, loss and gradients, what is sent, what was received."""
+"""Waits of every step: embeddings, loss with gradients, sent and received tensors must be finite."""
 FOLLOWED = {"tensors.is_finite": 4, "attacker.Attacker._follow_alone": 1}
-"""The clean gradient that an oracle tells is one thing more that comes, and its way must be that of its batch."""
+"""Waits of oracle attacks behind a defense: the reference is finite, and its row alone has the same embedding."""
 
 
 @pytest.mark.slow
@@ -203,7 +207,7 @@ def test_a_step_waits_only_for_what_it_must_know(defenses, attacks, expected):
     assert {name: round(each) for name, each in in_a_step.items() if each >= 0.75} == expected
 
 
-def test_one_wait_brings_what_attacks_say_of_sixteen_steps():
+def test_one_wait_brings_the_scores_of_sixteen_steps():
     data, counts = mixed_data(400, 40), {}
     for attacks in ([], ["norm", "direction_count", "hint(k=3)", "hint(k=2,measure=distance)", "residual"]):
         training = {"epochs": 1, "batch_size": 20, "validation": 0.0}
@@ -214,7 +218,7 @@ def test_one_wait_brings_what_attacks_say_of_sixteen_steps():
     assert counts == {0: 0, 5: 2}  # 20 steps: once after sixteen, once at the end
 
 
-def test_memory_of_the_card_that_waits_for_attacks_is_bounded(monkeypatch):
+def test_gpu_memory_of_steps_that_are_not_scored_yet_is_bounded(monkeypatch):
     data = mixed_data()
     config = config_of({"training": {"epochs": 1}, "attack": {"monitor": False}}, "", ["norm"])
     steps = on_gpu(config, data).summary["cost"]["steps"]

@@ -1,4 +1,4 @@
-"""Runs that are trained together on a card end as each ends by itself there, with little more for the card to do."""
+"""Runs that are trained together on a GPU give the results of each alone, with little more work for the GPU."""
 
 import pytest
 
@@ -9,13 +9,13 @@ from tests.simulations.stacked.test_running import DEFENSES, configs
 from tests.toys import mixed_data
 
 
-def on_gpu(defenses, seeds, **more):
+def on_device(defenses, seeds, **more):
     return [config.model_copy(update={"device": "card"}) for config in configs(more, defenses, seeds)]
 
 
 @pytest.mark.slow
-def test_a_stack_gives_what_its_runs_give_there(tmp_path):
-    data, runs = mixed_data(), on_gpu(DEFENSES, [0, 1, 0, 0, 1, 0])
+def test_a_stack_on_the_stand_in_gives_the_results_of_its_runs(tmp_path):
+    data, runs = mixed_data(), on_device(DEFENSES, [0, 1, 0, 0, 1, 0])
     folders = [tmp_path / str(number) for number in range(len(runs))]
     with card():
         assert train_stack(runs, folders, data=lambda _: data) == []
@@ -29,7 +29,7 @@ ROWS, BATCH = 400, 20
 
 
 def launches_a_step(work):
-    """Return what a card has to do in a step, start and end of training left out."""
+    """Return the number of operations of a step, start and end of training left out."""
     counts = []
     for epochs in (1, 2):
         with card(), counting() as waits:
@@ -43,18 +43,18 @@ def launches_a_step(work):
     "defense", [*(pytest.param(name, marks=pytest.mark.release) for name in ("iso(t={})", "max_norm")), "marvell(s={})"]
 )
 def test_a_hundred_runs_are_at_most_three_times_the_work_of_one(defense, tmp_path):
-    """Counted for 2 and 6 runs: each further one adds the same, as noise is drawn run by run."""
+    """Counted for 2 and 6 runs: each further run adds equally many operations, as noise is drawn run by run."""
     data = mixed_data(ROWS, 40)
 
     def stack(count):
         def train(more):
-            runs = on_gpu([defense.format(1.0 + number) for number in range(count)], list(range(count)), **more)
+            runs = on_device([defense.format(1.0 + number) for number in range(count)], list(range(count)), **more)
             folder = tmp_path / f"{count}-{more['training']['epochs']}"
             train_stack(runs, [folder / str(number) for number in range(count)], data=lambda _: data)
 
         return launches_a_step(train)
 
     two, six = stack(2), stack(6)
-    one = launches_a_step(lambda more: run(on_gpu([defense.format(1.0)], [0], **more)[0], data=lambda _: data))
+    one = launches_a_step(lambda more: run(on_device([defense.format(1.0)], [0], **more)[0], data=lambda _: data))
     each = (six - two) / 4
     assert two - 2 * each + 100 * each <= 3 * one

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 
 from flower_vfl.data.sources.catalog import CACHE_VARIABLE, DATASETS_VARIABLE
 
-# A loaded machine is no reason to fail; the fixture below is the same for all examples of a property.
+# A loaded machine is no reason to fail; the fixture below may be shared by all examples of a property.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 settings.load_profile("unhurried")
 
@@ -22,11 +22,11 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def closed(monkeypatch):
-    """Let nobody list a folder, as far as this process goes: to root the system shows all of them."""
+def deny_listing(monkeypatch):
+    """Refuse to list a folder in this process, because permissions do not stop the root user."""
     scandir = os.scandir
 
-    def close(folder):
+    def deny(folder):
         def refused(path):
             if Path(path) == folder:
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
@@ -34,4 +34,4 @@ def closed(monkeypatch):
 
         monkeypatch.setattr(os, "scandir", refused)
 
-    return close
+    return deny

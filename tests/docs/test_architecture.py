@@ -1,4 +1,4 @@
-"""The page on the architecture names the files that one embedding passes, and no file on its way is missing."""
+"""The architecture page names the files that one embedding passes, without an omission."""
 
 import re
 import sys
@@ -18,55 +18,55 @@ PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="u
 FOLDERS = [(ROOT / name).resolve() for name in ("flower_vfl", "strategies")]
 
 
-def listed():
-    """The files of the numbered list, in its order."""
+def listed_files():
+    """Return the files of the numbered list, in its order."""
     section = PAGE.split("## The path of one embedding")[1].split("\n## ")[0]
     numbered = re.findall(r"^\d+\. (.*(?:\n {3,}.*)*)", section, flags=re.MULTILINE)
     return [re.search(r"`([\w/]+\.py)`", item)[1] for item in numbered]
 
 
-def name_of(code):
-    """The file of some code as the page names it; None for code that is not the library's."""
+def file_of(code):
+    """Return the file of a code object as the page names it; None for code outside the library."""
     path = Path(code.co_filename).resolve()
     if path.is_relative_to(FOLDERS[0]):
         return str(path.relative_to(FOLDERS[0]))
     return str(path.relative_to(ROOT)) if path.is_relative_to(FOLDERS[1]) else None
 
 
-def way_to_here(first):
-    """The library's files on the stack, from the last call in the file `first` on."""
+def stack_from(first):
+    """Return the library's files on the stack, from the last call in the file `first` on."""
     frame, names = sys._getframe(1), []
     while frame is not None:
-        name = name_of(frame.f_code)
+        name = file_of(frame.f_code)
         names += [] if name is None else [name]
         if name == first:
             return set(names)
         frame = frame.f_back
-    raise AssertionError(f"{first} is not on the way")
+    raise AssertionError(f"{first} is not on the stack")
 
 
-class Step:
-    """Follows the fifth step of a training."""
+class StepTracer:
+    """Tracer of the fifth step of a training: code that is called, and files on the stack."""
 
     def __init__(self, monkeypatch, kind):
-        self.on, self.codes, self.hops = False, set(), set()
+        self.active, self.codes, self.stack_files = False, set(), set()
         handle, perturb = FeatureParty.handle, Iso.perturb
 
         def handled(party, frame):
             if frame.kind is Kind.STEP and frame.step in (5, 6):
-                self.on = frame.step == 5
-                self.hops |= way_to_here("apps/training_client.py" if kind == "stream" else "training/loop.py")
+                self.active = frame.step == 5
+                self.stack_files |= stack_from("apps/training_client.py" if kind == "stream" else "training/loop.py")
             return handle(party, frame)
 
         def perturbed(defense, *given, **more):
-            self.hops |= way_to_here("training/loop.py") if self.on else set()
+            self.stack_files |= stack_from("training/loop.py") if self.active else set()
             return perturb(defense, *given, **more)
 
         monkeypatch.setattr(FeatureParty, "handle", handled)
         monkeypatch.setattr(Iso, "perturb", perturbed)
 
-    def watch(self, frame, event, _):
-        if self.on and event == "call":
+    def trace(self, frame, event, _):
+        if self.active and event == "call":
             self.codes.add(frame.f_code)
 
 
@@ -74,10 +74,10 @@ class Step:
     ("kind", "count"), [("stream", r"there are (\d+) files"), ("inproc", r"process there are (\d+)")]
 )
 def test_the_list_names_the_files_of_a_step_and_leaves_none_out(kind, count, monkeypatch):
-    step, names = Step(monkeypatch, kind), listed()
-    asleep = {"apps/client_app.py"}  # Flower calls the handler that it names
+    tracer, names = StepTracer(monkeypatch, kind), listed_files()
+    not_called = {"apps/client_app.py"}  # Flower itself calls the handler
     if kind == "inproc":
-        asleep = set(names[:3])  # the handler waits while the label party's thread steps its party
+        not_called = set(names[:3])  # the handler waits while the label party's thread runs the step
         assert "`transport/inproc.py` takes the place of 5 to 7" in PAGE
         names[4:7] = ["transport/inproc.py"]
     config = toy_config(
@@ -86,14 +86,14 @@ def test_the_list_names_the_files_of_a_step_and_leaves_none_out(kind, count, mon
         transport={"kind": kind},
         defenses=[{"name": "iso", "t": 1.0}],
     )
-    threading.setprofile(step.watch)
-    sys.setprofile(step.watch)
+    threading.setprofile(tracer.trace)
+    sys.setprofile(tracer.trace)
     try:
         run(config, data=lambda _: toy_data(rows=200, parties=1))
     finally:
         threading.setprofile(None)
         sys.setprofile(None)
-    passed = {name_of(code) for code in step.codes} | step.hops
-    assert set(names) - passed <= asleep
-    assert step.hops <= set(names)
+    traced = {file_of(code) for code in tracer.codes} | tracer.stack_files
+    assert set(names) - traced <= not_called
+    assert tracer.stack_files <= set(names)
     assert len(names) == len(set(names)) == int(re.search(count, PAGE)[1]) <= 15

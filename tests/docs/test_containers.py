@@ -1,4 +1,4 @@
-"""Compose files and Dockerfile of docs/deployment/containers/, as far as files say it."""
+"""Compose files and Dockerfile of docs/deployment/containers/, checked without Docker."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ def test_a_variable_that_must_be_given_is_asked_for(host):
             compose(host, {name: value for name, value in HOSTS[host].items() if name != missing})
 
 
-def test_a_build_sees_the_wheel_and_the_constraints_alone():
+def test_a_build_context_has_the_wheel_and_the_constraints_only():
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
     assert lines[0] == "*"
     assert all(line.startswith("!") for line in lines[1:])
-    let_in = [line[1:] for line in lines[1:]]
+    patterns = [line[1:] for line in lines[1:]]
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    others = ["runs/x/checkpoints/a", ".git/config", "keys/server.key", "dist/server.key", "docs/x.whl"]
-    seen = [path for path in [*tracked, *others] if any(fnmatch.fnmatchcase(path, pattern) for pattern in let_in)]
+    untracked = ["runs/x/checkpoints/a", ".git/config", "keys/server.key", "dist/server.key", "docs/x.whl"]
+    seen = [path for path in [*tracked, *untracked] if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)]
     assert seen == ["constraints.txt"]
-    assert fnmatch.fnmatchcase("dist/flower_vfl-0.1.0-py3-none-any.whl", let_in[1])
+    assert fnmatch.fnmatchcase("dist/flower_vfl-0.1.0-py3-none-any.whl", patterns[1])
 
 
-def test_the_dockerfile_takes_in_nothing_else_and_ends_as_the_user():
+def test_the_dockerfile_copies_nothing_else_and_ends_as_the_unprivileged_user():
     text = (FOLDER / "Dockerfile").read_text()
     assert not re.search(r"^\s*(COPY|ADD)\b", text, re.MULTILINE)
     sources = re.findall(r"type=bind,source=([\w./]+)", text)
@@ -70,7 +70,7 @@ def test_the_dockerfile_takes_in_nothing_else_and_ends_as_the_user():
 
 def test_the_files_are_yaml_without_doubled_keys():
     class Strict(yaml.SafeLoader):
-        """Refuse what YAML forbids and PyYAML lets pass."""
+        """Loader that refuses repeated keys, which YAML forbids and PyYAML accepts."""
 
     def mapping(loader, node):
         keys = [key.value for key, _ in node.value if key.value != "<<"]

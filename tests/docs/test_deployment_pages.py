@@ -1,4 +1,4 @@
-"""The pages on deployment are followed as they stand."""
+"""The commands and files of the pages on deployment work as written."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ PAGES = ROOT / "docs" / "deployment"
 def test_the_trial_on_one_machine_runs_as_it_is_written(tmp_path):
     blocks = re.findall(r"<!-- trial -->\n```bash\n(.*?)```", (PAGES / "trial.md").read_text(), re.DOTALL)
     script = "\n".join(["set -e", *blocks])
-    for documented in ("9091", "9094"):  # may be taken here
+    for documented in ("9091", "9094"):  # may be in use on this machine
         script = script.replace(documented, str(free_port()))
-    here = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(
             ["bash", "-c", script],
             cwd=tmp_path,
-            env={**os.environ, **here},
+            env={**os.environ, **environment},
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -39,7 +39,7 @@ def test_the_trial_on_one_machine_runs_as_it_is_written(tmp_path):
         try:
             code = process.wait(450)
         finally:
-            if process.poll() != 0:  # what it has started in the background is still there
+            if process.poll() != 0:  # stops what the script has started in the background
                 os.killpg(process.pid, signal.SIGTERM)
     assert code == 0, (tmp_path / "log").read_text()
     assert "everything that is needed is here" in (tmp_path / "log").read_text()
@@ -49,7 +49,7 @@ def test_the_trial_on_one_machine_runs_as_it_is_written(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-def test_systemd_understands_the_units(tmp_path):
+def test_systemd_accepts_the_units(tmp_path):
     for unit in sorted((PAGES / "systemd").glob("*.service")):
         text = unit.read_text().replace("/opt/flower-vfl/bin/", "/bin/true ").replace("/usr/sbin/nginx", "/bin/true")
         (tmp_path / unit.name).write_text(text)

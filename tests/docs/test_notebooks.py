@@ -1,4 +1,4 @@
-"""The notebooks among the tutorials run as they stand, without a network."""
+"""The notebooks among the tutorials run as written, without a network."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_notebook_runs(path, tmp_path, monkeypatch):
         notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
     )
     client.execute()
-    # `!command` raises nothing where the command fails: what it printed shows it.
+    # `!command` raises nothing when the command fails: only its output shows it.
     printed = "".join(output.get("text", "") for cell in cells for output in cell.outputs)
     assert "Error" not in printed
     assert "not found" not in printed

@@ -1,4 +1,4 @@
-"""The pages of docs/ hold together: on GitHub as they stand, and on the site by its three rules."""
+"""The pages of docs/: links, lists, lines and the extensions that convert them for the site."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def pages(monkeypatch):
 
 
 def links(path):
-    """The relative links of a page, as they are written."""
+    """Return the relative links of a page, as written."""
     text = FENCE.sub("", path.read_text(encoding="utf8"))
     targets = re.findall(r"\]\(\s*([^)\s]+)\s*\)", text)
     return [target for target in targets if not re.match(r"[a-z]+:|#", target)]
 
 
 def heading_names(path):
-    """What GitHub calls the headings of a page in links."""
+    """Return the names of the headings of a page in links on GitHub."""
     text = FENCE.sub("", path.read_text(encoding="utf8"))
     titles = [re.sub(r"[`*\[]|\]\([^)]*\)", "", title) for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE)]
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
@@ -48,17 +48,17 @@ def test_relative_links_lead_somewhere(page):
 
 
 def test_every_page_is_in_one_list(pages):
-    """What no list names could be found by its address only."""
-    reached, waiting = set(), [DOCS / "README.md"]
-    while waiting:
-        page = waiting.pop()
+    """A page that no list names could be found by its address only."""
+    reached, pending = set(), [DOCS / "README.md"]
+    while pending:
+        page = pending.pop()
         reached.add(page)
         for target in links(page):
             path = (page.parent / target.partition("#")[0]).resolve()
             path = path / "README.md" if path.is_dir() else path
             shown = [stub for stub in PAGES if pages.shown_file(stub) == path] if DOCS not in path.parents else [path]
             if page.name == "README.md":
-                waiting += [one for one in shown if one not in reached and one in PAGES]
+                pending += [one for one in shown if one not in reached and one in PAGES]
     missing = set(PAGES) - reached - {DOCS / "index.md"}
     assert {str(path.relative_to(DOCS)) for path in missing} == set()
 
@@ -105,10 +105,10 @@ def test_the_files_that_the_architecture_names_exist():
 
 
 def test_lines_of_pages_are_short():
-    """Tables, code and the results, whose numbers are filled in by their studies, are as long as they need to be."""
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("examples/*/README.md"), *ROOT.glob("tests/*/README.md")]
-    pages += [path for path in PAGES if path.parent.name != "results"]
-    lines = [(path.name, line) for path in pages for line in FENCE.sub("", path.read_text("utf8")).splitlines()]
+    """Exempt are tables, code and the results, whose numbers are filled in by their studies."""
+    paths = [*ROOT.glob("*.md"), *ROOT.glob("examples/*/README.md"), *ROOT.glob("tests/*/README.md")]
+    paths += [path for path in PAGES if path.parent.name != "results"]
+    lines = [(path.name, line) for path in paths for line in FENCE.sub("", path.read_text("utf8")).splitlines()]
     assert [(name, line) for name, line in lines if len(line) > 120 and not line.startswith("|")] == []
 
 
@@ -132,7 +132,7 @@ def test_a_notebook_gets_a_badge_where_the_repository_is_known(monkeypatch):
     del sys.modules["notebooks"]
 
 
-def test_the_keyboard_reaches_what_scrolls(monkeypatch):
+def test_elements_that_scroll_can_be_reached_by_keyboard(monkeypatch):
     monkeypatch.syspath_prepend(str(DOCS / "extensions"))
     import accessible
 

@@ -1,4 +1,4 @@
-"""The generated reference has everything that is public: a new name without a page fails here."""
+"""The generated reference has every public name, key, command and method."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @pytest.fixture(autouse=True)
 def _extensions(monkeypatch):
-    """Import from the folder of the site's extensions, and forget what was imported."""
+    """Import from the folder of the site's extensions, and drop the imported modules."""
     monkeypatch.syspath_prepend(str(DOCS / "extensions"))
     yield
     for name in {path.stem for path in (DOCS / "extensions").glob("*.py")} & sys.modules.keys():
@@ -45,7 +45,7 @@ def test_every_configuration_key_has_its_type_default_and_description():
         assert json.loads(default) == value, key
 
 
-def test_bounds_of_a_key_are_said_and_what_stands_for_auto_is_none_of_them():
+def test_bounds_of_a_key_are_listed_and_the_value_for_auto_is_none_of_them():
     import configuration
 
     text = configuration.keys()
@@ -113,7 +113,7 @@ def test_every_public_module_has_a_place_and_every_public_name_a_description(tmp
     assert {"flower_vfl", *listed} == set(pages)
     for module in api.modules():
         for name in api.public_names(module):
-            # autodoc leaves out what has no docstring
+            # autodoc leaves out names without a docstring
             assert getattr(sys.modules[module], name).__doc__, f"{module}.{name} has no docstring, and so no entry"
 
 
@@ -128,7 +128,7 @@ def test_pages_of_packages_that_are_gone_are_removed(tmp_path):
 
 
 def described(key, known):
-    """Whether a key is described, by itself or by a pattern, in which `[]` is text and `*` is anything."""
+    """Return True if a key is described, by itself or by a pattern, in which `[]` is text and `*` is anything."""
     return any(fnmatchcase(key.replace("[]", "/"), pattern.replace("[]", "/")) for pattern in known)
 
 

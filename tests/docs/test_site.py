@@ -25,8 +25,8 @@ PAGES = (
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here to look at pages")
-@pytest.mark.skipif(not (SITE / "index.html").exists(), reason="no site here: sphinx-build docs docs/_build")
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+@pytest.mark.skipif(not (SITE / "index.html").exists(), reason="needs the site: sphinx-build docs docs/_build")
 def test_axe_finds_nothing_serious_and_no_page_is_wider_than_the_window(tmp_path):
     found = violations(tmp_path, {page: SITE / f"{page}.html" for page in PAGES}, timeout=500)
     assert len(found) == 2 * len(PAGES)

@@ -1,4 +1,4 @@
-"""The tutorials that are no notebooks: their code is what it says it is."""
+"""Code of the tutorials that are no notebooks."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ TUTORIALS = ROOT / "docs" / "tutorials"
 
 
 def marked(page, mark):
-    """The block of Python behind a mark."""
+    """Return the block of Python that follows a mark."""
     text = (TUTORIALS / page).read_text(encoding="utf8")
     return re.search(rf"<!-- {mark} -->\n```python\n(.*?)```", text, re.DOTALL)[1]
 
 
 @pytest.fixture
-def mine(tmp_path, monkeypatch):
+def defense_from(tmp_path, monkeypatch):
+    """Return a function that imports a module with this text and returns its defense."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def saved(text):
@@ -37,22 +38,22 @@ def mine(tmp_path, monkeypatch):
     sys.modules.pop("mine", None)
 
 
-def test_the_first_version_of_the_defense_fails_as_the_tutorial_says(mine):
+def test_the_first_version_of_the_defense_fails_as_the_tutorial_says(defense_from):
     page = (TUTORIALS / "your-own-defense.md").read_text(encoding="utf8")
-    said = re.search(r"```text\n(flower_vfl\.errors\.CheckError: .*?)```", page, re.DOTALL)[1]
+    documented = re.search(r"```text\n(flower_vfl\.errors\.CheckError: .*?)```", page, re.DOTALL)[1]
     with pytest.raises(CheckError) as failed:
-        check_defense(mine(marked("your-own-defense.md", "first")), flip=0.2)
+        check_defense(defense_from(marked("your-own-defense.md", "first")), flip=0.2)
     found = f"flower_vfl.errors.CheckError: {failed.value}".splitlines()
-    assert [line for line in said.splitlines() if line != "..." and line not in found] == []
+    assert [line for line in documented.splitlines() if line != "..." and line not in found] == []
 
 
-def test_the_second_version_passes(mine):
+def test_the_second_version_passes(defense_from):
     first = marked("your-own-defense.md", "first")
     imports = marked("your-own-defense.md", "second")
     method = marked("your-own-defense.md", "third")
     head, rest = first.split("import torch\n", 1)
     body = rest.split("import GradientDefense\n", 1)[1].split("    def perturb")[0]
-    check_defense(mine(f"{head}{imports}{body}{method}"), flip=0.2)
+    check_defense(defense_from(f"{head}{imports}{body}{method}"), flip=0.2)
 
 
 def test_the_app_for_flower_users_is_that_of_the_example():

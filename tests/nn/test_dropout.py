@@ -50,7 +50,7 @@ def test_channel_dropout_drops_whole_channels(kind, shape):
     assert 0 < (channels.amax(2) == 0).sum() < 240
 
 
-def test_an_example_without_a_batch_keeps_its_channels_apart():
+def test_an_example_without_a_batch_dimension_drops_whole_channels():
     model = nn.Sequential(nn.Dropout2d(0.5))
     bind_dropout(model, generator())
     out = model(torch.ones(40, 3, 3))
@@ -61,11 +61,11 @@ def test_binding_replaces_every_dropout_however_deep_and_keeps_modes():
     shared = nn.Dropout(0.5)
     model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU(), nn.Dropout(0.2)), shared, shared, nn.Dropout2d(0.3))
     model[1][1].eval()
-    mine = generator()
-    assert bind_dropout(model, mine) is model
+    own = generator()
+    assert bind_dropout(model, own) is model
     bound = [part for part in model.modules() if isinstance(part, Dropout)]
     assert [(part.p, part.shared_dimensions) for part in bound] == [(0.2, 0), (0.5, 0), (0.3, 2)]
-    assert all(part.generator is mine for part in bound)
+    assert all(part.generator is own for part in bound)
     assert model[2] is model[3]
     assert not model[1][1].training
     assert model[2].training
@@ -111,17 +111,17 @@ def test_a_recurrent_module_without_dropout_is_accepted():
 
 
 def test_the_state_of_the_generator_can_be_saved_and_put_back():
-    mine = generator()
-    model = bind_dropout(nn.Sequential(nn.Dropout(0.5)), mine)
+    own = generator()
+    model = bind_dropout(nn.Sequential(nn.Dropout(0.5)), own)
     model(torch.ones(10, 10))
-    saved = mine.get_state().clone()
+    saved = own.get_state().clone()
     first = model(torch.ones(10, 10))
-    mine.set_state(saved)
+    own.set_state(saved)
     assert torch.equal(model(torch.ones(10, 10)), first)
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda part: pickle.loads(pickle.dumps(part))])
-def test_a_copy_goes_on_where_the_original_stands_and_then_on_its_own(duplicate):
+def test_a_copy_continues_from_the_state_of_the_original_with_a_generator_of_its_own(duplicate):
     original = Dropout(0.5, generator=generator())
     original(torch.ones(5))
     copied = duplicate(original)

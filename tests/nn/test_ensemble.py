@@ -1,4 +1,4 @@
-"""An ensemble is its members: separate networks, whose probabilities are averaged."""
+"""Ensembles: separate networks with shared weights, whose probabilities are averaged."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def test_each_member_scales_the_rows_and_columns_of_one_matrix():
 
 @pytest.mark.parametrize("how", ["concat", "sum"])
 @pytest.mark.parametrize("classes", [2, 5])
-def test_a_member_sees_its_own_part_of_every_partys_embedding_and_no_other(how, classes):
+def test_a_member_reads_its_own_part_of_every_partys_embedding_and_no_other(how, classes):
     torch.manual_seed(0)
     bottoms = [TabularBottom(FeatureSpec(3, ()), hidden=[6], cut=8, members=M) for _ in range(2)]
     top = EnsembleTop(16 if how == "concat" else 8, M, hidden=[5], classes=classes)
@@ -82,7 +82,7 @@ def test_the_loss_is_the_mean_of_the_members_losses(classes, weights):
     assert float(found) == pytest.approx(np.mean(each), rel=1e-6)
 
 
-def test_members_begin_with_signs_of_their_own_at_the_first_layer_and_alike_behind_it():
+def test_members_start_with_different_signs_in_the_first_layer_and_equal_scales_behind_it():
     torch.manual_seed(0)
     bottom, top = TabularBottom(FeatureSpec(20, ()), hidden=[6], cut=8, members=M), EnsembleTop(8, M)
     signs = bottom.layers[0].scale_in
@@ -93,7 +93,7 @@ def test_members_begin_with_signs_of_their_own_at_the_first_layer_and_alike_behi
     assert (top.members(bottom(torch.randn(9, 20))).std(dim=1) > 1e-3).all()
 
 
-def test_a_cut_that_cannot_be_shared_out_and_images_are_refused():
+def test_a_cut_that_is_not_divisible_and_images_are_refused():
     model = build_config({"model": {"ensemble": 3, "cut": 8}}).model
     with pytest.raises(ConfigError, match=r"8 numbers .* 3 members .* multiple of model.ensemble = 3"):
         network_of(model).bottom(FeatureSpec(3, ()), model)

@@ -44,7 +44,7 @@ def test_the_preset_for_shirts_is_the_network_of_the_paper_at_28_x_28():
     assert top(bottom(torch.rand(3, 1, 28, 28))).shape == (3,)
 
 
-def test_its_first_layer_is_watched_behind_the_activation_and_before_the_pooling():
+def test_the_first_layer_is_watched_behind_the_activation_and_before_the_pooling():
     bottom = default_bottom(CLOTHES, load_config("fashion-shirt"))
     caught = []
     watched_layers(bottom)["first"].register_forward_hook(lambda _module, _inputs, output: caught.append(output))

@@ -19,7 +19,7 @@ def test_weights_depend_on_the_seed_alone_whatever_the_global_generator_did():
     assert not torch.equal(make(12), first)
 
 
-def test_the_global_generator_goes_on_as_if_nothing_had_been():
+def test_the_global_generator_continues_unchanged():
     state = torch.get_rng_state()
     expected = torch.rand(5)
     torch.set_rng_state(state)

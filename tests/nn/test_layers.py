@@ -17,7 +17,7 @@ def output_of(module, run):
     return caught[0]
 
 
-def test_of_a_table_it_is_the_first_linear_layer_after_the_embeddings_with_its_activation():
+def test_the_first_layer_of_a_table_is_the_linear_one_after_the_embeddings_with_its_activation():
     bottom = TabularBottom(FeatureSpec(2, (5, 6)), hidden=(7, 9), cut=3)
     numeric, ids = torch.randn(4, 2), torch.tensor([[1, 2]] * 4)
     first = output_of(watched_layers(bottom)["first"], lambda: bottom(numeric, ids))
@@ -26,14 +26,14 @@ def test_of_a_table_it_is_the_first_linear_layer_after_the_embeddings_with_its_a
     assert first.shape == (4, 7)
 
 
-def test_of_images_it_is_the_first_convolution_with_its_activation_before_pooling():
+def test_the_first_layer_of_images_is_the_convolution_with_its_activation_before_pooling():
     bottom = ConvBottom(FeatureSpec(0, (), (1, 8, 4)), channels=(5,), cut=2)
     images = torch.randn(3, 1, 8, 4)
     first = output_of(watched_layers(bottom)["first"], lambda: bottom(images))
     assert torch.equal(first, torch.relu(bottom.first[0](images)))
 
 
-def test_in_a_sequential_it_is_the_activation_behind_the_first_layer_with_parameters():
+def test_the_first_layer_of_a_sequential_is_the_activation_behind_the_first_weights():
     relu, tanh = nn.ReLU(), nn.Tanh()
     plain = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), relu, nn.Linear(4, 4), tanh)
     normed = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Dropout2d(0.1), tanh, nn.MaxPool2d(2))
@@ -43,7 +43,7 @@ def test_in_a_sequential_it_is_the_activation_behind_the_first_layer_with_parame
     assert watched_layers(nested)["first"] is relu
 
 
-def test_without_an_activation_right_behind_it_is_the_layer_itself():
+def test_the_first_layer_without_an_activation_right_behind_it_is_the_module_itself():
     pooled = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.ReLU())
     bare = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.ReLU())
     alone = nn.Linear(3, 3)
@@ -64,7 +64,7 @@ def test_embeddings_do_not_count_and_a_model_without_parameters_has_no_first_lay
     assert watched_layers(nn.Sequential(nn.Flatten())) == {}
 
 
-def test_a_model_may_say_it_itself():
+def test_a_model_may_name_its_own_watched_layers():
     class Own(nn.Sequential):
         def watched_layers(self):
             return {"second": self[1]}
@@ -74,7 +74,7 @@ def test_a_model_may_say_it_itself():
 
 
 @pytest.mark.parametrize("answer", [None, {"first": nn.ReLU()}, {1: None}, {"cut": None}])
-def test_a_model_that_names_something_else_is_refused(answer):
+def test_a_model_that_names_anything_but_its_own_modules_is_refused(answer):
     class Own(nn.Sequential):
         def watched_layers(self):
             return answer

@@ -10,7 +10,7 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.nn import NETWORKS, StagedNetwork, seeded_initialisation, watched_layers
 
 STAGED = {name: network for name, network in NETWORKS.items() if isinstance(network, StagedNetwork)}
-PLACES = [(name, stage.name) for name, network in STAGED.items() for stage in network.stages]
+CUTS = [(name, stage.name) for name, network in STAGED.items() for stage in network.stages]
 
 
 def config_of(name, split="", **model):
@@ -18,7 +18,7 @@ def config_of(name, split="", **model):
 
 
 def halves(name, split="", classes=10, **model):
-    """Return the bottom model, the top model on it and some images."""
+    """Return a bottom model, the top model on it and six images."""
     config, shape = config_of(name, split, **model), STAGED[name].shape
     images = torch.rand(6, *shape, generator=torch.Generator().manual_seed(5))
     with seeded_initialisation(0):
@@ -34,8 +34,8 @@ def linear_relu(x, layer, slope):
     return torch.where(out > 0, out, slope * out)
 
 
-@pytest.mark.parametrize(("name", "split"), PLACES)
-def test_wherever_it_is_cut_a_network_computes_the_same_function(name, split):
+@pytest.mark.parametrize(("name", "split"), CUTS)
+def test_a_network_computes_the_same_function_at_every_cut(name, split):
     bottom, top, images = halves(name)
     weights = {**bottom.state_dict(), **top.state_dict()}
     other_bottom, other_top, _ = halves(name, split)
@@ -105,7 +105,7 @@ def test_the_paper_cuts_before_one_linear_layer(name):
     assert [type(part) for part in weighted] == [nn.Linear]
 
 
-@pytest.mark.parametrize(("name", "split"), PLACES)
+@pytest.mark.parametrize(("name", "split"), CUTS)
 def test_two_classes_give_one_logit(name, split):
     bottom, top, images = halves(name, split, classes=2)
     assert top(bottom(images)).shape == (6,)
@@ -121,7 +121,7 @@ def test_the_width_of_the_cut_can_be_set_wherever_it_lies(name, split, shape):
     assert top(bottom(images)).shape == (6, 10)
 
 
-@pytest.mark.parametrize(("name", "split"), PLACES)
+@pytest.mark.parametrize(("name", "split"), CUTS)
 def test_every_stage_can_be_watched_by_name_and_the_first_layer_is_one_of_them(name, split):
     bottom, _, images = halves(name, split)
     stages = [stage.name for stage in STAGED[name].stages]
@@ -135,7 +135,7 @@ def test_every_stage_can_be_watched_by_name_and_the_first_layer_is_one_of_them(n
         assert caught[0].shape[2] >= 24
 
 
-def test_a_top_for_another_layer_of_an_attacker_is_of_the_same_architecture():
+def test_a_top_model_for_another_layer_has_the_same_architecture():
     config = config_of("resnet20", "group2")
     maps = torch.rand(3, 16, 32, 32)
     assert default_top((16, 32, 32), 10, config)(maps).shape == (3, 10)
@@ -167,7 +167,7 @@ def test_what_does_not_fit_is_refused_with_the_reason(model, spec, text):
         default_bottom(spec, build_config({"model": model}))
 
 
-def test_the_fixed_width_may_be_said():
+def test_the_fixed_width_may_be_given():
     assert default_bottom(SPEC["resnet20"], config_of("resnet20", cut=64)) is not None
 
 

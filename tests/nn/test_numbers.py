@@ -1,4 +1,4 @@
-"""Numeric columns as vectors: the encoding against its definition, the bins against numpy."""
+"""Embeddings of numeric columns: the encoding against its definition, the bins against numpy."""
 
 from itertools import pairwise
 
@@ -16,8 +16,8 @@ def _embedding(values, width=3):
     return NumericEmbedding(table.spec.numeric, width, table.spec.quantiles)
 
 
-def _by_hand(x, knots):
-    """The encoding of Gorishniy et al., equation 1, bin by bin; the outer bins go on for two of their widths."""
+def _reference_encoding(x, knots):
+    """Return the encoding of Gorishniy et al., equation 1, bin by bin; outer bins extend by twice their width."""
     encoded = np.zeros(BINS)
     edges = np.unique(knots)
     for t, (low, high) in enumerate(pairwise(edges)):
@@ -39,7 +39,9 @@ def test_each_number_is_encoded_as_the_paper_defines_and_embedded_by_its_column(
     knots = module.knots.double().numpy()
     for row, point in zip(found, points.astype(np.float64), strict=True):
         for column in range(4):
-            expected = np.maximum(_by_hand(point[column], knots[column]) @ weight[column] + bias[column], 0.0)
+            expected = np.maximum(
+                _reference_encoding(point[column], knots[column]) @ weight[column] + bias[column], 0.0
+            )
             np.testing.assert_allclose(row[column], expected, rtol=1e-4, atol=1e-4)
 
 

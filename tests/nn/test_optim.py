@@ -24,9 +24,9 @@ def make(seed=0, **options):
 
 
 def advance(bottom, optimizers, step):
-    torch_generator = torch.Generator().manual_seed(step)
-    numeric = torch.randn(7, 2, generator=torch_generator)
-    ids = torch.randint(0, 30, (7, 2), generator=torch_generator)
+    generator = torch.Generator().manual_seed(step)
+    numeric = torch.randn(7, 2, generator=generator)
+    ids = torch.randint(0, 30, (7, 2), generator=generator)
     optimizers.zero_grad()
     bottom(numeric, ids).pow(2).sum().backward()
     optimizers.step()
@@ -42,7 +42,8 @@ def equal(one, other):
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
-def test_a_step_has_no_entry_in_a_profile_which_would_cost_a_tenth_of_it(name):
+def test_a_step_has_no_entry_in_a_profile(name):
+    """An entry would take a tenth of the time of a step."""
     bottom, optimizers = make(name=name)
     with torch.autograd.profiler.profile(use_cpu=True) as profile:
         advance(bottom, optimizers, 0)
@@ -69,11 +70,11 @@ def test_where_each_batch_has_every_row_embeddings_decay_as_torch_decays_weights
     # Gradients stay above 0.2: of small ones SparseAdam takes shorter steps than Adam, as it adds eps at another place.
     weights = torch.linspace(0.2, 1.2, 60).view(20, 3)
     table, dense = (nn.Embedding(20, 3, sparse=sparse, _weight=weights.clone()) for sparse in (True, False))
-    mine = Optimizers(table, name, learning_rate=0.1, embedding_decay=0.3)
+    own = Optimizers(table, name, learning_rate=0.1, embedding_decay=0.3)
     reference = kind(dense.parameters(), lr=0.1, weight_decay=0.3)
     for step in range(5):
-        ids = torch.cat([torch.arange(20), torch.arange(step + 2)])  # some rows twice: they decay once
-        for model, optimizer in ((table, mine), (dense, reference)):
+        ids = torch.cat([torch.arange(20), torch.arange(step + 2)])  # rows that occur twice decay once
+        for model, optimizer in ((table, own), (dense, reference)):
             optimizer.zero_grad()
             model(ids).sin().sum().backward()
             optimizer.step()
@@ -93,16 +94,16 @@ def test_dense_weights_are_updated_exactly_as_torch_does_it(fused):
     for name, kind in {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}.items():
         ours, theirs = nn.Linear(4, 3), nn.Linear(4, 3)
         theirs.load_state_dict(ours.state_dict())
-        mine = Optimizers(ours, name, learning_rate=0.1, weight_decay=0.01, fused=fused)
+        own = Optimizers(ours, name, learning_rate=0.1, weight_decay=0.01, fused=fused)
         reference = kind(theirs.parameters(), lr=0.1, weight_decay=0.01, fused=fused)
-        assert mine._optimizers[0].defaults["fused"] is (True if fused else None)
+        assert own._optimizers[0].defaults["fused"] is (True if fused else None)
         for step in range(4):
             x = torch.randn(5, 4, generator=torch.Generator().manual_seed(step))
-            mine.zero_grad()
+            own.zero_grad()
             reference.zero_grad()
             ours(x).pow(2).sum().backward()
             theirs(x).pow(2).sum().backward()
-            mine.step()
+            own.step()
             reference.step()
         assert equal(weights(ours), weights(theirs))
 
@@ -141,7 +142,7 @@ def test_the_learning_rate_follows_the_schedule_by_the_count_of_steps(schedule, 
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
-def test_training_goes_on_bit_for_bit_after_its_state_was_stored_as_tensors_and_json(name, fused):
+def test_training_continues_bit_for_bit_after_its_state_was_stored_as_tensors_and_json(name, fused):
     bottom, optimizers = make(name=name, schedule="cosine", steps=10, fused=fused)
     for step in range(4):
         advance(bottom, optimizers, step)
@@ -244,8 +245,8 @@ def test_impossible_settings_are_refused(options, text):
         Optimizers(TabularBottom(SPEC), options.pop("name", "adam"), **options)
 
 
-def test_no_optimizer_brings_in_the_compiler():
-    """Its import takes as long as PyTorch's own, in every process of every party."""
+def test_no_optimizer_imports_the_compiler():
+    """The import of the compiler takes as long as PyTorch's own, in every process of every party."""
     code = """
 import sys, torch
 from flower_vfl.nn.optim import Optimizers

@@ -1,4 +1,4 @@
-"""Objectives of pre-training against slow references: what is hidden, and what reconstruction costs."""
+"""Objectives of pre-training against slow references: hidden entries, and the loss of reconstruction."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def test_a_tables_loss_is_the_mean_over_columns_of_squared_errors_and_cross_entr
     assert decoded.shape == (7, 2 + 3 + LEVELS)
     terms = [np.mean((decoded[:, column] - numbers[:, column].numpy()) ** 2) for column in range(2)]
     for low, levels, column in ((2, 3, 0), (5, LEVELS, 1)):
-        logits, wanted = decoded[:, low : low + levels], ids[:, column].numpy() % levels
+        logits, targets = decoded[:, low : low + levels], ids[:, column].numpy() % levels
         likelihood = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-        terms.append(np.mean(-np.log(likelihood[np.arange(7), wanted])))
+        terms.append(np.mean(-np.log(likelihood[np.arange(7), targets])))
     assert objective.loss(z, (numbers, ids)).item() == pytest.approx(np.mean(terms), rel=1e-5)
 
 
@@ -52,7 +52,7 @@ def test_cells_of_a_table_are_replaced_by_values_of_their_own_column():
 
 
 @pytest.mark.parametrize(("shape", "embedded"), [((2, 10, 8), (5, 5, 4)), ((2, 10, 8), (6,)), ((7,), (3,))])
-def test_of_an_array_only_what_was_hidden_counts(shape, embedded):
+def test_the_loss_of_an_array_counts_hidden_entries_only(shape, embedded):
     objective = reconstruction_of(FeatureSpec(0, (), shape), embedded, "party 'a'")
     given = torch.rand(300, *shape, generator=seeded(1)) + 1.0
     (shown,) = objective.corrupt((given,), seeded(2))
@@ -61,7 +61,7 @@ def test_of_an_array_only_what_was_hidden_counts(shape, embedded):
     assert torch.equal(shown, torch.where(torch.from_numpy(hidden), 0.0, given))
     if len(shape) == 3:
         block = hidden[:, :, BLOCK : 2 * BLOCK, :BLOCK].reshape(300, -1)
-        assert (block.all(axis=1) | ~block.any(axis=1)).all()  # a block goes as a whole, in all channels
+        assert (block.all(axis=1) | ~block.any(axis=1)).all()  # a block is hidden as a whole, in all channels
     z = torch.randn(300, *embedded, generator=seeded(3))
     errors = (objective.decoder(z).detach().reshape(given.shape) - given).double().numpy() ** 2
     assert objective.loss(z, (given,)).item() == pytest.approx(errors[hidden].mean(), rel=1e-5)

@@ -6,8 +6,8 @@ from flower_vfl.nn import seeded_initialisation
 from flower_vfl.nn.resnet import Block
 
 
-def by_hand(block, x, stride):
-    """What the paper says, with batch statistics, without a module."""
+def reference_block(block, x, stride):
+    """Return the output of the paper's block with batch statistics, computed without a module."""
     one, two = (part for part in block.modules() if isinstance(part, nn.Conv2d))
 
     def normalised(t):
@@ -25,10 +25,10 @@ def test_a_block_adds_its_input_to_two_normalised_convolutions(channels, width, 
     with seeded_initialisation(3):
         block = Block(channels, width, stride)
     x = torch.randn(6, channels, *size, generator=torch.Generator().manual_seed(0))
-    assert torch.allclose(block(x), by_hand(block, x, stride), atol=1e-5)
+    assert torch.allclose(block(x), reference_block(block, x, stride), atol=1e-5)
 
 
-def test_its_initial_weights_keep_the_variance_of_what_flows_back():
+def test_initial_weights_keep_the_variance_of_gradients():
     with seeded_initialisation(0):
         first = next(part for part in Block(32, 64).modules() if isinstance(part, nn.Conv2d))
     assert first.weight.std().item() == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.05)

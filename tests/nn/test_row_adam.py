@@ -12,20 +12,20 @@ from flower_vfl.nn.row_adam import RowAdam
 def test_it_equals_sparse_adam_to_the_last_bit(rows, width, steps, lr, seed):
     generator = torch.Generator().manual_seed(seed)
     start = torch.randn(rows, width, generator=generator)
-    mine, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
-    optimizer, reference = RowAdam([mine], lr=lr), torch.optim.SparseAdam([theirs], lr=lr)
+    own, expected = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    optimizer, reference = RowAdam([own], lr=lr), torch.optim.SparseAdam([expected], lr=lr)
     for _ in range(steps):
         ids = torch.randint(0, rows, (1, 9), generator=generator)
         values = torch.randn(9, width, generator=generator) * 10.0 ** torch.randint(-9, 3, (9, 1), generator=generator)
-        mine.grad = torch.sparse_coo_tensor(ids, values, mine.shape, check_invariants=True)
-        theirs.grad = mine.grad.clone()
+        own.grad = torch.sparse_coo_tensor(ids, values, own.shape, check_invariants=True)
+        expected.grad = own.grad.clone()
         optimizer.step()
         reference.step()
-    assert torch.equal(mine, theirs)
-    moments = optimizer.state[mine]["moments"]
-    assert torch.equal(moments[:, 0], reference.state[theirs]["exp_avg"])
-    assert torch.equal(moments[:, 1], reference.state[theirs]["exp_avg_sq"])
-    assert optimizer.state[mine]["step"] == reference.state[theirs]["step"]
+    assert torch.equal(own, expected)
+    moments = optimizer.state[own]["moments"]
+    assert torch.equal(moments[:, 0], reference.state[expected]["exp_avg"])
+    assert torch.equal(moments[:, 1], reference.state[expected]["exp_avg_sq"])
+    assert optimizer.state[own]["step"] == reference.state[expected]["step"]
 
 
 def test_rows_without_a_gradient_keep_weights_and_moments():

@@ -1,4 +1,4 @@
-"""Many models as one: each does what it does alone."""
+"""Stacks of models: each computes and learns as it does alone."""
 
 import pytest
 import torch
@@ -46,11 +46,13 @@ def test_models_in_a_stack_learn_what_each_learns_alone_dropout_and_sparse_table
         assert state.keys() == expected.keys()
         for name, tensor in expected.items():
             torch.testing.assert_close(state[name], tensor, rtol=1e-4, atol=1e-5)
-        moved, known = stack.optimizer_of(together.state_dict(), run), apart[run].state_dict()
-        assert moved.keys() == known.keys()
-        apart[run].load_state_dict(moved)
-        for name, value in known.items():
-            torch.testing.assert_close(torch.as_tensor(moved[name]), torch.as_tensor(value), rtol=1e-3, atol=1e-4)
+        stacked_state, own_state = stack.optimizer_of(together.state_dict(), run), apart[run].state_dict()
+        assert stacked_state.keys() == own_state.keys()
+        apart[run].load_state_dict(stacked_state)
+        for name, value in own_state.items():
+            torch.testing.assert_close(
+                torch.as_tensor(stacked_state[name]), torch.as_tensor(value), rtol=1e-3, atol=1e-4
+            )
 
 
 def test_a_step_touches_only_the_rows_of_the_table_that_its_batches_hold():
@@ -76,7 +78,7 @@ def test_a_watched_layer_shows_its_output_and_passes_its_gradient_on():
         torch.testing.assert_close(stack.seen["first"][run], outputs[0])
 
 
-def test_a_model_that_is_not_finite_spoils_none_of_the_others():
+def test_a_model_that_is_not_finite_does_not_change_the_others():
     models = [bottom(run) for run in range(RUNS)]
     with torch.no_grad():
         models[1].layers[0].weight.fill_(torch.nan)

@@ -38,7 +38,7 @@ def test_equal_ids_of_different_columns_have_rows_of_their_own():
     assert bottom(torch.tensor([[1, 1], [3, 0]])).tolist() == [[2, 3, 10, 11], [6, 7, 8, 9]]
 
 
-def test_a_value_that_training_never_saw_says_nothing_at_first():
+def test_the_embedding_of_unseen_values_starts_at_zero():
     bottom = TabularBottom(TABLE)
     buckets = torch.tensor([0, 4, 10])
     assert (bottom.embedding.weight[buckets] == 0).all()

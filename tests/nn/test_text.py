@@ -22,7 +22,7 @@ def batch(rows=6):
     return text_data().party("text").train.gather(np.arange(rows))[0]
 
 
-def test_it_is_the_network_of_the_paper():
+def test_the_network_is_that_of_the_paper():
     bottom = default_bottom(FeatureSpec(0, (), (12,), vocabulary=9, vectors=np.ones((9, 50), np.float32)), config_of())
     top = default_top((600,), 14, config_of())
     filters = [part for part in bottom.modules() if isinstance(part, nn.Conv1d)]
@@ -34,7 +34,7 @@ def test_it_is_the_network_of_the_paper():
     assert [(type(part), part.in_features, part.out_features) for part in linear] == [(nn.Linear, 600, 14)]
 
 
-def test_a_map_is_the_largest_of_the_filters_answers_along_the_text():
+def test_a_feature_is_the_largest_output_of_its_filter_along_the_text():
     bottom = TextBottom(TEXTS, cut=6, embedding_width=4).double()
     ids = batch()
     words = bottom.embedding.weight[ids].detach().numpy()
@@ -42,12 +42,12 @@ def test_a_map_is_the_largest_of_the_filters_answers_along_the_text():
     for convolution, span in zip(bottom.convolutions, (3, 4, 5), strict=True):
         weight, bias = (part.detach().numpy() for part in convolution[0].parameters())
         places = [words[:, start : start + span] for start in range(12 - span + 1)]
-        answers = np.stack([np.einsum("bsw,fws->bf", place, weight) + bias for place in places])
-        expected.append(np.maximum(answers, 0).max(axis=0))
+        outputs = np.stack([np.einsum("bsw,fws->bf", place, weight) + bias for place in places])
+        expected.append(np.maximum(outputs, 0).max(axis=0))
     np.testing.assert_allclose(bottom(ids).detach().numpy(), np.concatenate(expected, axis=1), atol=1e-12)
 
 
-def test_word_vectors_start_where_the_data_says_and_are_trained_without_changing_the_data():
+def test_word_vectors_start_at_those_of_the_data_and_are_trained_without_changing_the_data():
     spec = text_data().party("text").spec
     before = spec.vectors.copy()
     bottom = TextBottom(spec, cut=300)
@@ -61,7 +61,7 @@ def test_word_vectors_start_where_the_data_says_and_are_trained_without_changing
     np.testing.assert_array_equal(spec.vectors, before)
 
 
-def test_a_step_changes_the_words_of_the_batch_and_never_the_filling():
+def test_a_step_changes_the_words_of_the_batch_and_never_the_padding():
     bottom = TextBottom(TEXTS, cut=300, embedding_width=4)
     ids = torch.tensor([[5, 6, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0]])
     bottom(ids).sum().backward()
@@ -71,29 +71,29 @@ def test_a_step_changes_the_words_of_the_batch_and_never_the_filling():
     assert touched.tolist() == [5, 6, 7]
 
 
-def test_without_vectors_words_start_small_and_filling_and_unseen_words_at_zero():
+def test_without_vectors_words_start_small_and_padding_and_unseen_words_at_zero():
     weight = TextBottom(TEXTS, cut=6, embedding_width=40).embedding.weight
     assert not weight[:2].any()
     assert 0.05 < float(weight[2:].detach().std()) < 0.2
     assert default_bottom(TEXTS, config_of(embedding_width=7)).embedding.weight.shape == (30, 7)
 
 
-def test_equal_maxima_do_not_share_a_gradient_out():
+def test_of_equal_maxima_only_one_gets_the_gradient():
     bottom = TextBottom(TEXTS, cut=6)
     with torch.no_grad():
         bottom.embedding.weight.fill_(1.0)
         for convolution in bottom.convolutions:
             convolution[0].weight.fill_(1.0)
-    answers = []
+    outputs = []
 
     def keep(_module, _inputs, output):
         output.retain_grad()
-        answers.append(output)
+        outputs.append(output)
 
     watched_layers(bottom)["first"].register_forward_hook(keep)
     bottom(batch(2)).sum().backward()
-    assert answers[0].shape == (2, 2, 10)
-    assert sorted(answers[0].grad.flatten().unique().tolist()) == [0.0, 1.0]
+    assert outputs[0].shape == (2, 2, 10)
+    assert sorted(outputs[0].grad.flatten().unique().tolist()) == [0.0, 1.0]
 
 
 @pytest.mark.parametrize(

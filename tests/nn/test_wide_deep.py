@@ -1,4 +1,4 @@
-"""Wide & Deep: the wide part against one-hot columns, where its logits go, and what does not fit."""
+"""Wide & Deep: the wide part against one-hot columns, the sum of logits, and invalid data and settings."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ IDS = torch.stack([torch.arange(9) % size for size in SPEC.cardinalities], dim=1
 
 
 def columns():
-    """Return the table as plain columns, a one-hot one for each level, (9, 15)."""
+    """Return the numeric columns, and a one-hot column for each level, (9, 15)."""
     hot = [nn.functional.one_hot(IDS[:, k], size) for k, size in enumerate(SPEC.cardinalities)]
     return torch.cat([NUMBERS, *hot], dim=1).double()
 
@@ -33,7 +33,7 @@ def test_the_wide_part_is_a_linear_model_of_one_hot_columns(classes):
     assert torch.allclose(wide(NUMBERS, IDS).double(), expected.squeeze(1) if classes == 2 else expected, atol=1e-5)
 
 
-def test_the_wide_part_says_nothing_before_it_has_learnt():
+def test_the_wide_part_gives_zero_before_training():
     assert not Wide(SPEC)(NUMBERS, IDS).any()
 
 
@@ -68,14 +68,14 @@ def test_with_other_networks_the_label_partys_columns_give_an_embedding():
     assert default_own(SPEC, 2, build_config({"model": {"cut": 7}}))(NUMBERS, IDS).shape == (9, 7)
 
 
-class Source:
-    """Rows of a table."""
+class TableRows:
+    """Source of the rows of a table."""
 
     def gather(self, rows):
         return NUMBERS[torch.from_numpy(rows)], IDS[torch.from_numpy(rows)]
 
 
-class Plain:
+class NoDefense:
     """No defense."""
 
     def embed(self, z, *, party="", train=True):
@@ -85,19 +85,19 @@ class Plain:
         return None
 
 
-def test_its_logits_are_added_to_those_of_the_top_model():
+def test_logits_of_the_wide_part_are_added_to_those_of_the_top_model():
     top, wide, z = nn.Linear(4, 1), Wide(SPEC), torch.randn(5, 4)
     nn.init.normal_(wide.embedding.weight)
     rows = np.array([8, 0, 3, 3, 1])
-    found = LabelModel(top, Plain(), ("a",), bottom=wide).logits({"a": z}, Source(), rows)
-    expected = top(z).squeeze(1) + wide(*Source().gather(rows))
+    found = LabelModel(top, NoDefense(), ("a",), bottom=wide).logits({"a": z}, TableRows(), rows)
+    expected = top(z).squeeze(1) + wide(*TableRows().gather(rows))
     assert torch.allclose(found, expected.detach())
 
 
 def test_an_own_part_whose_logits_do_not_fit_is_refused():
-    label = LabelModel(nn.Linear(4, 3), Plain(), ("a",), bottom=Wide(SPEC))
+    label = LabelModel(nn.Linear(4, 3), NoDefense(), ("a",), bottom=Wide(SPEC))
     with pytest.raises(ConfigError, match=r"logits \(5, 3\), but gives \(5,\)"):
-        label.logits({"a": torch.randn(5, 4)}, Source(), np.arange(5))
+        label.logits({"a": torch.randn(5, 4)}, TableRows(), np.arange(5))
 
 
 def test_data_that_are_no_tables_are_refused():

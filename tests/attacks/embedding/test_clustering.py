@@ -17,7 +17,7 @@ from tests.attacks.common import DTYPES, SCALES, gradients
 
 
 def clouds(classes=3, rows=90, *, apart=8.0, seed=0, dtype=torch.float64):
-    """One cloud a class, in a corner of its own."""
+    """Return a Gaussian cloud for each class, around a corner of its own, and the labels."""
     generator = torch.Generator().manual_seed(seed)
     y = torch.arange(rows) % classes
     noise = torch.randn(rows, classes, generator=generator, dtype=torch.float64)
@@ -44,7 +44,7 @@ def test_balanced_accuracy_takes_the_best_of_all_permutations_for_it(classes, se
     assert matched_balanced_accuracy(groups, y, classes=classes) >= 1 / classes - 1e-12
 
 
-def test_a_group_that_catches_the_rare_class_counts_although_accuracy_prefers_not_to_name_it():
+def test_balanced_accuracy_assigns_the_rare_class_to_a_group_where_accuracy_does_not():
     y = np.arange(100) >= 95
     groups = np.arange(100) >= 60  # all five positives, and 35 negatives
     assert matched_accuracy(groups, y, classes=2) == 0.65
@@ -65,7 +65,7 @@ def test_a_group_may_stay_without_members():
 def test_clouds_far_apart_are_told_apart_at_every_scale(classes, scale, dtype):
     z, y = clouds(classes, 30 * classes, dtype=dtype)
     assert clustering.accuracy(z * scale, y, classes=classes, seed=1) == 1.0
-    assert clustering.accuracy(z * scale, y.flip(0), classes=classes, seed=1) == 1.0  # names are no matter
+    assert clustering.accuracy(z * scale, y.flip(0), classes=classes, seed=1) == 1.0  # names of groups do not count
 
 
 def test_clouds_that_overlap_are_cut_as_scikit_learn_cuts_them():
@@ -87,7 +87,7 @@ def test_half_precision_and_feature_maps_are_clustered_too(dtype):
     )
 
 
-def test_the_seed_settles_everything_and_nothing_is_drawn_from_outside():
+def test_the_groups_depend_on_the_seed_alone_and_no_global_generator_is_used():
     z, _ = clouds(5, 200, apart=1.0)
     before = np.random.get_state()[1].copy(), torch.get_rng_state()  # noqa: NPY002
     first = clustering.assign(z, classes=5, seed=2**62 + 7)
@@ -105,7 +105,7 @@ def test_equal_rows_make_one_group(value):
     assert clustering.accuracy(z, [0] * 7 + [1] * 3, classes=2, seed=0) == 0.7
 
 
-def test_a_large_common_part_hides_nothing():
+def test_a_large_common_offset_changes_nothing():
     z, y = clouds(3)
     assert clustering.accuracy(z + 1e9, y, classes=3, seed=0) == 1.0
 
@@ -138,7 +138,7 @@ def test_numbers_that_are_no_groups_or_labels_are_refused(groups, labels, reason
         matched_accuracy(groups, labels, classes=2)
 
 
-def test_the_attack_clusters_what_it_sees_and_its_baseline_the_raw_inputs():
+def test_the_attack_clusters_the_embeddings_and_its_baseline_the_raw_inputs():
     z, _ = clouds(3, dtype=torch.float32)
     x = (gradients(1, (90, 4)), torch.arange(90)[:, None] % 7)
     view = TrainedView(z, 3, seed=5, inputs=x)

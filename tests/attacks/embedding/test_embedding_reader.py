@@ -21,7 +21,7 @@ KINDS = ("linear", "quadratic", "network")
 
 
 def standard(z, known):
-    """Rows around the mean of the known ones, in the root of their mean variance."""
+    """Return rows minus the mean of the known rows, divided by the root of their mean variance."""
     mean = known.mean(axis=0)
     return (z - mean) / np.sqrt(np.square(known - mean).mean())
 
@@ -38,36 +38,36 @@ def test_the_linear_reader_is_scikit_learns_ridge_regression(classes):
 
 @pytest.mark.parametrize("classes", [2, 3, 5])
 @pytest.mark.parametrize("k", [2, 12])
-def test_the_quadratic_reader_says_how_likely_each_classs_shrunk_gaussian_makes_a_row(classes, k):
+def test_the_quadratic_reader_gives_log_probabilities_of_shrunk_gaussians(classes, k):
     z, y = clouds(classes, apart=1.0)
     n = k * classes
-    x, named = standard(z.numpy(), z[:n].numpy()), y[:n].numpy()
+    x, labels = standard(z.numpy(), z[:n].numpy()), y[:n].numpy()
     densities = []
     for c in range(classes):
-        rows = x[:n][named == c]
+        rows = x[:n][labels == c]
         covariance = ShrunkCovariance(shrinkage=max(ledoit_wolf_shrinkage(rows), 1 / k)).fit(rows).covariance_
         densities.append(stats.multivariate_normal(rows.mean(axis=0), covariance).pdf(x))
-    likely = np.stack(densities, axis=1)
+    pdf = np.stack(densities, axis=1)
     found = read(z[:n], y[:n], z, classes=classes, kind="quadratic")
-    expected = np.log(likely[:, 1] / likely[:, 0] if classes == 2 else likely / likely.sum(axis=1, keepdims=True))
+    expected = np.log(pdf[:, 1] / pdf[:, 0] if classes == 2 else pdf / pdf.sum(axis=1, keepdims=True))
     np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-7)
 
 
 @pytest.mark.parametrize("kind", ["linear", "quadratic"])
-def test_gaussian_classes_of_one_covariance_are_read_as_well_as_can_be(kind):
-    """Of unit balls at a distance d no score has a higher AUC than Phi(d / sqrt 2)."""
+def test_gaussian_classes_of_one_covariance_are_read_with_the_highest_possible_auc(kind):
+    """No score of two unit Gaussians at distance d has a higher AUC than Phi(d / sqrt 2)."""
     rng, distance = np.random.default_rng(0), 1.5
     y = torch.from_numpy(rng.integers(0, 2, 24000))
     z = torch.from_numpy(rng.normal(size=(24000, 4)))
     z[:, 2] += distance * y
     best = stats.norm.cdf(distance / np.sqrt(2))
-    said = read(z[:4000], y[:4000], z[4000:], classes=2, kind=kind)
-    assert abs(leak_auc(said, y[4000:]) - best) < auc_error(best, 10000, 10000)
+    scores = read(z[:4000], y[:4000], z[4000:], classes=2, kind=kind)
+    assert abs(leak_auc(scores, y[4000:]) - best) < auc_error(best, 10000, 10000)
 
 
 @pytest.mark.parametrize("ratio", [1.5, 0.5])
 def test_the_quadratic_reader_tells_classes_by_their_variance_and_the_linear_one_does_not(ratio):
-    """Of balls of variance r and 1 in D coordinates the best AUC is that of the ratio of two chi-squared numbers."""
+    """The best AUC for Gaussians of variance r and 1 in D dimensions is that of a ratio of chi-squared variables."""
     rng, width = np.random.default_rng(1), 8
     y = torch.from_numpy(rng.integers(0, 2, 24000))
     z = torch.from_numpy(rng.normal(size=(24000, width))) * torch.where(y == 1, ratio**0.5, 1.0)[:, None]
@@ -82,16 +82,16 @@ def test_the_quadratic_reader_tells_classes_by_their_variance_and_the_linear_one
 
 @pytest.mark.parametrize("classes", [2, 4])
 def test_only_the_network_reads_classes_of_one_mean_and_one_covariance(classes):
-    """Four points of a circle a class, turned a bit from class to class: no mean and no variance differs."""
+    """Each class has four points of a circle, rotated from class to class: no mean and no variance differs."""
     rng = np.random.default_rng(2)
     y = torch.arange(4000) % classes
     angle = np.pi / 2 * (rng.integers(0, 4, 4000) + y.numpy() / classes)
     z = torch.from_numpy(np.stack([np.cos(angle), np.sin(angle)], axis=1) + 0.03 * rng.normal(size=(4000, 2)))
-    said = {kind: classes_of(read(z[:800], y[:800], z[800:], classes=classes, kind=kind)) for kind in KINDS}
-    right = {kind: float((named == y[800:]).double().mean()) for kind, named in said.items()}
+    predicted = {kind: classes_of(read(z[:800], y[:800], z[800:], classes=classes, kind=kind)) for kind in KINDS}
+    accuracy = {kind: float((classes_found == y[800:]).double().mean()) for kind, classes_found in predicted.items()}
     error = 4 * np.sqrt((1 - 1 / classes) / classes / 3200)
-    assert abs(right["linear"] - 1 / classes) < error
-    assert right["network"] > max(0.9 if classes == 2 else 0.6, right["quadratic"] + 0.2)
+    assert abs(accuracy["linear"] - 1 / classes) < error
+    assert accuracy["network"] > max(0.9 if classes == 2 else 0.6, accuracy["quadratic"] + 0.2)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -106,7 +106,7 @@ def test_neither_scale_nor_place_of_the_embeddings_changes_what_is_read(kind, cl
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_are_read_alike_in_pieces_of_any_size(kind, monkeypatch):
+def test_pieces_of_any_size_give_the_same_scores(kind, monkeypatch):
     z, y = clouds(3)
     whole = read(z[:30], y[:30], z, classes=3, kind=kind)
     monkeypatch.setattr(embedding_reader, "PIECE", 21)
@@ -116,9 +116,9 @@ def test_rows_are_read_alike_in_pieces_of_any_size(kind, monkeypatch):
 def test_the_network_draws_from_its_seed_alone():
     z, y = clouds(2, apart=1.0)
     before = torch.get_rng_state()
-    said = [read(z[:20], y[:20], z, classes=2, kind="network", seed=seed) for seed in (0, 0, 1)]
-    assert torch.equal(said[0], said[1])
-    assert not torch.equal(said[0], said[2])
+    scores = [read(z[:20], y[:20], z, classes=2, kind="network", seed=seed) for seed in (0, 0, 1)]
+    assert torch.equal(scores[0], scores[1])
+    assert not torch.equal(scores[0], scores[2])
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -138,15 +138,15 @@ def test_the_attack_reads_the_embeddings_and_its_baseline_the_raw_inputs(kind):
 
 
 def test_a_category_has_the_same_column_in_labelled_and_in_attacked_rows():
-    """The labelled rows have the values 2 and 5 only, the attacked ones others too."""
+    """The labelled rows have the values 2 and 5 only; the attacked ones also have others."""
     y = torch.tensor([0, 1] * 20)
     ids = torch.where(y == 1, 5, 2)[:, None]
     others = torch.tensor([[7], [5], [1], [2], [9], [5]])
     z = torch.zeros(6, 1)
     view = TrainedView(z, 2, 0, (others,), Leaked(torch.zeros(40, 1), (ids,), y))
-    said = EmbeddingReaderAttack("linear", k=20).baseline(view)
-    assert said.argsort(descending=True)[:2].sort().values.tolist() == [1, 5]
-    assert int(said.argmin()) == 3
+    scores = EmbeddingReaderAttack("linear", k=20).baseline(view)
+    assert scores.argsort(descending=True)[:2].sort().values.tolist() == [1, 5]
+    assert int(scores.argmin()) == 3
 
 
 def test_without_labelled_examples_it_is_refused_by_name():

@@ -1,4 +1,4 @@
-"""Model completion: where it starts, when it ends, what it reads, and the baseline that knows no bottom model."""
+"""Model completion: initial weights, end of training, accuracy, and the baseline without the bottom model."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from tests.attacks.embedding.test_clustering import clouds
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    """Models this small are not faster with two, and tests that run beside each other are much slower."""
+    """Compute in one thread: small models are not faster with two, and parallel tests would be much slower."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -51,7 +51,7 @@ def test_one_linear_layer_starts_at_the_nearest_class_mean(classes, out):
     assert found.tolist() == nearest.predict(z.numpy()).tolist()
 
 
-def test_the_class_means_are_those_of_what_reaches_the_linear_layer():
+def test_the_class_means_are_those_of_the_inputs_of_the_linear_layer():
     z, y = clouds(2, dtype=torch.float32)
     top = make(lambda: nn.LayerNorm(2, elementwise_affine=False), lambda: nn.Linear(2, 1, bias=False))
     assert model_completion.start_at_class_means(top, z, y, classes=2)
@@ -59,7 +59,7 @@ def test_the_class_means_are_those_of_what_reaches_the_linear_layer():
     torch.testing.assert_close(top[1].weight[0].detach(), expected)
 
 
-def test_any_other_top_keeps_the_weights_that_it_comes_with():
+def test_any_other_top_keeps_its_initial_weights():
     z, y = clouds(2, dtype=torch.float32)
     for top in (deep(2, 1), make(lambda: nn.Conv1d(2, 1, 1)), nn.Identity()):
         before = [weight.clone() for weight in top.parameters()]
@@ -72,7 +72,7 @@ def test_training_a_linear_top_ends_where_logistic_regression_ends(classes, monk
     monkeypatch.setattr(model_completion, "EPOCHS", 4_000)
     z, y = clouds(classes, 60, apart=1.0)
     top = linear(classes, 1 if classes == 2 else classes).double()
-    model_completion.train(top, (z,), y, classes=classes, learning_rate=0.02)  # never below 1 %: they overlap
+    model_completion.train(top, (z,), y, classes=classes, learning_rate=0.02)  # the classes overlap
     reference = LogisticRegression(C=np.inf, tol=1e-10, max_iter=10_000).fit(z.numpy(), y.numpy())
     with torch.no_grad():
         logits = top(z)
@@ -100,16 +100,16 @@ def test_each_epoch_is_a_step_of_adam_on_all_examples(classes, monkeypatch):
     optimizer = torch.optim.Adam(theirs.parameters(), lr=1e-3)
     for _ in range(5):
         optimizer.zero_grad()
-        said = theirs(z)
+        logits = theirs(z)
         target = y.double()[:, None] if classes == 2 else y
         loss = nn.functional.binary_cross_entropy_with_logits if classes == 2 else nn.functional.cross_entropy
-        loss(said, target).backward()
+        loss(logits, target).backward()
         optimizer.step()
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(one, other)
 
 
-def test_class_means_are_those_of_the_model_as_it_predicts_and_a_logit_of_0_says_class_0():
+def test_class_means_are_those_in_evaluation_mode_and_a_logit_of_0_means_class_0():
     z, y = clouds(2, dtype=torch.float32)
     top = make(nn.Dropout, lambda: nn.Linear(2, 2))
     assert model_completion.start_at_class_means(top, z, y, classes=2)
@@ -117,8 +117,8 @@ def test_class_means_are_those_of_the_model_as_it_predicts_and_a_logit_of_0_says
     assert classes_of(torch.tensor([-1.0, 0.0, 1.0])).tolist() == [0, 0, 1]
 
 
-class Counted(nn.Module):
-    """Says how often it was called in each mode."""
+class CountingModel(nn.Module):
+    """Model that counts its calls in training and in evaluation mode."""
 
     def __init__(self):
         super().__init__()
@@ -132,9 +132,9 @@ class Counted(nn.Module):
 def test_with_batch_normalisation_training_goes_on_until_evaluation_is_right_too():
     z, y = clouds(2, dtype=torch.float32)
     with seeded_initialisation(0):
-        model = Counted()
+        model = CountingModel()
     epochs = model_completion.train(model, (z + 100.0,), y, classes=2, learning_rate=0.05)
-    assert model.calls[False] > 1  # right in training mode long before
+    assert model.calls[False] > 1  # in training mode all examples are right long before
     assert 0 < epochs < 1000
     assert (classes_of(model_completion.predict(model, (z + 100.0,), classes=2)) == y).all()
 
@@ -147,11 +147,11 @@ def test_few_labels_complete_a_model_whose_embeddings_separate_the_classes(class
     model = top(classes, 1 if classes == 2 else classes)
     found = model_completion.complete(model, z[leaked], y[leaked], z, classes=classes)
     assert found.shape == (y.shape if classes == 2 else (len(y), classes))
-    assert (classes_of(found) == y).double().mean() > 0.8  # it ends as soon as the few are right
+    assert (classes_of(found) == y).double().mean() > 0.8  # training ends as soon as the leaked examples are right
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_one_linear_layer_that_is_right_from_the_start_says_the_nearest_class_mean(classes):
+def test_one_linear_layer_that_is_right_from_the_start_predicts_the_nearest_class_mean(classes):
     z, y = clouds(classes, 40 * classes, apart=5.0, dtype=torch.float32)
     leaked = slice(0, 3 * classes)
     top = linear(classes, 1 if classes == 2 else classes)
@@ -167,8 +167,8 @@ def test_embeddings_are_read_in_any_number_format(dtype):
     assert (found == y).double().mean() > 0.8
 
 
-class Looked(nn.Module):
-    """A bottom model with sparse embeddings, as those for tables, and a top on it."""
+class SparseNetwork(nn.Module):
+    """Bottom model with sparse embeddings, such as one for tables, and a top model on it."""
 
     def __init__(self):
         super().__init__()
@@ -180,7 +180,7 @@ class Looked(nn.Module):
 
 def test_the_baseline_trains_the_whole_network_sparse_embeddings_included():
     with seeded_initialisation(1):
-        network = Looked()
+        network = SparseNetwork()
     ids, y = torch.arange(40).reshape(20, 2), torch.arange(20) % 2
     before = network.embedding.weight.clone()
     found = model_completion.train_alone(network, (torch.zeros(20, 1), ids), y, (torch.zeros(20, 1), ids), classes=2)
@@ -220,7 +220,7 @@ def test_impossible_parameters_are_refused(params):
         ModelCompletionAttack(**params)
 
 
-def test_the_attack_completes_and_its_baseline_starts_from_nothing():
+def test_the_attack_completes_the_model_and_its_baseline_trains_from_scratch():
     z, y = clouds(2, dtype=torch.float32)
     x = (torch.randn(90, 5, generator=torch.Generator().manual_seed(2)),)
     leaked = Leaked(z[:6], (x[0][:6],), y[:6])

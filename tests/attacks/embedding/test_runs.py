@@ -28,8 +28,8 @@ ALL = ["spectral", "clustering", "model_completion(k=2,draws=2)"]
 UNSUPERVISED = ["clustering", "model_completion(k=2,draws=2)"]
 
 
-def read(summary, phase="inference"):
-    """The entries by where, what and whose."""
+def entries_of(summary, phase="inference"):
+    """Return the entries of a phase by source, layer, label and party."""
     entries = [entry for entry in summary["leakage"] if entry["phase"] == phase]
     found = {(entry["source"], entry["layer"], entry["label"], entry["party"]): entry for entry in entries}
     assert len(found) == len(entries)
@@ -42,7 +42,7 @@ def test_a_simulated_run_reads_the_trained_model_at_every_layer_and_the_monitor_
     config = toy_config(attack={"names": [*ALL, "norm"]}, training={"epochs": 2})
     config = config.model_copy(update={"defenses": [{"name": "iso", "t": 0.01}]})
     summary = run(config, data=lambda _: data).summary
-    entries = read(summary)
+    entries = entries_of(summary)
     attackers = set(itertools.product(["attacker"], ["cut", "first"], ALL, "ab"))
     assert set(entries) == attackers | set(itertools.product(["monitor"], ["cut"], ALL[:2], ["a", "b", "a+b"]))
     for (source, _, label, _), entry in entries.items():
@@ -56,7 +56,7 @@ def test_a_simulated_run_reads_the_trained_model_at_every_layer_and_the_monitor_
             assert entry["advantage"] == pytest.approx(entry["mean"] - entry["baseline"])
             protected = None if label == "spectral" else entry["advantage"] <= 0
             assert entry["perfect_protection"] is protected
-    for party in "ab":  # both saw the same embeddings
+    for party in "ab":  # both read the same embeddings
         seen, sent = (entries[source, "cut", "spectral", party] for source in ("attacker", "monitor"))
         assert seen["mean"] == sent["mean"]
     json.dumps(summary, allow_nan=False)
@@ -66,7 +66,7 @@ def test_while_training_spectral_is_scored_at_every_layer_and_once_whatever_is_s
     data = toy_data(rows=200, test_rows=60)
     config = toy_config(attack={"names": ["spectral"]}, training={"epochs": 1})
     config = config.model_copy(update={"defenses": [{"name": "iso", "t": 0.01}]})
-    entries = read(run(config, data=lambda _: data).summary, "train")
+    entries = entries_of(run(config, data=lambda _: data).summary, "train")
     assert {(source, layer) for source, layer, _, _ in entries} == {
         ("attacker", "cut"),
         ("attacker", "first"),
@@ -76,10 +76,10 @@ def test_while_training_spectral_is_scored_at_every_layer_and_once_whatever_is_s
     assert entries["attacker", "cut", "spectral", "a"]["mean"] == entries["monitor", "cut", "spectral", "a"]["mean"]
 
 
-class Kept(nn.Module):
-    """A bottom model that shows what it gives to whoever holds it."""
+class CollectedBottom(nn.Module):
+    """Bottom model whose instances are collected in `made`."""
 
-    made: list[Kept] = []  # noqa: RUF012
+    made: list[CollectedBottom] = []  # noqa: RUF012
 
     def __init__(self, spec, config):
         super().__init__()
@@ -92,11 +92,11 @@ class Kept(nn.Module):
 
 
 def test_what_is_scored_are_the_embeddings_of_the_trained_model_in_evaluation_mode():
-    Kept.made.clear()
+    CollectedBottom.made.clear()
     data = toy_data(rows=200, test_rows=60, parties=1)
     config = toy_config(attack={"names": ["spectral", "clustering"]}, training={"epochs": 1})
-    entries = read(run(config, data=lambda _: data, bottom=Kept).summary)
-    model, labels = Kept.made[0].eval(), data.target.test
+    entries = entries_of(run(config, data=lambda _: data, bottom=CollectedBottom).summary)
+    model, labels = CollectedBottom.made[0].eval(), data.target.test
     with torch.no_grad():
         z = model(*data.party("a").test.gather(np.arange(60)))
         first = model.layers[:3](*data.party("a").test.gather(np.arange(60)))
@@ -113,14 +113,14 @@ def test_attacking_the_trained_model_changes_no_weight(classes):
     weights = []
     for names in (UNSUPERVISED if classes > 2 else ALL, []):
         config = toy_config(attack={"names": names}, training={"epochs": 1})
-        weights.append(run(config, data=lambda _: data, bottom=Kept).summary["weights"])
+        weights.append(run(config, data=lambda _: data, bottom=CollectedBottom).summary["weights"])
     assert weights[0] == weights[1]
 
 
 def test_the_global_generator_is_left_where_it_was():
     before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
     data = toy_data(rows=200, test_rows=60)
-    run(toy_config(attack={"names": ALL}, training={"epochs": 1}), data=lambda _: data, bottom=Kept)
+    run(toy_config(attack={"names": ALL}, training={"epochs": 1}), data=lambda _: data, bottom=CollectedBottom)
     assert torch.equal(before[0], torch.get_rng_state())
     assert np.array_equal(before[1], np.random.get_state()[1])  # noqa: NPY002
 
@@ -139,10 +139,10 @@ def test_all_transports_read_the_same_and_end_with_the_same_weights():
     assert len(found[0][0]) > 10
 
 
-def test_a_party_that_comes_back_from_the_disk_for_each_message_reads_the_same(monkeypatch):
+def test_a_party_restored_from_disk_for_each_message_gives_the_same_entries(monkeypatch):
     data = toy_data(rows=200, test_rows=60, parties=1)
     config = toy_config(attack={"names": ALL}, transport={"kind": "messages"}, training={"epochs": 1})
-    kept = run(config, data=lambda _: data).summary["leakage"]
+    leakage = run(config, data=lambda _: data).summary["leakage"]
     real = training_client.TrainingClient.frames
 
     def frames(self, message, context):
@@ -150,28 +150,28 @@ def test_a_party_that_comes_back_from_the_disk_for_each_message_reads_the_same(m
         return real(self, message, context)
 
     monkeypatch.setattr(training_client.TrainingClient, "frames", frames)
-    assert run(config, data=lambda _: data).summary["leakage"] == kept
-    assert len(read({"leakage": kept})) == 8
+    assert run(config, data=lambda _: data).summary["leakage"] == leakage
+    assert len(entries_of({"leakage": leakage})) == 8
 
 
 def test_more_than_two_classes_are_clustered_and_completed():
     data = toy_data(rows=400, test_rows=120, classes=4, parties=1)
     config = toy_config(attack={"names": UNSUPERVISED}, training={"epochs": 2})
     summary = run(config, data=lambda _: data).summary
-    entries = read(summary)
+    entries = entries_of(summary)
     assert {label for _, _, label, _ in entries} == set(UNSUPERVISED)
-    assert not read(summary, "train")
+    assert not entries_of(summary, "train")
     assert all(0.25 <= entry["chance"] < 0.5 for entry in entries.values())
     assert summary["utility"]["last"]["test_macro_auc"] > 0.5
     assert summary["utility"]["last"]["test_auc"] is None
 
 
 @pytest.mark.parametrize("classes", [2, 4])
-def test_learned_readers_read_every_layer_beside_the_raw_inputs_and_are_told_labels_in_simulations_only(classes):
+def test_learned_readers_read_every_layer_and_the_raw_inputs_at_attackers_only(classes):
     names = [f"embedding_reader(reader={reader},k=4,draws=2)" for reader in ("linear", "quadratic", "network")]
     data = mixed_data() if classes == 2 else toy_data(rows=400, test_rows=120, classes=4, parties=1)
     config = toy_config(attack={"names": names}, training={"epochs": 2})
-    entries = read(run(config, data=lambda _: data).summary)
+    entries = entries_of(run(config, data=lambda _: data).summary)
     assert {(source, layer) for source, layer, _, _ in entries} == {("attacker", "cut"), ("attacker", "first")}
     assert {entry["params"]["reader"] for entry in entries.values()} == {"linear", "quadratic", "network"}
     for entry in entries.values():
@@ -187,17 +187,17 @@ def test_learned_readers_read_every_layer_beside_the_raw_inputs_and_are_told_lab
     ("classes", "defense"),
     [(2, "max_norm"), (2, "potential_energy"), (4, "iso"), (4, "potential_energy"), (4, "label_dp")],
 )
-def test_where_no_attack_looks_while_training_defended_runs_are_read_as_others_are(classes, defense):
+def test_defended_runs_without_attacks_on_training_steps_are_attacked_once_trained(classes, defense):
     data = toy_data(rows=200, test_rows=60, classes=classes)
     config = toy_config(attack={"names": UNSUPERVISED}, training={"epochs": 1}, defenses=[{"name": defense}])
-    entries = read(run(config, data=lambda _: data).summary)
+    entries = entries_of(run(config, data=lambda _: data).summary)
     monitored = set(itertools.product(["monitor"], ["cut"], ["clustering"], ["a", "b", "a+b"]))
     assert set(entries) == monitored | set(itertools.product(["attacker"], ["cut", "first"], UNSUPERVISED, "ab"))
 
 
 @pytest.mark.parametrize("missing", ["test", "both"])
 def test_a_class_that_never_occurs_is_counted_and_no_number_becomes_nan(missing):
-    """Attackers know of four classes; of the last there is no test row, or no row at all."""
+    """The data has four classes; the last one has no test row, or no row at all."""
     data = toy_data(rows=200, test_rows=60, classes=4, parties=1)
     train, test = data.target.train, np.minimum(data.target.test, 2)
     data = with_labels(data, train if missing == "test" else np.minimum(train, 2), test)
@@ -205,7 +205,7 @@ def test_a_class_that_never_occurs_is_counted_and_no_number_becomes_nan(missing)
     defenses = [{"name": "potential_energy"}, {"name": "distance_correlation"}, {"name": "label_dp", "flip": 0.1}]
     config = toy_config(attack={"names": names}, training={"epochs": 1}, defenses=defenses)
     summary = run(config, data=lambda _: data).summary
-    for entry in read(summary).values():
+    for entry in entries_of(summary).values():
         assert 0.0 < entry["mean"] <= 1.0
         assert "unavailable" not in entry
     last = summary["utility"]["last"]
@@ -228,7 +228,7 @@ def test_a_deployment_reads_trained_models_at_the_monitor_only_and_no_label_leav
     )
     Iso(strategy, t=1.0).start(DeployedGrid(make_client_app(data=lambda _: data, config=config), data.parties))
     assert not [frame for frame in frames if frame.kind is Kind.AUDIT]
-    entries = read({"leakage": strategy.outcome.leakage})
+    entries = entries_of({"leakage": strategy.outcome.leakage})
     assert set(entries) == set(itertools.product(["monitor"], ["cut"], ALL[:2], ["a", "b", "a+b"]))
 
 
@@ -248,7 +248,7 @@ def test_labels_of_the_test_rows_go_to_scorers_that_need_them(names, tables, fra
 def test_without_the_audit_channel_attackers_score_nothing():
     data = toy_data(rows=100, test_rows=60)
     config = toy_config(attack={"names": ALL, "audit": False}, training={"epochs": 1})
-    assert {source for source, _, _, _ in read(run(config, data=lambda _: data).summary)} == {"monitor"}
+    assert {source for source, _, _, _ in entries_of(run(config, data=lambda _: data).summary)} == {"monitor"}
 
 
 def with_labels(data, train, test):
@@ -291,8 +291,8 @@ def test_a_limit_that_nothing_measures_is_refused():
         run(toy_config(attack={"names": ["clustering"], "max_leak": 0.9}), data=lambda _: data)
 
 
-class Narrow(nn.Module):
-    """A user's own top model, which fits the cut and nothing else."""
+class TopForCutOnly(nn.Module):
+    """A user's own top model, whose input width is that of the cut."""
 
     def __init__(self, shape, classes, config):
         super().__init__()
@@ -302,11 +302,11 @@ class Narrow(nn.Module):
         return self.last(z).squeeze(1)
 
 
-def test_a_layer_that_the_top_model_does_not_fit_on_is_reported_and_costs_nothing_else():
+def test_a_layer_that_the_top_model_does_not_fit_is_reported_and_the_others_are_attacked():
     data = toy_data(rows=200, test_rows=60, parties=1)
     config = toy_config(attack={"names": ["model_completion(k=2,draws=2)"]}, training={"epochs": 1})
     config = config.model_copy(update={"model": config.model.model_copy(update={"bottom": [7], "cut": 5})})
-    entries = read(run(config, data=lambda _: data, top=Narrow).summary)
+    entries = entries_of(run(config, data=lambda _: data, top=TopForCutOnly).summary)
     cut, first = (entries["attacker", layer, "model_completion(k=2,draws=2)", "a"] for layer in ("cut", "first"))
     assert cut["mean"] is not None
     assert "unavailable" not in cut
@@ -320,17 +320,17 @@ def test_a_log_holds_every_draw_of_every_party_and_its_mean_is_that_of_the_resul
     summary = run(config, data=lambda _: data, out=tmp_path / "run").summary
     steps = read_steps(tmp_path / "run").to_pylist()
     trained = summary["cost"]["steps"]
-    for (source, layer, label, party), entry in read(summary).items():
+    for (source, layer, label, party), entry in entries_of(summary).items():
         for measure, found in entry["measures"].items():
             metric = ("monitor_" if source == "monitor" else "") + f"inference_{measure}"
-            wanted = {"party": party, "layer": layer, "attack": label, "metric": metric}
-            rows = [row for row in steps if wanted.items() <= row.items()]
+            fields = {"party": party, "layer": layer, "attack": label, "metric": metric}
+            rows = [row for row in steps if fields.items() <= row.items()]
             assert [row["step"] for row in rows] == [trained + draw for draw in range(entry["steps"])]
             assert np.mean([row["value"] for row in rows]) == pytest.approx(found["mean"])
             if source == "attacker":
-                wanted |= {"layer": "", "metric": f"baseline_{measure}"}
-                alone = [row["value"] for row in steps if wanted.items() <= row.items()]
-                assert np.mean(alone) == pytest.approx(found["baseline"])
+                fields |= {"layer": "", "metric": f"baseline_{measure}"}
+                baselines = [row["value"] for row in steps if fields.items() <= row.items()]
+                assert np.mean(baselines) == pytest.approx(found["baseline"])
 
 
 @pytest.mark.parametrize("classes", [2, 4])

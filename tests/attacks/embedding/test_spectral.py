@@ -1,4 +1,4 @@
-"""The spectral attack against a full decomposition, at every scale, and what it reads where gradients say nothing."""
+"""The spectral attack against a full decomposition, at every scale, on training steps and on the trained model."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from tests.attacks.common import DTYPES, SCALES, auc_error, gradients
 
 
 def two_classes(rows=400, width=8, share=0.2, *, apart=6.0, seed=0, dtype=torch.float64):
-    """Two clouds in a random direction, far from the origin; positives are the rarer ones."""
+    """Return two Gaussian clouds, apart along a random direction and far from the origin; the rarer is positive."""
     generator = torch.Generator().manual_seed(seed)
     y = torch.rand(rows, generator=generator) < share
     direction = torch.randn(width, generator=generator, dtype=torch.float64)
@@ -24,7 +24,7 @@ def two_classes(rows=400, width=8, share=0.2, *, apart=6.0, seed=0, dtype=torch.
 
 
 def by_decomposition(z):
-    """The projections on the top right-singular vector of the centred rows, with either sign."""
+    """Return the projections on the first right-singular vector of the centred rows, up to sign."""
     x = z.double().numpy().reshape(len(z), -1)
     x = x - x.mean(axis=0)
     return torch.from_numpy(x @ np.linalg.svd(x, full_matrices=False)[2][0])
@@ -39,7 +39,7 @@ def test_the_score_is_the_projection_on_the_first_singular_vector(shape):
 
 
 @pytest.mark.parametrize("shape", [(60, 20), (20, 60)])
-def test_large_batches_find_the_same_direction_by_another_way(shape, monkeypatch):
+def test_large_batches_find_the_same_direction_by_another_method(shape, monkeypatch):
     z = gradients(2, shape, torch.float64)
     expected = spectral.score(z)
     monkeypatch.setattr(spectral, "DENSE", 4)
@@ -47,7 +47,7 @@ def test_large_batches_find_the_same_direction_by_another_way(shape, monkeypatch
     assert torch.equal(spectral.score(z), spectral.score(z))
 
 
-def test_what_is_too_large_for_float64_loses_little(monkeypatch):
+def test_batches_too_large_for_float64_lose_little_accuracy(monkeypatch):
     z, _ = two_classes(dtype=torch.float32)
     expected = spectral.score(z)
     monkeypatch.setattr(spectral, "EXACT", 0)
@@ -63,7 +63,7 @@ def test_the_rarer_class_scores_higher_whichever_way_the_embeddings_point(share,
     assert leak_auc(scores, y) > 0.99
 
 
-def test_where_as_many_are_positive_as_negative_the_longer_tail_is_positive():
+def test_with_equally_many_rows_on_both_sides_the_longer_tail_is_positive():
     along = torch.tensor([-2.0, -2.0, -1.0, 0.5, 0.5, 4.0], dtype=torch.float64)
     z = torch.outer(along, torch.tensor([0.6, 0.8], dtype=torch.float64))
     for turned in (z, -z):
@@ -132,7 +132,7 @@ def test_what_has_no_row_for_each_example_is_refused(z):
         spectral.score(z)
 
 
-def test_noise_says_nothing():
+def test_noise_gives_chance():
     y = torch.arange(4000) % 4 == 0
     auc = leak_auc(spectral.score(gradients(4, (4000, 16))), y)
     assert abs(auc - 0.5) < auc_error(0.5, 1000, 3000)
@@ -142,8 +142,8 @@ def test_while_training_the_attack_reads_the_outputs_of_the_last_step_at_the_lay
     transcript, cut, first = Transcript(), gradients(5), gradients(6, (64, 5))
     for factor in (3.0, 1.0):
         outputs = {"first": first * factor}
-        nothing = {"cut": torch.zeros(64, 8), "first": torch.zeros(64, 5)}
-        transcript.record(StepTrace(0, 0, np.arange(64), cut * factor, nothing, outputs))
+        zeros = {"cut": torch.zeros(64, 8), "first": torch.zeros(64, 5)}
+        transcript.record(StepTrace(0, 0, np.arange(64), cut * factor, zeros, outputs))
     attack = SpectralAttack()
     assert torch.equal(attack.score(transcript, "cut"), spectral.score(cut))
     assert torch.equal(attack.score(transcript, "first"), spectral.score(first))

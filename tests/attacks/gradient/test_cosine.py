@@ -109,7 +109,7 @@ def test_what_does_not_fit_is_refused(g, reference, reason):
         cosine.score(g, reference)
 
 
-def test_the_attack_looks_at_its_layer_in_the_last_step_and_at_the_reference():
+def test_the_attack_reads_its_layer_in_the_last_step_and_the_reference():
     cut, first, reference = gradients(1), gradients(2, (64, 5)), gradients(3, (5,))
     side = SideInformation({"reference": reference}, np.array([0]))
     attack = CosineAttack()
@@ -118,9 +118,9 @@ def test_the_attack_looks_at_its_layer_in_the_last_step_and_at_the_reference():
 
 
 def closed_form(separation, width):
-    """P(T+ > T-) of the cosines of N(+-m e1, s^2 I) with e1.
+    """Return P(T+ > T-) of the cosines of N(+-m e1, s^2 I) with e1.
 
-    A cosine grows with X1 / |rest| sqrt(D - 1), which is a noncentral t of D - 1 degrees of freedom around +-m / s.
+    A cosine increases with X1 / |rest| sqrt(D - 1), a noncentral t of D - 1 degrees of freedom around +-m / s.
     """
     positive, negative = nct(width - 1, separation), nct(width - 1, -separation)
     grid = np.linspace(*positive.ppf([1e-9, 1 - 1e-7]), 20_001)

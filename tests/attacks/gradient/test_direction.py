@@ -1,4 +1,4 @@
-"""The direction and the shell attack: numpy's singular vectors, closed forms, and what they read of defenses."""
+"""The direction and the shell attack against numpy's singular vectors and closed forms, and behind defenses."""
 
 import numpy as np
 import pytest
@@ -17,23 +17,23 @@ from tests.attacks.common import auc_error, gradients, transcript_of
 
 
 def batches(count=30, *, rows=1024, width=16, share=0.08, seed=0, turning=0.05):
-    """Clean gradients and labels of a training: the model learns the prior first; the line of the means turns."""
+    """Yield clean gradients and labels of a training: the model learns the prior first; the line of the means turns."""
     generator = torch.Generator().manual_seed(seed)
     line = torch.randn(width, generator=generator)
     for number in range(count):
         y = (torch.rand(rows, generator=generator) < share).float()
-        prior = share + (0.5 - share) * 0.5**number  # an untrained model says one half
+        prior = share + (0.5 - share) * 0.5**number  # an untrained model predicts one half
         p = torch.sigmoid(torch.randn(rows, generator=generator) * 0.5 + np.log(prior / (1 - prior)))
         slopes = line + 0.2 * torch.randn(rows, width, generator=generator)
         yield (p - y)[:, None] * slopes / rows, y
         line = line + turning * torch.randn(width, generator=generator) * line.norm() / width**0.5
 
 
-def read(attack, sent):
+def aucs_of(attack, sent):
     return [leak_auc(attack.rate(g, None), y) for g, y in sent]
 
 
-def test_places_are_those_along_numpys_first_singular_vector_of_the_first_batch():
+def test_scores_of_the_first_batch_are_projections_on_numpys_first_singular_vector():
     g = gradients(0, (200, 12), torch.float64) * torch.linspace(3.0, 0.5, 12)
     _, _, vectors = np.linalg.svd(g.numpy(), full_matrices=False)
     expected = g.numpy() @ vectors[0] / np.sqrt((g.numpy() ** 2).sum(axis=1).mean())
@@ -42,7 +42,7 @@ def test_places_are_those_along_numpys_first_singular_vector_of_the_first_batch(
     np.testing.assert_allclose(scores, expected, rtol=0, atol=0.05)  # 16 power iterations; variances differ by a third
 
 
-def test_later_batches_are_read_along_the_singular_vector_with_what_came_before():
+def test_later_batches_are_projected_on_the_singular_vector_that_includes_earlier_ones():
     first, second = (gradients(seed, (300, 6), torch.float64) * torch.tensor([9.0, 2, 1, 1, 1, 1]) for seed in (1, 2))
     line = follow(first).line
     placed = follow(second, line)
@@ -56,7 +56,7 @@ def test_later_batches_are_read_along_the_singular_vector_with_what_came_before(
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_behind_marvell_full_single_batches_are_read_on_the_right_side(seed):
+def test_behind_marvell_full_single_batches_are_read_with_the_right_sign(seed):
     generator = torch.Generator().manual_seed(seed)
     sent, ideal = [], []
     for g, y in batches(seed=seed):
@@ -66,32 +66,33 @@ def test_behind_marvell_full_single_batches_are_read_on_the_right_side(seed):
         apart = (inside[y == 1].mean() - inside[y == 0].mean()).abs()
         spread = sum(float(inside[y == c].var()) for c in (0, 1)) + 2 * noise.along * float(g.abs().max()) ** 2
         ideal.append(normal.cdf(float(apart) / spread**0.5))  # two normal classes on a line
-    found = read(make_attack("direction"), sent)
+    found = aucs_of(make_attack("direction"), sent)
     assert min(found) > 0.5
     assert abs(np.mean(found) - np.mean(ideal)) < 0.02
 
 
 @pytest.mark.parametrize("name", ["direction", "shell"])
-def test_the_side_is_that_of_the_rarer_class_for_good(name):
+def test_the_sign_is_that_of_the_rarer_class_throughout(name):
     sent = list(batches(count=40, turning=0.3))
     first, *_, last = sent
-    assert read(make_attack(name), sent)[-1] > 0.9
+    assert aucs_of(make_attack(name), sent)[-1] > 0.9
     upside_down = [(g, 1 - y) for g, y in batches(count=40, share=0.92)]  # the rarer class is the negative one
-    assert read(make_attack(name), upside_down)[-1] > 0.9
-    turned = float(torch.nn.functional.cosine_similarity(_means(*first), _means(*last), dim=0))
-    assert turned < 0.8  # a fixed direction would not do
+    assert aucs_of(make_attack(name), upside_down)[-1] > 0.9
+    similarity = float(torch.nn.functional.cosine_similarity(_mean_difference(*first), _mean_difference(*last), dim=0))
+    assert similarity < 0.8  # a fixed direction would fail
 
 
-def _means(g, y):
+def _mean_difference(g, y):
     return g[y == 1].mean(dim=0) - g[y == 0].mean(dim=0)
 
 
-def test_a_later_batch_does_not_turn_a_side_that_is_settled():
+def test_a_later_batch_does_not_change_a_sign_that_is_settled():
     sent = list(batches(count=6))
     attack = make_attack("direction")
-    before = read(attack, sent)
+    before = aucs_of(attack, sent)
     g, y = sent[-1]
-    assert leak_auc(attack.rate(g + 5.0 * g.abs().max() * _means(g, y).sign(), None), y) > 0.9  # a mean on its far side
+    # The shift moves the mean to the other side.
+    assert leak_auc(attack.rate(g + 5.0 * g.abs().max() * _mean_difference(g, y).sign(), None), y) > 0.9
     assert leak_auc(attack.rate(g, None), y) == pytest.approx(before[-1], abs=0.02)
 
 
@@ -99,7 +100,7 @@ def test_the_shell_reads_max_norm_where_lengths_do_not():
     generator = torch.Generator().manual_seed(3)
     sent = [(max_norm.perturb(g, generator=generator), y) for g, y in batches(count=20)]
     lengths = np.mean([leak_auc(make_attack("norm").rate(g, None), y) for g, y in sent])
-    along, on_shell = (np.mean(read(make_attack(name), sent)) for name in ("direction", "shell"))
+    along, on_shell = (np.mean(aucs_of(make_attack(name), sent)) for name in ("direction", "shell"))
     assert on_shell > max(lengths, along) + 0.01
 
 
@@ -113,9 +114,9 @@ def test_rows_on_the_shell_score_by_closed_form():
 
 
 @pytest.mark.parametrize("name", ["direction", "shell"])
-def test_noise_alone_says_nothing_over_a_run(name):
+def test_noise_alone_gives_chance_over_a_run(name):
     y = (torch.arange(1000) < 100).float()
-    found = read(make_attack(name), [(gradients(seed, (1000, 8)), y) for seed in range(20)])
+    found = aucs_of(make_attack(name), [(gradients(seed, (1000, 8)), y) for seed in range(20)])
     assert abs(np.mean(found) - 0.5) < auc_error(0.5, 100, 900) / 20**0.5
 
 
@@ -133,14 +134,14 @@ def test_each_of_several_runs_is_followed_as_if_it_were_alone(name):
             torch.testing.assert_close(found[run], attack.rate(rows[run], None), rtol=1e-4, atol=1e-5, equal_nan=True)
     assert found.isfinite().all()
     for run, attack in enumerate(alone):
-        kept, own = together.state(), attack.state()
-        assert kept.keys() == own.keys()
+        state, own = together.state(), attack.state()
+        assert state.keys() == own.keys()
         for key, value in own.items():
-            torch.testing.assert_close(kept[key][run], value, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(state[key][run], value, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["direction", "shell"])
-def test_what_comes_from_elsewhere_is_refused(name):
+def test_gradients_of_another_layer_or_party_are_refused(name):
     attack = make_attack(name)
     attack.score(transcript_of(cut=gradients(0, (9, 5))), "cut")
     with pytest.raises(ArgumentError, match="sees those of one layer and party"):
@@ -148,5 +149,5 @@ def test_what_comes_from_elsewhere_is_refused(name):
 
 
 @pytest.mark.parametrize("name", ["direction", "shell"])
-def test_they_keep_what_every_attack_promises(name):
+def test_they_pass_the_checks_of_every_attack(name):
     check_attack(ATTACKS[name])

@@ -1,4 +1,4 @@
-"""The direction count against all pairs one by one, in tiles and at every scale, and what it reads."""
+"""The direction count against all pairs one by one, in tiles and at every scale, and its leak AUC."""
 
 import itertools
 import math
@@ -40,7 +40,7 @@ def test_the_score_counts_the_others_on_the_same_side(shape, dtype):
 
 @given(hnp.arrays(np.int8, st.tuples(st.integers(1, 30), st.integers(1, 5)), elements=st.integers(-2, 2)))
 @settings(max_examples=200, deadline=None)
-def test_right_angles_and_zero_rows_are_on_nobodys_side(values):
+def test_pairs_at_right_angles_and_zero_rows_are_not_counted(values):
     g = torch.from_numpy(values).float()
     assert (-direction_count.score(g)).tolist() == brute_force(g)
     assert (-direction_count.score(g * 3e-39)).tolist() == brute_force(g)
@@ -99,7 +99,7 @@ def test_half_precision_is_not_counted_in_half_precision(dtype):
 
 @given(st.integers(0, 20))
 @settings(max_examples=20, deadline=None)
-def test_counts_are_symmetric_and_turn_with_the_rows(seed):
+def test_counts_are_symmetric_and_follow_the_order_of_the_rows(seed):
     g = gradients(seed, (50, 6))
     order = torch.randperm(50, generator=torch.Generator().manual_seed(seed))
     scores = direction_count.score(g)
@@ -108,7 +108,7 @@ def test_counts_are_symmetric_and_turn_with_the_rows(seed):
     assert int(scores.sum()) % 2 == 0  # each pair is counted twice
 
 
-def test_who_is_rare_decides_which_way_the_count_goes():
+def test_the_minority_decides_the_sign_of_the_count():
     g = torch.tensor([[1.0, 0.1], [1.0, 0.0], [1.0, -0.1], [-1.0, 0.0]])
     assert direction_count.score(g).argmax() == 3
     assert direction_count.score(g, minority="negative").argmin() == 3
@@ -129,15 +129,15 @@ def test_what_has_no_row_for_each_example_is_refused(g):
         direction_count.score(g)
 
 
-def test_the_attack_looks_at_its_layer_in_the_last_step_and_needs_nothing():
+def test_the_attack_reads_its_layer_in_the_last_step_and_needs_nothing():
     cut, first = gradients(1), gradients(2, (64, 5))
     attack = DirectionCountAttack()
     assert torch.equal(attack.score(transcript_of(cut=cut, first=first), "first"), direction_count.score(first))
     assert (attack.name, attack.label, attack.needs) == ("direction_count", "direction_count", frozenset())
 
 
-def test_on_a_line_it_reads_exactly_what_signs_tell():
-    # In one dimension the count tells the sign and no more: AUC = Phi(m / s). False alarm: 6e-7.
+def test_in_one_dimension_it_reads_exactly_the_sign():
+    # In one dimension the count is a function of the sign: AUC = Phi(m / s). False alarm: 6e-7.
     y = (torch.arange(4000) % 5 == 0).float()
     g = gradients(7, (4000, 1)) + (1 - 2 * y[:, None]) * 0.8
     expected = norm.cdf(0.8)
@@ -150,7 +150,7 @@ def test_it_reads_the_rare_class_from_gradients_as_the_paper_models_them():
     p = torch.sigmoid(torch.randn(1024, generator=generator) - 3)
     g = (p - y)[:, None] * (torch.randn(1024, 16, generator=generator) * 0.3 + 1) / 1024
     assert leak_auc(direction_count.score(g), y) == 1.0
-    blind = leak_auc(direction_count.score(torch.randn(1024, 16, generator=generator)), y)
+    null_auc = leak_auc(direction_count.score(torch.randn(1024, 16, generator=generator)), y)
     positives = int(y.sum())
     # Nothing to read: five standard deviations of the null, 6e-7.
-    assert abs(blind - 0.5) < 5 * math.sqrt(1025 / (12 * positives * (1024 - positives)))
+    assert abs(null_auc - 0.5) < 5 * math.sqrt(1025 / (12 * positives * (1024 - positives)))

@@ -1,4 +1,4 @@
-"""Clusters of gradients: what is put together, and how right that is by chance."""
+"""Clusters of gradients: the groups, their accuracy, and that of random groups."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.attacks.common import gradients, transcript_of
 
 
 def softmax_gradients(seed=0, rows=200, classes=10, width=16, confidence=1.0):
-    """Gradients of a linear top model's cross-entropy, and the labels: what they are in a real run."""
+    """Return gradients of a linear top model's cross-entropy, as in a real run, and the labels."""
     generator = torch.Generator().manual_seed(seed)
     top = torch.randn(width, classes, generator=generator)
     y = torch.randint(0, classes, (rows,), generator=generator)
@@ -28,7 +28,7 @@ def softmax_gradients(seed=0, rows=200, classes=10, width=16, confidence=1.0):
     return errors @ top.T, y
 
 
-def test_gradients_of_a_cross_entropy_give_the_classes_away():
+def test_gradients_of_a_cross_entropy_reveal_the_classes():
     g, y = softmax_gradients()
     found = gradient_clustering.groups(g, classes=10)
     assert matched_accuracy(found, y, classes=10) > 0.9
@@ -58,12 +58,12 @@ def test_a_batch_that_cannot_be_grouped_is_one_group():
         gradient_clustering.groups(torch.ones(4), classes=2)
 
 
-def test_it_does_what_every_attack_must():
+def test_it_passes_the_checks_of_every_attack():
     check_attack(GradientClusteringAttack)
     check_attack(GradientClusteringAttack, directions=False)
 
 
-def test_it_groups_the_last_step_into_as_many_groups_as_it_is_told_classes():
+def test_it_groups_the_last_step_into_as_many_groups_as_there_are_classes():
     g, _ = softmax_gradients(classes=5)
     found = GradientClusteringAttack().score(transcript_of(cut=g), "cut", SideInformation(classes=5))
     assert torch.equal(found, gradient_clustering.groups(g, classes=5))
@@ -90,5 +90,5 @@ def test_the_scorer_measures_accuracy_beside_that_of_the_same_groups_in_random_o
         matched_accuracy(np.random.default_rng(seed).permutation(groups), y, classes=10) for seed in range(200)
     ]
     assert min(by_chance) <= entry["q95_null"] <= max(by_chance) < entry["mean"]
-    assert entry["q95_null"] > 0.15  # far above one in ten: what a naive reader would compare with
-    assert np.isnan(scorer.latest)  # a share that is right is no leak AUC, and no limit on those looks at it
+    assert entry["q95_null"] > 0.15  # far above one in ten, the chance of a label that is guessed
+    assert np.isnan(scorer.latest)  # an accuracy is no leak AUC, and leak limits do not apply to it

@@ -1,4 +1,4 @@
-"""The hint attack: its three measures against scipy, at every scale, and more hints that read more."""
+"""The hint attack: its three measures against scipy, at every scale, and its leak AUC against theory."""
 
 import math
 
@@ -112,7 +112,7 @@ def test_zero_rows_have_cosine_zero_and_their_hints_length_as_distance():
 
 
 @pytest.mark.parametrize("measure", MEASURES)
-def test_an_empty_batch_has_no_scores_and_no_width_is_no_matter(measure):
+def test_an_empty_batch_has_no_scores_and_an_empty_width_gives_zeros(measure):
     assert hint.score(torch.zeros(0, 4), torch.ones(2, 4), measure).shape == (0,)
     for dtype in DTYPES:
         assert hint.score(torch.zeros(3, 0, dtype=dtype), torch.zeros(2, 0, dtype=dtype), measure).tolist() == [0.0] * 3
@@ -145,7 +145,7 @@ def test_an_unknown_measure_is_refused_with_those_that_there_are():
 
 
 @pytest.mark.parametrize("measure", MEASURES)
-def test_the_attack_looks_at_its_layer_in_the_last_step_and_at_the_hints(measure):
+def test_the_attack_reads_its_layer_in_the_last_step_and_the_hints(measure):
     cut, first = gradients(1), gradients(2, (64, 5))
     side = SideInformation({"hints": first[:3]}, np.arange(3))
     attack = HintAttack(k=3, measure=measure)
@@ -174,5 +174,5 @@ def test_hints_read_labels_where_classes_differ_and_nothing_where_they_do_not(me
     apart = g + 2 * (2 * y[:, None] - 1)
     assert leak_auc(hint.score(apart, apart[hints], measure)[rest], y[rest]) > 0.95
     # Whatever the five hints are, other rows are exchangeable: five standard deviations of the null, 6e-7.
-    blind = leak_auc(hint.score(g, g[hints], measure)[rest], y[rest])
-    assert abs(blind - 0.5) < 5 * ((4000 + 1) / (12 * 395 * 3600)) ** 0.5
+    null_auc = leak_auc(hint.score(g, g[hints], measure)[rest], y[rest])
+    assert abs(null_auc - 0.5) < 5 * ((4000 + 1) / (12 * 395 * 3600)) ** 0.5

@@ -73,7 +73,7 @@ def test_a_reference_that_does_not_fit_is_refused(reference):
         inner_product.score(gradients(), reference)
 
 
-def test_the_attack_looks_at_its_layer_in_the_last_step_and_at_the_reference():
+def test_the_attack_reads_its_layer_in_the_last_step_and_the_reference():
     cut, first, reference = gradients(1), gradients(2, (64, 5)), gradients(3, (5,))
     side = SideInformation({"reference": reference}, np.array([0]))
     attack = InnerProductAttack()

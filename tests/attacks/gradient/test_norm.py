@@ -1,4 +1,4 @@
-"""The norm attack at every scale, and what it reads from gradients as the paper models them."""
+"""The norm attack at every scale, and its leak AUC on gradients as the paper models them."""
 
 import numpy as np
 import pytest
@@ -11,10 +11,7 @@ from flower_vfl.attacks.gradient import norm
 from flower_vfl.errors import InputError
 from flower_vfl.metrics import leak_auc
 from flower_vfl.protocol.transcript import StepTrace, Transcript
-
-
-def gradients(seed=0, shape=(64, 8), dtype=torch.float32):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+from tests.attacks.common import gradients
 
 
 def test_the_score_is_the_euclidean_norm():

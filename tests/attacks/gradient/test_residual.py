@@ -1,4 +1,4 @@
-"""The residual attack against principal components by numpy and scikit-learn, and what it reads behind Marvell."""
+"""The residual attack against principal components by numpy and scikit-learn, and its leak AUC behind Marvell."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from tests.attacks.common import DTYPES, SCALES, gradients, transcript_of
 
 
 def low_rank(seed=0, shape=(512, 32), rank=4, noise=0.01, dtype=torch.float64):
-    """Rows near a few directions that differ clearly in variance, around a common mean."""
+    """Return rows near a few directions that differ clearly in variance, around a common mean."""
     rows, width = shape
     generator = torch.Generator().manual_seed(seed)
     spread = 4.0 ** -torch.arange(rank, dtype=torch.float64) * 50.0
@@ -32,8 +32,8 @@ def lengths_by_pca(g, r):
     return np.linalg.norm(x - fitted.inverse_transform(fitted.transform(x)), axis=1)
 
 
-def parted(lengths):
-    """Part the logarithms by trying every place, the sums of squares computed as they are defined, the smaller up."""
+def split_logarithms(lengths):
+    """Split the logarithms where the sums of squares within both parts are least; the smaller part is positive."""
     logs, odd = np.log(lengths), len(lengths) // 100
     ordered = np.sort(logs)
     ordered[:odd], ordered[len(logs) - odd :] = ordered[odd], ordered[len(logs) - odd - 1]
@@ -47,8 +47,8 @@ def parted(lengths):
 def test_the_score_is_the_log_of_the_length_that_principal_components_leave(shape, r):
     g = low_rank(shape=shape, rank=r)
     g[::7] += 0.3 * gradients(3, g[::7].shape, torch.float64) / shape[1] ** 0.5
-    expected = parted(lengths_by_pca(g, r))
-    tolerance = 1e-8 if min(shape) <= residual.DENSE else 1e-3  # beyond, the directions are found by iteration
+    expected = split_logarithms(lengths_by_pca(g, r))
+    tolerance = 1e-8 if min(shape) <= residual.DENSE else 1e-3  # larger ones are found by iteration
     np.testing.assert_allclose(residual.score(g, r=r).numpy(), expected, rtol=0, atol=tolerance)
     np.testing.assert_allclose(residual.score(g.float(), r=r).numpy(), expected, rtol=0, atol=1e-3)
 
@@ -61,7 +61,7 @@ def test_iteration_takes_out_nearly_what_all_principal_components_do(shape):
 
 
 def two_kinds(seed, shape=(400, 24), positives=40):
-    """Positives in a plane, negatives with noise in all directions beside it."""
+    """Return rows and labels: positives in a plane, negatives with noise in all directions added."""
     y = torch.zeros(shape[0])
     y[:positives] = 1.0
     g = low_rank(seed, shape, rank=2, noise=0.0)
@@ -72,7 +72,7 @@ def two_kinds(seed, shape=(400, 24), positives=40):
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.4, 0.6, 0.9])
 def test_one_class_in_a_plane_beside_one_with_noise_in_all_directions_is_read_from_either_side(shape, share):
     g, y = two_kinds(0, shape, positives=round(share * shape[0]))
-    rare = y if share < 0.5 else 1 - y  # the rarer kind is taken for the positives, whichever has the noise
+    rare = y if share < 0.5 else 1 - y  # the rarer kind counts as positive, whichever has the noise
     assert leak_auc(residual.score(g), rare) == 1.0
     assert leak_auc(residual.score(g.float()), rare) == 1.0
 
@@ -93,28 +93,28 @@ def test_it_reads_what_the_published_marvell_hides_from_the_norm(width, share):
 
 
 @pytest.mark.parametrize("width", [4, 8])
-def test_at_a_narrow_cut_it_reads_the_published_marvell_the_right_way_round(width):
-    read, lengths = [], []
+def test_at_a_narrow_cut_it_reads_the_published_marvell_with_the_right_sign(width):
+    found, lengths = [], []
     for seed in range(4):
         generator = torch.Generator().manual_seed(seed)
         y = (torch.arange(1024) < 80).float()
         p = torch.sigmoid(torch.randn(1024, generator=generator) + 2 * y - 2)
         slopes = torch.randn(width, generator=generator) + 0.3 * torch.randn(1024, width, generator=generator)
         sent, _ = isotropic.perturb((p - y)[:, None] * slopes / 1024, y, s=4.0, generator=generator)
-        read.append(leak_auc(residual.score(sent), y))
+        found.append(leak_auc(residual.score(sent), y))
         lengths.append(leak_auc(torch.from_numpy(lengths_by_pca(sent, width // 2)), y))
-    assert max(lengths) < 0.4 < 0.6 < min(read)  # positives have the shorter ones
+    assert max(lengths) < 0.4 < 0.6 < min(found)  # positives are shorter
 
 
-def test_a_few_odd_lengths_are_no_class():
+def test_a_few_outlying_lengths_do_not_form_a_class():
     y = (torch.arange(400) < 60).float()
     g = low_rank(0, (400, 24), rank=2, noise=0.0)
     noisy = g + (0.1 + 0.4 * y)[:, None] * gradients(1, (400, 24), torch.float64)
-    noisy[-3:] = noisy[:-3].mean(dim=0)  # lengths of rounding errors beside two kinds
+    noisy[-3:] = noisy[:-3].mean(dim=0)  # their residuals are rounding errors
     assert leak_auc(residual.score(noisy), y) > 0.95
 
 
-def test_noise_alone_says_nothing():
+def test_noise_alone_gives_chance():
     y = (torch.arange(4000) < 400).float()
     assert abs(leak_auc(residual.score(gradients(5, (4000, 16))), y) - 0.5) < 0.06
 
@@ -141,8 +141,8 @@ def test_no_scale_changes_the_order(scale, dtype, shape):
 def test_neither_a_shift_nor_a_rotation_nor_the_order_of_rows_matters(seed):
     g = low_rank(seed, (90, 12), rank=4, noise=0.5)
     scores = residual.score(g)
-    turn = torch.linalg.qr(gradients(seed, (12, 12), torch.float64)).Q
-    torch.testing.assert_close(residual.score(g @ turn + 3.0), scores, rtol=0, atol=1e-9)
+    rotation = torch.linalg.qr(gradients(seed, (12, 12), torch.float64)).Q
+    torch.testing.assert_close(residual.score(g @ rotation + 3.0), scores, rtol=0, atol=1e-9)
     order = torch.randperm(90, generator=torch.Generator().manual_seed(seed))
     torch.testing.assert_close(residual.score(g[order]), scores[order], rtol=0, atol=1e-9)
 
@@ -223,7 +223,7 @@ def test_a_number_of_directions_that_is_none_is_refused(r):
         ResidualAttack(r=r)
 
 
-def test_the_attack_looks_at_its_layer_in_the_last_step_and_needs_nothing():
+def test_the_attack_reads_its_layer_in_the_last_step_and_needs_nothing():
     cut, first = gradients(1), gradients(2, (64, 12))
     attack = make_attack("residual", r=2)
     assert torch.equal(attack.score(transcript_of(cut=cut, first=first), "first"), residual.score(first, r=2))

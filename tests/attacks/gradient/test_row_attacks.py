@@ -1,4 +1,4 @@
-"""Attacks that read many runs at once read each as if it were alone."""
+"""Attacks that score many runs at once score each as if it were alone."""
 
 from importlib import import_module
 
@@ -20,8 +20,8 @@ CALLS = [
 ]
 
 
-def seen(g):
-    """Return what a party saw in a step with these gradients at the cut."""
+def one_step(g):
+    """Return the transcript of a step with these gradients at the cut."""
     transcript = Transcript()
     transcript.record(StepTrace(0, 1, torch.arange(len(g)).numpy(), g, {"cut": g}))
     return transcript
@@ -41,7 +41,7 @@ def test_a_stack_of_batches_is_scored_like_its_batches(attack, dtype, scale):
         side = {}
         if known is not None:
             side = {HINTS: known[run]} if HINTS in attack.needs else {REFERENCE: known[run, 0]}
-        alone = attack.score(seen(g[run]), "cut", SideInformation(side))
+        alone = attack.score(one_step(g[run]), "cut", SideInformation(side))
         score = import_module(type(attack).__module__).score
         params = {name: value for name, value in attack.params.items() if name != "k"}
         for expected in (alone, score(g[run], *side.values(), **params)):
@@ -56,9 +56,9 @@ def test_a_stack_of_batches_is_scored_like_its_batches(attack, dtype, scale):
 def test_side_information_of_another_width_is_refused_whatever_else_fits(call, side):
     (attack,) = make_attacks([{"name": call}])
     with pytest.raises(ArgumentError, match="give at least one, all of the gradients' width 8"):
-        attack.score(seen(torch.ones(3, 2, 4)), "cut", SideInformation(side))
+        attack.score(one_step(torch.ones(3, 2, 4)), "cut", SideInformation(side))
 
 
-def test_an_attack_that_is_told_nothing_of_what_it_needs_says_so():
+def test_an_attack_without_the_side_information_that_it_needs_is_refused():
     with pytest.raises(ArgumentError, match="needs gradients of positives"):
         make_attacks([{"name": "cosine"}])[0].rate(torch.ones(2, 3, 4), None)

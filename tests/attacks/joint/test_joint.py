@@ -21,13 +21,13 @@ WEIGHTS = np.array([1.0, -0.5, 0.0, 0.8])
 
 
 def direction_of(seed):
-    """The unit vector along which the class means differ."""
+    """Return the unit vector along which the class means differ."""
     direction = np.random.default_rng(seed + 1000).normal(size=6)
     return direction / np.linalg.norm(direction)
 
 
-def draw(seed, rows=20_000, *, noise=1.0, carries=True):
-    """Columns that tell a known logit, and gradients (p - y) u in noise; returns view, labels and logit by part."""
+def draw(seed, rows=20_000, *, noise=1.0):
+    """Return a view with columns of a known logit and gradients (p - y) u plus noise, labels and logits by part."""
     rng = np.random.default_rng(seed)
     parts = {}
     for part, count in (("train", rows), ("test", rows // 4)):
@@ -39,11 +39,11 @@ def draw(seed, rows=20_000, *, noise=1.0, carries=True):
         parts[part] = (OwnRows((torch.from_numpy(x), torch.from_numpy(ids)), torch.from_numpy(z)), y, logit)
     y, logit = parts["train"][1:]
     direction = direction_of(seed)
-    # A model that knows the share of positives alone: p is the same for all rows.
-    told = (y.mean() - y)[:, None] * direction if carries else np.zeros((rows, 6))
+    # A model that predicts the share of positives: p is the same for all rows.
+    signal = (y.mean() - y)[:, None] * direction
     # Noise is largest along the line of the class means, as marvell_full's.
     along = rng.normal(size=(rows, 1)) * direction
-    g = told + noise * (along + 0.3 * rng.normal(size=(rows, 6)))
+    g = signal + noise * (along + 0.3 * rng.normal(size=(rows, 6)))
     view = JointView(torch.from_numpy(g).float(), parts["train"][0], parts["test"][0])
     return view, {part: found[1] for part, found in parts.items()}, {part: found[2] for part, found in parts.items()}
 
@@ -60,20 +60,20 @@ def test_the_cross_fitted_ridge_is_that_of_scikit_learn():
     expected, weights = cross_fitted(lambda: torch.from_numpy(x).split(100), torch.from_numpy(targets))
     fold = np.arange(403) % FOLDS
     for t in range(2):
-        said = np.empty((len(PENALTIES), 403))
+        predicted = np.empty((len(PENALTIES), 403))
         for row, penalty in enumerate(PENALTIES):
             for k in range(FOLDS):
                 others = fold != k
                 ridge = Ridge(alpha=penalty * others.sum(), fit_intercept=False)
                 fit = ridge.fit(x[others], targets[others, t])
-                said[row, fold == k] = fit.predict(x[fold == k])
-        best = np.square(said - targets[:, t]).sum(axis=1).argmin()
-        np.testing.assert_allclose(expected[:, t], said[best], atol=1e-4)
+                predicted[row, fold == k] = fit.predict(x[fold == k])
+        best = np.square(predicted - targets[:, t]).sum(axis=1).argmin()
+        np.testing.assert_allclose(expected[:, t], predicted[best], atol=1e-4)
         every = Ridge(alpha=PENALTIES[best] * 403, fit_intercept=False).fit(x, targets[:, t])
         np.testing.assert_allclose(weights[:, t], every.coef_, atol=1e-5)
 
 
-def test_each_known_row_is_expected_by_a_fit_to_the_others():
+def test_each_known_row_is_predicted_by_a_fit_to_the_others():
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=(24, 40)), np.repeat([-1.0, 1.0], 12)
     x[:, 0] += y
@@ -119,7 +119,7 @@ def test_a_text_is_a_count_of_its_words():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_noisy_gradients_and_columns_read_what_the_columns_know_at_best(seed):
+def test_noisy_gradients_and_columns_nearly_reach_the_best_auc_of_the_columns(seed):
     view, y, logit = draw(seed)
     alone = roc_auc_score(y["train"], evidence(view.gradients)[:, 0])
     best = {part: roc_auc_score(y[part], logit[part]) for part in y}
@@ -127,7 +127,7 @@ def test_noisy_gradients_and_columns_read_what_the_columns_know_at_best(seed):
     assert max(alone, 1 - alone) < best["train"] - 0.05
     for part in y:
         found = roc_auc_score(y[part], getattr(scores, part))
-        # Nothing in these gradients settles the side but their lengths, of which the noise leaves little.
+        # Only the lengths of these gradients settle the sign, and the noise nearly hides them.
         assert max(found, 1 - found) > best[part] - 0.04
 
 
@@ -162,10 +162,10 @@ def test_known_labels_with_gradients_read_more_than_without():
     attack, others = JointReaderAttack(32), np.ones(len(y["train"]), dtype=bool)
     others[view.known.rows] = False
     scores, baselines = attack.read(view), attack.baselines(view)
-    reached = {name: roc_auc_score(y["train"][others], said.train[others]) for name, said in baselines.items()}
+    reached = {name: roc_auc_score(y["train"][others], baseline.train[others]) for name, baseline in baselines.items()}
     found = roc_auc_score(y["train"][others], scores.train[others])
     without = roc_auc_score(y["train"][others], scores.without_own[others])
-    # The best score adds the logit and what the place along the direction of the means says in noise of that variance.
+    # The best score adds to the logit the log likelihood ratio along the direction of the means.
     variance = 0.7**2 * 1.09
     best = roc_auc_score(y["train"], logit["train"] - view.gradients.numpy() @ direction_of(6) / variance)
     assert best - 0.08 < found < best + 0.005

@@ -1,4 +1,4 @@
-"""Joint attacks in whole runs: measured at each attacker, once, on the model that stays, and after interruptions."""
+"""Joint attacks in whole runs: measured once at each attacker, on the final model, and after interruptions."""
 
 import re
 
@@ -8,7 +8,7 @@ from flower_vfl.apps import run
 from flower_vfl.apps.training_client import TrainingClient
 from flower_vfl.config import build_config
 from flower_vfl.errors import ConfigError
-from tests.attacks.longitudinal.test_runs import Forgetful, left_behind, places  # noqa: F401 - a fixture
+from tests.attacks.longitudinal.test_runs import NoLiveParties, files_left, folders  # noqa: F401 - a fixture
 from tests.faults.common import Interrupt
 from tests.toys import mixed_data, text_data, toy_config, toy_data
 
@@ -16,11 +16,10 @@ NAMES = ["joint_regression", "joint_reader(k=5)"]
 ATTACK = {"names": NAMES, "informed": 0, "monitor": False}
 
 
-def config_of(*names, kind="inproc", defenses=(), attack=(), **sections):
-    config = toy_config(
+def config_of(*names, kind="inproc", attack=(), **sections):
+    return toy_config(
         attack={"names": list(names), "informed": 0, **dict(attack)}, transport={"kind": kind}, **sections
     )
-    return config.model_copy(update={"defenses": [{"name": name} for name in defenses]})
 
 
 def entries_of(result):
@@ -54,7 +53,7 @@ def test_a_simulation_reads_gradients_with_columns_whatever_attacks_are_named(in
     for entry in found:
         assert (entry["attack"], entry["phase"], entry["source"]) == ("informed", "audit", "monitor")
         assert entry["advantage"] == pytest.approx(entry["mean"] - entry["baseline"])
-    if found:  # the label is the sign of a sum over both parties
+    if found:  # the label is the sign of a sum over both parties' columns
         assert found[-1]["baseline"] > max(entry["baseline"] for entry in found[:-1]) + 0.05
 
 
@@ -65,7 +64,7 @@ def test_parties_that_collude_put_their_columns_together_for_joint_attacks():
     reader = {party: train[party, NAMES[1]] for party in ("a", "b", "a+b")}
     assert {entry["source"] for entry in reader.values()} == {"attacker", "monitor"}
     assert reader["a+b"]["baselines"]["columns"] > max(reader[p]["baselines"]["columns"] for p in "ab")
-    assert abs(train["a+b", "joint_regression"]["mean"] - 0.5) > 0.3  # neither class is rarer: its side is arbitrary
+    assert abs(train["a+b", "joint_regression"]["mean"] - 0.5) > 0.3  # neither class is rarer: the sign is arbitrary
     without = run(config_of(*NAMES), data=lambda _: toy_data(rows=300)).summary["leakage"]
     assert {e["unavailable"] for e in without if e["party"] == "a+b" and e["phase"] == "joint"} == {
         "no rows of these parties were kept: set attack.informed above 0"
@@ -73,29 +72,29 @@ def test_parties_that_collude_put_their_columns_together_for_joint_attacks():
 
 
 @pytest.mark.parametrize("kind", ["stream", "messages"])
-def test_every_transport_reads_the_same(kind, in_process):
+def test_every_transport_gives_the_same_entries(kind, in_process):
     assert entries_of(run(config_of(*NAMES, kind=kind), data=lambda _: mixed_data())) == in_process
 
 
 @pytest.mark.parametrize("step", [4, 17])
 @pytest.mark.parametrize("every", [0, 2])
-def test_an_interrupted_run_reads_what_an_undisturbed_one_does(every, step, in_process, places):  # noqa: F811
+def test_an_interrupted_run_gives_the_entries_of_an_undisturbed_one(every, step, in_process, folders):  # noqa: F811
     config = config_of(*NAMES, checkpoint={"every": every})
     with pytest.raises(KeyboardInterrupt):
-        run(config, out=places / "run", data=lambda _: mixed_data(), observers=(Interrupt(step),))
-    resumed = run(config, out=places / "run", data=lambda _: mixed_data(), resume=True)
+        run(config, out=folders / "run", data=lambda _: mixed_data(), observers=(Interrupt(step),))
+    resumed = run(config, out=folders / "run", data=lambda _: mixed_data(), resume=True)
     assert entries_of(resumed) == in_process
-    assert left_behind(places) == []
+    assert files_left(folders) == []
 
 
-def test_a_party_reads_in_another_process_than_the_one_that_remembered(in_process, places, monkeypatch):  # noqa: F811
-    begin = TrainingClient.__init__
+def test_a_party_reads_in_another_process_than_the_one_that_kept_the_rows(in_process, folders, monkeypatch):  # noqa: F811
+    initialise = TrainingClient.__init__
 
-    def begun(client, *args):
-        begin(client, *args)
-        client._live = Forgetful()
+    def initialised(client, *args):
+        initialise(client, *args)
+        client._live = NoLiveParties()
 
-    monkeypatch.setattr(TrainingClient, "__init__", begun)
+    monkeypatch.setattr(TrainingClient, "__init__", initialised)
     result = run(config_of(*NAMES, kind="messages"), data=lambda _: mixed_data())
     assert entries_of(result) == in_process
 
@@ -105,7 +104,7 @@ def test_a_party_reads_in_another_process_than_the_one_that_remembered(in_proces
     [lambda: toy_data(rows=300, shape=(1100,)), lambda: text_data(rows=200, test_rows=60)],
     ids=["wide", "text"],
 )
-def test_images_and_texts_are_read_as_what_they_are(data):
+def test_texts_are_read_with_their_columns_and_wide_inputs_without(data):
     opened = data()
     positives = [] if opened.labels().classes == 2 else [1]
     network = {"network": "textcnn", "cut": 12} if positives else {"cut": 8, "bottom": [16]}
@@ -114,8 +113,8 @@ def test_images_and_texts_are_read_as_what_they_are(data):
     found = entries_of(run(config, data=lambda _: opened))
     assert found
     assert all(entry["mean"] is not None for entry in found.values())
-    read = {name for entry in found.values() for name in entry["baselines"]}
-    assert ("columns" in read) == (opened.name != "toy")
+    baselines = {name for entry in found.values() for name in entry["baselines"]}
+    assert ("columns" in baselines) == (opened.name != "toy")
 
 
 def test_a_deployment_has_no_labels_to_score_joint_attacks_with():

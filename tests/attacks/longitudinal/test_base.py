@@ -1,4 +1,4 @@
-"""What attacks read of a memory, against computations of its own: dense numpy, scikit-learn, closed forms."""
+"""Longitudinal attacks on a row memory, against dense numpy, scikit-learn and closed forms."""
 
 import math
 
@@ -31,15 +31,15 @@ SEEN = np.arange(40) % 4 != 1
 
 
 def history(epochs=4, rows=40, width=5, seed=0):
-    """Gradients of an epoch after the other, (T, R, D); rows that never came are zeros."""
+    """Return the gradients of all epochs, (T, R, D); rows that never occurred are zeros."""
     x = np.random.default_rng(seed).normal(size=(epochs, rows, width)).astype(np.float32)
     x[:, ~SEEN[:rows]] = 0.0
     return x
 
 
-def memory_of(x, depth=3, seen=SEEN):
+def memory_of(x, depth=3):
     sums = x.cumsum(axis=0, dtype=np.float64).astype(np.float32)
-    return Memory(np.flatnonzero(seen[: x.shape[1]]), len(x), tuple(sums[::-1][:depth]))
+    return Memory(np.flatnonzero(SEEN[: x.shape[1]]), len(x), tuple(sums[::-1][:depth]))
 
 
 def dense(memory, kept):
@@ -47,7 +47,7 @@ def dense(memory, kept):
 
 
 @pytest.mark.parametrize("piece", [1, 7, 100, 1 << 20])
-def test_a_memory_gives_mean_last_and_difference_of_the_rows_that_came_in_pieces_of_any_size(piece, monkeypatch):
+def test_a_memory_gives_mean_last_and_difference_of_the_rows_that_occurred_in_pieces_of_any_size(piece, monkeypatch):
     monkeypatch.setattr(base, "PIECE", piece)
     x = history()
     memory = memory_of(x)
@@ -58,7 +58,7 @@ def test_a_memory_gives_mean_last_and_difference_of_the_rows_that_came_in_pieces
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_before_a_row_has_come_twice_there_is_no_difference(epochs):
+def test_before_a_row_has_occurred_twice_there_is_no_difference(epochs):
     x = history(epochs)
     memory = memory_of(x)
     np.testing.assert_allclose(dense(memory, "last"), x[-1][SEEN], atol=1e-6)
@@ -67,7 +67,7 @@ def test_before_a_row_has_come_twice_there_is_no_difference(epochs):
 
 
 @pytest.mark.parametrize(("kept", "depth"), [("last", 1), ("difference", 2), ("difference", 1)])
-def test_what_is_not_kept_is_refused(kept, depth):
+def test_a_statistic_that_is_not_kept_is_refused(kept, depth):
     with pytest.raises(InputError, match=f"does not give '{kept}'.*keeps"):
         list(memory_of(history(), depth).pieces(kept))
 
@@ -88,7 +88,7 @@ def test_the_scale_of_a_batch_changes_nothing(dtype, exponent):
     torch.testing.assert_close(in_batch_units(g * 2.0**exponent), in_batch_units(g), rtol=1e-6, atol=0)
 
 
-def test_half_precision_is_remembered_in_full():
+def test_half_precision_is_kept_in_float32():
     g = gradients(shape=(64, 8)).half()
     torch.testing.assert_close(in_batch_units(g), in_batch_units(g.double()), rtol=1e-5, atol=1e-6)
     assert in_batch_units(g).dtype == torch.float32
@@ -106,27 +106,27 @@ def test_the_norm_is_that_of_the_mean():
 def test_the_direction_is_the_first_right_singular_vector_of_the_centred_means(width, piece, common, monkeypatch):
     monkeypatch.setattr(base, "PIECE", piece)
     x = history(rows=40, width=width) * np.array([1, 4, *[1] * (width - 2)], dtype=np.float32) + np.float32(common)
-    x[:, :8] += 9  # a few rows lie far out on one side: the rarer ones
+    x[:, :8] += 9  # a few outliers on one side: the rarer class
     mean = memory_of(x, 1)
     rows = dense(mean, "mean").astype(np.float64)
     centred = rows - rows.mean(axis=0)
     expected = centred @ np.linalg.svd(centred)[2][0]
     scores = RememberedDirectionAttack().score(mean).numpy()
-    far = np.flatnonzero(SEEN) < 8
-    assert scores[far].min() > scores[~far].max()
+    outliers = np.flatnonzero(SEEN) < 8
+    assert scores[outliers].min() > scores[~outliers].max()
     sign = np.sign(expected @ scores)
     np.testing.assert_allclose(scores, sign * expected, atol=(2e-3 if common else 2e-5) * (width / 6) ** 0.5)
 
 
 @pytest.mark.parametrize("width", [3, 600])
-def test_of_equal_rows_the_direction_says_nothing(width):
+def test_equal_rows_have_equal_direction_scores(width):
     memory = memory_of(np.full((2, 40, width), 0.1, dtype=np.float32))
     assert RememberedDirectionAttack().score(memory).unique().tolist() == [0.0]
 
 
 @pytest.mark.parametrize("by", ["norm", "direction"])
-def test_noise_that_comes_again_with_its_row_is_not_in_the_difference(by):
-    """The gradients lie in other coordinates than the noise, and are of one length: all batches have one unit."""
+def test_noise_that_recurs_with_its_row_is_not_in_the_difference(by):
+    """Gradients and noise use different coordinates, and batches have equal root mean squares: one unit for all."""
     rng = np.random.default_rng(1)
     noise, signal = rng.normal(size=(300, 4)), rng.normal(size=(300, 2))
     epochs = [torch.tensor(np.hstack([1000 * noise, sign * signal])) for sign in (1.0, 1.0, -1.0)]
@@ -142,7 +142,7 @@ def test_noise_that_comes_again_with_its_row_is_not_in_the_difference(by):
 
 
 @pytest.mark.parametrize("measure", ["inner", "cosine"])
-def test_hints_are_compared_from_the_mean_of_all(measure):
+def test_hints_are_compared_after_subtracting_the_mean_of_all_rows(measure):
     x = history()
     known = np.array([4, 10])
     found = RememberedHintAttack(2, measure).score(memory_of(x, 1), KnownRows(known, np.ones(2, dtype=np.int64)))
@@ -178,7 +178,7 @@ def test_the_fitted_reader_reads_mean_last_and_difference_in_units_of_the_known_
     np.testing.assert_allclose(found, reader.predict(features[SEEN]), atol=1e-5)
 
 
-def test_equal_known_rows_teach_nothing():
+def test_equal_known_rows_give_equal_scores():
     memory = memory_of(np.ones((3, 40, 2), dtype=np.float32))
     known = KnownRows(np.array([0, 2]), np.array([0, 1]))
     assert RememberedFitAttack(1).score(memory, known).unique().tolist() == [0.0]
@@ -202,7 +202,7 @@ def test_fresh_noise_averages_out_as_its_variance_over_the_epochs(epochs):
     positives = int(y.sum())
     bound = auc_error(expected, positives, rows - positives) + 0.002  # the batches' units differ by two per cent
     assert abs(leak_auc(memory.at(np.arange(rows), "mean")[:, 0], y) - expected) < bound
-    if epochs == 16:  # the direction is plain by then, and the smaller class is the one that counts as positive
+    if epochs == 16:  # by then the direction is clear, and the smaller class counts as positive
         assert abs(leak_auc(RememberedDirectionAttack().score(memory), y) - expected) < bound
 
 

@@ -30,7 +30,7 @@ def memory_of(x, depth=3):
 
 
 def first(y, k):
-    """The first k rows of each class."""
+    """Return the first k rows of each class as known rows."""
     rows = np.sort(np.concatenate([np.flatnonzero(y == c)[:k] for c in (0, 1)]))
     return KnownRows(rows, y[rows].astype(np.int64))
 
@@ -78,7 +78,7 @@ def test_the_estimated_shrinkage_is_scikit_learns(shape):
 
 
 def test_a_gaussian_of_few_rows_in_many_coordinates_is_a_density():
-    """In one coordinate it integrates to one; in more, scipy's density with the whole covariance says the same."""
+    """In one coordinate it integrates to one; in more, it equals scipy's density with the whole covariance."""
     x = torch.tensor(noise(4, 9))
     fitted = fit_gaussian(x, 0.4)
     covariance = ShrunkCovariance(shrinkage=0.4).fit(x.numpy()).covariance_
@@ -91,10 +91,10 @@ def test_a_gaussian_of_few_rows_in_many_coordinates_is_a_density():
 
 
 @pytest.mark.parametrize("ratio", [1.4, 2.0, 0.6])
-def test_classes_that_differ_in_variance_alone_are_read_as_well_as_can_be(ratio):
-    r"""Balls of variance v1 and v0 in D coordinates: the AUC of the likelihood ratio is P(F_{D,D} > v0 / v1), or below.
+def test_classes_that_differ_in_variance_alone_are_read_with_the_highest_possible_auc(ratio):
+    r"""For Gaussians of variance v1 and v0 in D dimensions the likelihood ratio has the AUC P(F_{D,D} > v0 / v1).
 
-    A linear reader knows nothing of them.
+    A linear reader has that of chance.
     """
     width, y = 8, labels(12000)
     x = noise(1, 12000, width) * np.where(y, np.sqrt(ratio), 1.0)[:, None]
@@ -124,7 +124,7 @@ def test_a_few_known_rows_of_many_coordinates_are_no_worse_than_one():
 
 
 def test_only_the_network_reads_classes_of_one_mean_and_one_covariance():
-    """Four corners of a square, and the same turned by 45 degrees: no mean and no variance differs in any direction."""
+    """Four corners of a square, and the same rotated by 45 degrees: no mean and no variance differs."""
     y = labels(4000)
     angle = np.pi / 2 * np.random.default_rng(2).integers(0, 4, 4000) + np.pi / 4 * y
     x = np.stack([np.cos(angle), np.sin(angle)], axis=1)[None] + 0.15 * noise(1, 4000, 2)
@@ -143,12 +143,12 @@ def test_the_network_is_trained_as_torch_would(classes):
     groups = [{"params": [inner, outer], "weight_decay": 1e-3}, {"params": [offsets, offset]}]
     optimizer = torch.optim.SGD(groups, lr=1.0, momentum=0.9)
     for _ in range(25):
-        said = torch.tanh(x @ inner + offsets) @ outer + offset
+        logits = torch.tanh(x @ inner + offsets) @ outer + offset
         optimizer.zero_grad()
         if classes == 2:
-            torch.nn.functional.binary_cross_entropy_with_logits(said, y.double()).backward()
+            torch.nn.functional.binary_cross_entropy_with_logits(logits, y.double()).backward()
         else:
-            torch.nn.functional.cross_entropy(said, y).backward()
+            torch.nn.functional.cross_entropy(logits, y).backward()
         optimizer.step()
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs.detach(), rtol=1e-9, atol=1e-12)
@@ -171,24 +171,24 @@ def test_standardised_blocks_are_uncorrelated_and_of_variance_one():
     assert standardising(x[:, :1].repeat(1, 3, 1))(x).shape == (50, 4)
 
 
-def test_known_rows_that_are_all_equal_are_the_place_from_which_others_are_measured():
+def test_known_rows_that_are_all_equal_are_the_origin_of_the_others():
     x = torch.tensor(noise(7, 2, 3))
     equal = torch.full((4, 2, 3), 1.5, dtype=torch.float64)
     torch.testing.assert_close(standardising(equal)(x), (x - 1.5).flatten(1))
 
 
 @pytest.mark.parametrize("width", [1, 30])
-def test_the_network_sees_rows_of_mean_squared_length_1_and_starts_at_numbers_of_variance_1(width):
+def test_the_network_gets_rows_of_mean_squared_length_1_and_weights_of_variance_1(width):
     x, start = noise(50, width), torch.Generator().manual_seed(0)
-    said = readers.network(torch.tensor(x), torch.arange(50) % 2, 2, hidden=4096, steps=0, generator=start)
+    logits_of = readers.network(torch.tensor(x), torch.arange(50) % 2, 2, hidden=4096, steps=0, generator=start)
     inner, _, outer, _ = fit_network(
         *(torch.tensor(x), torch.arange(50) % 2 == 1), hidden=4096, steps=0, generator=torch.Generator().manual_seed(0)
     )
-    np.testing.assert_allclose(said(torch.tensor(x)), np.tanh(x / np.sqrt(width) @ inner.numpy()) @ outer.numpy())
+    np.testing.assert_allclose(logits_of(torch.tensor(x)), np.tanh(x / np.sqrt(width) @ inner.numpy()) @ outer.numpy())
     assert [float(inner.std()), float(outer.std()) * 64] == pytest.approx([1.0, 1.0], rel=0.1)
 
 
-def test_what_all_blocks_say_alike_counts_once():
+def test_information_that_is_in_all_blocks_counts_once():
     """After one epoch mean and last are the same, and there is no difference."""
     y = labels(200)
     memory, known = memory_of(noise(1, 200, 6)), first(y, 20)
@@ -198,7 +198,7 @@ def test_what_all_blocks_say_alike_counts_once():
 
 @pytest.mark.parametrize("attack", LEARNED)
 @pytest.mark.parametrize("reads", READS)
-def test_a_reader_looks_at_what_it_is_told_to_read_and_at_nothing_else(attack, reads):
+def test_a_reader_reads_the_block_that_it_names_and_no_other(attack, reads):
     y = labels(80)
     x, known = noise(4, 80, 3), first(y, 8)
     reader = attack(8, reads=reads)
@@ -217,10 +217,10 @@ def test_a_reader_looks_at_what_it_is_told_to_read_and_at_nothing_else(attack, r
 
 
 @pytest.mark.parametrize("ratio", [1.4, 2.0])
-def test_all_epochs_side_by_side_read_what_differs_between_them_behind_noise_that_stays(ratio):
-    r"""Large noise is the same in T epochs, small noise of variance v_1 or v_0 is not: T - 1 differences are left.
+def test_a_reader_of_all_epochs_reads_their_differences_behind_noise_that_stays(ratio):
+    r"""Large noise is equal in T epochs, small noise of variance v_1 or v_0 is not: T - 1 differences remain.
 
-    In D coordinates the best reader has the AUC P(F_{(T-1)D,(T-1)D} > v0 / v1), where the sum says nothing.
+    In D coordinates the best reader has the AUC P(F_{(T-1)D,(T-1)D} > v0 / v1), and the sum that of chance.
     """
     epochs, width, y = 5, 3, labels(12000)
     x = 30 * noise(1, 12000, width) + noise(epochs, 12000, width, seed=2) * np.where(y, np.sqrt(ratio), 1.0)[:, None]
@@ -260,7 +260,7 @@ def test_a_reader_is_fitted_where_no_gradients_are_kept_as_in_a_run(attack):
 
 @pytest.mark.parametrize("attack", LEARNED)
 @pytest.mark.parametrize("reads", ["all", "epochs"])
-def test_rows_are_scored_alike_in_pieces_of_any_size(attack, reads, monkeypatch):
+def test_pieces_of_any_size_give_the_same_scores(attack, reads, monkeypatch):
     y = labels(90)
     memory, known = memory_of(noise(3, 90, 4)), first(y, 6)
     at_once = attack(6, reads=reads).score(memory, known)
@@ -290,7 +290,7 @@ HOSTILE = {
 @pytest.mark.parametrize("what", HOSTILE)
 @pytest.mark.parametrize("epochs", [1, 2, 4])
 @pytest.mark.parametrize("reads", ["all", "epochs"])
-def test_whatever_finite_numbers_came_every_row_has_a_finite_score(attack, k, what, epochs, reads):
+def test_finite_numbers_of_any_kind_give_every_row_a_finite_score(attack, k, what, epochs, reads):
     y = np.arange(100) % 2
     x = HOSTILE[what](noise(epochs, 100, 4), y)
     scores = attack(k, reads=reads).score(memory_of(x, 4), first(y, k))

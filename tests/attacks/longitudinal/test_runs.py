@@ -1,4 +1,4 @@
-"""Attacks that remember, in whole runs: measured at every place, over all rows, and nothing is left behind."""
+"""Longitudinal attacks in whole runs: measured for every view, over all rows, and no file is left over."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def entries_of(result):
 
 
 @pytest.fixture
-def places(tmp_path, monkeypatch):
-    """Where a run could leave something: its folder, the state folder, the folder of temporary files."""
+def folders(tmp_path, monkeypatch):
+    """Redirect the state folder and that of temporary files; return the folder above both, for the run itself."""
     for name in ("state", "tmp"):
         (tmp_path / name).mkdir()
     monkeypatch.setenv("FLOWER_VFL_STATE", str(tmp_path / "state"))
@@ -63,15 +63,17 @@ def places(tmp_path, monkeypatch):
     return tmp_path
 
 
-def left_behind(places):
-    found = [path for name in ("state", "tmp") for path in (places / name).rglob("*") if path.is_file()]
-    return [*found, *places.rglob("*.by-epoch.*"), *places.rglob("*memory*")]
+def files_left(folders):
+    found = [path for name in ("state", "tmp") for path in (folders / name).rglob("*") if path.is_file()]
+    return [*found, *folders.rglob("*.by-epoch.*"), *folders.rglob("*memory*")]
 
 
 @pytest.mark.parametrize("kind", ["inproc", "stream", "messages"])
 @pytest.mark.parametrize("named", [True, False])
-def test_every_party_layer_and_group_is_read_after_each_epoch(kind, named, places):
-    result = run(config_of(*NAMES, kind=kind), data=lambda _: toy_data(rows=300), out=places / "run" if named else None)
+def test_every_party_layer_and_group_is_read_after_each_epoch(kind, named, folders):
+    result = run(
+        config_of(*NAMES, kind=kind), data=lambda _: toy_data(rows=300), out=folders / "run" if named else None
+    )
     entries = entries_of(result)
     views = [("attacker", True, layer) for layer in ("cut", "first")]
     views += [("monitor", defended, "cut") for defended in (True, False)]
@@ -84,10 +86,10 @@ def test_every_party_layer_and_group_is_read_after_each_epoch(kind, named, place
         assert entry["interval95"][0] <= entry["values"][-1] <= entry["interval95"][1]
         assert entry["max"] == entry["q95"] == max(entry["values"])
     for party in "ab":
-        for label in NAMES:  # both remember the same numbers
-            at = [entries[source, True, "cut", label, party]["values"] for source in ("attacker", "monitor")]
-            assert at[0] == at[1]
-    assert left_behind(places) == []
+        for label in NAMES:  # both keep the same numbers
+            values = [entries[source, True, "cut", label, party]["values"] for source in ("attacker", "monitor")]
+            assert values[0] == values[1]
+    assert files_left(folders) == []
 
 
 @pytest.fixture(scope="module")
@@ -96,18 +98,18 @@ def in_process():
 
 
 @pytest.mark.parametrize("kind", ["stream", "messages"])
-def test_every_transport_remembers_the_same(kind, in_process):
+def test_every_transport_gives_the_same_entries(kind, in_process):
     assert entries_of(run(config_of(*NAMES, kind=kind), data=lambda _: toy_data(rows=300))) == in_process
 
 
-def test_what_is_measured_is_the_leak_of_all_rows_that_came(monkeypatch):
-    """The gradients of every step, recorded beside the run and added up in half precision, give the same numbers."""
+def test_the_leak_is_measured_over_all_rows_that_occurred(monkeypatch):
+    """The gradients of every step, recorded during the run and summed in half precision, give the same numbers."""
     data, config = toy_data(rows=300), config_of(attack={"every": 4, "names": ["remembered_norm"]})
     schedule = schedule_of(config, 300, 150)
     sums, values = np.zeros((300, 8), dtype=np.float16), []
     record = RowMemory.record
 
-    def watched(memory, step, rows, gradients):
+    def recording(memory, step, rows, gradients):
         record(memory, step, rows, gradients)
         if "first" in gradients and party_of[id(memory)] == "a":
             sums[rows] = sums[rows].astype(np.float32) + centred_in_batch_units(gradients["cut"]).numpy()
@@ -118,14 +120,14 @@ def test_what_is_measured_is_the_leak_of_all_rows_that_came(monkeypatch):
                 values.append((leak_auc(scores, labels), auc_interval(scores, labels)))
 
     party_of = {}
-    begin = Attacker.__init__
+    initialise = Attacker.__init__
 
-    def begun(attacker, point, **kwargs):
-        begin(attacker, point, **kwargs)
+    def initialised(attacker, point, **kwargs):
+        initialise(attacker, point, **kwargs)
         party_of.update({id(memory): point.party for memory in attacker.view.history._memories.values()})
 
-    monkeypatch.setattr(Attacker, "__init__", begun)
-    monkeypatch.setattr(RowMemory, "record", watched)
+    monkeypatch.setattr(Attacker, "__init__", initialised)
+    monkeypatch.setattr(RowMemory, "record", recording)
     entry = entries_of(run(config, data=lambda _: data))["attacker", True, "cut", "remembered_norm", "a"]
     assert entry["values"] == pytest.approx([auc for auc, _ in values], abs=1e-4)
     assert entry["interval95"] == pytest.approx(values[-1][1], abs=1e-4)
@@ -143,7 +145,7 @@ def test_colluding_parties_put_their_gradients_together_before_they_are_measured
     assert len({tuple(found) for found in values.values()}) == 3
 
 
-def test_the_log_has_a_value_an_epoch_and_says_that_it_is_remembered(tmp_path):
+def test_the_log_has_a_value_an_epoch_under_the_names_of_remembered_metrics(tmp_path):
     result = run(config_of("remembered_norm", "norm"), data=lambda _: toy_data(rows=300), out=tmp_path / "run")
     rows = [row for row in read_steps(tmp_path / "run").to_pylist() if row["attack"] == "remembered_norm"]
     metrics = {
@@ -174,27 +176,27 @@ def test_rows_whose_labels_are_known_are_not_scored(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [0, 2, -1])
 @pytest.mark.parametrize("kind", ["inproc", "messages"])
-def test_an_interrupted_run_remembers_what_an_undisturbed_one_does(every, kind, places):
+def test_an_interrupted_run_gives_the_entries_of_an_undisturbed_one(every, kind, folders):
     config = config_of(*NAMES, kind=kind, checkpoint={"every": every})
     if every >= 0:
         for step in (3, 8, 8, 13):
             with pytest.raises(KeyboardInterrupt):
                 run(
                     config,
-                    out=places / "run",
+                    out=folders / "run",
                     data=lambda _: toy_data(rows=300),
                     resume=True,
                     observers=(Interrupt(step),),
                 )
-            assert list(places.rglob("*.by-epoch.*"))
-    resumed = run(config, out=places / "run", data=lambda _: toy_data(rows=300), resume=True)
+            assert list(folders.rglob("*.by-epoch.*"))
+    resumed = run(config, out=folders / "run", data=lambda _: toy_data(rows=300), resume=True)
     alone = run(config, data=lambda _: toy_data(rows=300))
     assert entries_of(resumed) == entries_of(alone)
-    assert left_behind(places) == []
+    assert files_left(folders) == []
 
 
-class Forgetful(dict):
-    """Finds no party in memory: with `messages` each Flower message may find itself in a fresh process."""
+class NoLiveParties(dict):
+    """Parties in memory that are never found: with `messages` each Flower message may get a fresh process."""
 
     def pop(self, key, default=None):
         super().pop(key, None)
@@ -203,21 +205,21 @@ class Forgetful(dict):
 
 @pytest.mark.parametrize("every", [0, -1])
 @pytest.mark.parametrize("named", [True, False])
-def test_a_party_remembers_from_one_process_to_the_next(every, named, places, in_process, monkeypatch):
-    begin = TrainingClient.__init__
+def test_the_row_memory_passes_from_one_process_to_the_next(every, named, folders, in_process, monkeypatch):
+    initialise = TrainingClient.__init__
 
-    def begun(client, *args):
-        begin(client, *args)
-        client._live = Forgetful()
+    def initialised(client, *args):
+        initialise(client, *args)
+        client._live = NoLiveParties()
 
-    monkeypatch.setattr(TrainingClient, "__init__", begun)
+    monkeypatch.setattr(TrainingClient, "__init__", initialised)
     config = config_of(*NAMES, kind="messages", checkpoint={"every": every})
-    result = run(config, data=lambda _: toy_data(rows=300), out=places / "run" if named else None)
+    result = run(config, data=lambda _: toy_data(rows=300), out=folders / "run" if named else None)
     assert entries_of(result) == in_process
-    assert left_behind(places) == []
+    assert files_left(folders) == []
 
 
-def test_a_party_that_fails_between_messages_leaves_nothing_it_remembered(places, monkeypatch):
+def test_a_party_that_fails_between_messages_leaves_no_row_memory(folders, monkeypatch):
     record = RowMemory.record
 
     def failing(memory, step, rows, gradients):
@@ -228,7 +230,7 @@ def test_a_party_that_fails_between_messages_leaves_nothing_it_remembered(places
     monkeypatch.setattr(RowMemory, "record", failing)
     with pytest.raises(PartyError, match="on fire"):
         run(config_of("remembered_norm", kind="messages"), data=lambda _: toy_data(rows=300, parties=1))
-    assert left_behind(places) == []
+    assert files_left(folders) == []
 
 
 def test_a_run_whose_memory_was_removed_does_not_go_on(tmp_path):
@@ -242,15 +244,15 @@ def test_a_run_whose_memory_was_removed_does_not_go_on(tmp_path):
 
 
 def interrupted(tmp_path, step, every):
-    """Return a configuration, and a run of it that ended after so many steps."""
+    """Interrupt a run after `step` steps, and return its configuration."""
     config = config_of("remembered_norm", checkpoint={"every": every})
     with pytest.raises(KeyboardInterrupt):
         run(config, out=tmp_path / "run", data=lambda _: toy_data(rows=300), observers=(Interrupt(step),))
     return config
 
 
-def lose(tmp_path):
-    """Let the disk have zeros where something was written last, in all files."""
+def zero_first_quarters(tmp_path):
+    """Overwrite the first quarter of each file of a row memory with zeros, as if the disk had lost it."""
     files = list(tmp_path.rglob("*.by-epoch.*"))
     assert files
     for file in files:
@@ -259,13 +261,11 @@ def lose(tmp_path):
         file.write_bytes(content)
 
 
-def test_after_a_restart_of_the_machine_on_whose_disk_not_all_is_nothing_more_is_read_and_that_is_told(
-    tmp_path, monkeypatch
-):
-    """Training goes on all the same."""
+def test_after_a_restart_of_the_machine_that_lost_data_the_attack_ends_with_the_reason(tmp_path, monkeypatch):
+    """Training itself continues."""
     config = interrupted(tmp_path, 8, every=2)
     alone = run(config, data=lambda _: toy_data(rows=300))
-    lose(tmp_path)
+    zero_first_quarters(tmp_path)
     monkeypatch.setattr(longitudinal, "boot", lambda: "another")
     resumed = run(config, out=tmp_path / "run", data=lambda _: toy_data(rows=300), resume=True)
     assert resumed.summary["weights"] == alone.summary["weights"]
@@ -276,13 +276,13 @@ def test_after_a_restart_of_the_machine_on_whose_disk_not_all_is_nothing_more_is
 
 
 @pytest.mark.parametrize(("step", "every", "lost"), [(8, 2, False), (3, 2, False), (5, 0, False), (3, 0, True)])
-def test_after_a_restart_of_the_machine_a_run_remembers_all_that_its_disk_still_has(
+def test_after_a_restart_of_the_machine_that_lost_nothing_needed_the_entries_are_the_same(
     tmp_path, monkeypatch, step, every, lost
 ):
-    """Before its first checkpoint but that of the beginning there is nothing to lose."""
+    """Before the first checkpoint after the initial one no data can be lost."""
     config = interrupted(tmp_path, step, every)
     if lost:
-        lose(tmp_path)
+        zero_first_quarters(tmp_path)
     monkeypatch.setattr(longitudinal, "boot", lambda: "another")
     resumed = run(config, out=tmp_path / "run", data=lambda _: toy_data(rows=300), resume=True)
     assert entries_of(resumed) == entries_of(run(config, data=lambda _: toy_data(rows=300)))
@@ -291,8 +291,8 @@ def test_after_a_restart_of_the_machine_a_run_remembers_all_that_its_disk_still_
 @pytest.mark.parametrize("place", ["a/**/cut-*", "b/**/first-*", "label/**/monitor-a+b/*/cut-*", "label/**/cut-0*"])
 def test_a_memory_that_was_damaged_is_refused_by_name(tmp_path, place):
     config = interrupted(tmp_path, 8, every=2)
-    kept = [file for file in (tmp_path / "run" / "checkpoints").glob(place) if file.is_file()]
-    for file in kept[:2]:
+    files = [file for file in (tmp_path / "run" / "checkpoints").glob(place) if file.is_file()]
+    for file in files[:2]:
         with file.open("r+b") as opened:
             opened.seek(11)
             opened.write(b"#")
@@ -300,8 +300,8 @@ def test_a_memory_that_was_damaged_is_refused_by_name(tmp_path, place):
         run(config, out=tmp_path / "run", data=lambda _: toy_data(rows=300), resume=True)
 
 
-def by_day(rows=300):
-    data = toy_data(rows=rows)
+def by_day():
+    data = toy_data(rows=300)
     table = {name: data.party(name) for name in data.parties}
     train = (Period("mon", 120), Period("tue", 80), Period("wed", 100))
     periods = Periods(train, (Period("thu", 150),))
@@ -325,25 +325,25 @@ def test_in_time_order_nothing_can_be_compared_with_the_epoch_before(name):
 
 
 def known_by_day(days, attack, labels, monkeypatch):
-    """Let an attack read after each of so many days of 20 rows; return what it knew and the days that it could read."""
-    told, score = [], type(attack).score
+    """Score an attack after each of `days` days of 20 rows; return its known rows and the days with a score."""
+    received, score = [], type(attack).score
 
-    def noted(self, memory, known):
-        told.append(known)
+    def recording(self, memory, known):
+        received.append(known)
         return score(self, memory, known)
 
-    monkeypatch.setattr(type(attack), "score", noted)
+    monkeypatch.setattr(type(attack), "score", recording)
     schedule = Schedule(0, 40, 0, 20, 10, 2, validation=0.0, periods=(20, 20))
-    facts = {"party": "a", "source": "attacker", "defended": False, "recorder": NoRecorder()}
-    scorer = LongitudinalEvaluator([attack], ["cut"], AuditLabels.of(labels), schedule, **facts)
+    options = {"party": "a", "source": "attacker", "defended": False, "recorder": NoRecorder()}
+    scorer = LongitudinalEvaluator([attack], ["cut"], AuditLabels.of(labels), schedule, **options)
     for step in range(days):
         g = torch.randn(20, 4, generator=torch.Generator().manual_seed(step))
         scorer.observe(step, schedule.train_batch(step), {"cut": g})
-    return told, scorer.entries()[0]["epochs"]
+    return received, scorer.entries()[0]["epochs"]
 
 
 @pytest.mark.parametrize("attack", [RememberedHintAttack(k=3), RememberedFitAttack(k=3)])
-def test_in_time_order_an_attack_waits_until_enough_rows_that_it_can_know_have_come(attack, monkeypatch):
+def test_in_time_order_an_attack_waits_until_enough_rows_that_it_can_know_have_occurred(attack, monkeypatch):
     labels = np.zeros(40, dtype=np.int64)
     labels[[3, 11, *range(22, 40, 3)]] = 1  # two of them on the first day
     (known,), epochs = known_by_day(2, attack, labels, monkeypatch)
@@ -386,7 +386,7 @@ def test_an_attack_that_would_know_every_positive_is_refused():
     ],
 )
 def test_a_reader_that_would_know_every_row_of_one_side_is_refused(labels, positives, words):
-    """Nothing of that side is left to be read; of three classes the right one is named."""
+    """No row of that class is left to be scored; with three classes the message names the right one."""
     audit = AuditLabels.of(np.array(labels), classes=max(labels) + 1, positives=positives)
     with pytest.raises(ConfigError, match=words):
         check_memory_attacks([RememberedFitAttack(k=1)], audit, repeats=True)
@@ -403,7 +403,7 @@ def test_classes_that_take_turns_are_refused(classes, positives):
 
 @pytest.mark.parametrize(("classes", "positive"), [(3, 2), (2, 0)])
 def test_one_class_is_read_against_the_rest(classes, positive):
-    """Of three classes the gradients of the class that is looked for lie apart; hints of it find the others."""
+    """The gradients of the positive class differ from those of the rest; hints detect its other rows."""
     names = ["remembered_hint(k=5)", "remembered_fit(k=10)"]
     config = config_of(defenses=(), epochs=1, attack={"names": names, "positives": [positive]})
     data = toy_data(rows=300, classes=classes)
@@ -416,7 +416,7 @@ def test_one_class_is_read_against_the_rest(classes, positive):
     assert entries["attacker", False, "cut", "remembered_fit(k=10)", "a"]["values"][0] > 0.8
 
 
-def test_a_layer_that_is_too_wide_is_told_and_not_remembered(monkeypatch, caplog):
+def test_a_layer_that_is_too_wide_is_reported_and_not_kept(monkeypatch, caplog):
     monkeypatch.setattr(longitudinal, "WIDEST", 10)
     with caplog.at_level(logging.WARNING, logger="flower_vfl"):
         result = run(config_of("remembered_norm"), data=lambda _: toy_data(rows=300))
@@ -430,10 +430,10 @@ def test_a_layer_that_is_too_wide_is_told_and_not_remembered(monkeypatch, caplog
     assert caplog.text.count("do not go on at layer 'first': it is 16 numbers wide; the row memory takes up to 10") == 2
     assert (
         caplog.text.count("at layer 'cut': it is 16 numbers wide") == 2
-    )  # of both together, as sent and as it would have been
+    )  # of both parties together, as sent and without a defense
 
 
-def test_the_limit_of_the_leak_counts_what_is_remembered():
+def test_the_leak_limit_applies_to_longitudinal_attacks():
     config = config_of(defenses=(), epochs=4, attack={"names": ["remembered_hint"], "max_leak": 0.9})
     result = run(config, data=lambda _: toy_data(rows=300))
     assert result.status == "leak limit"
@@ -441,15 +441,15 @@ def test_the_limit_of_the_leak_counts_what_is_remembered():
 
 
 @pytest.mark.parametrize("audit", [True, False])
-def test_a_party_remembers_only_what_somebody_can_score(audit, monkeypatch):
+def test_a_party_keeps_only_gradients_that_can_be_scored(audit, monkeypatch):
     widths = []
     record = RowMemory.record
 
-    def watched(memory, step, rows, gradients):
+    def recording(memory, step, rows, gradients):
         widths.extend(g[0].numel() for g in gradients.values())
         record(memory, step, rows, gradients)
 
-    monkeypatch.setattr(RowMemory, "record", watched)
+    monkeypatch.setattr(RowMemory, "record", recording)
     config = config_of(defenses=(), epochs=1, attack={"names": ["remembered_norm"], "audit": audit})
     result = run(config, data=lambda _: toy_data(rows=300))
     assert {entry["source"] for entry in entries_of(result).values()} == (

@@ -1,4 +1,4 @@
-"""Small files in the formats of Criteo and Avazu, and what a slow reader makes of them."""
+"""Small files in the formats of Criteo and Avazu, and a slow reader of them."""
 
 import csv
 import gzip
@@ -14,7 +14,7 @@ AVAZU = [
 
 
 def criteo_rows(count, seed=0):
-    """Rows of 40 texts; some values are frequent, some occur once, some are missing."""
+    """Return rows of 40 texts; some values are frequent, some occur once, some are missing."""
     draw = random.Random(seed)
     rows = []
     for _ in range(count):
@@ -28,7 +28,7 @@ def criteo_rows(count, seed=0):
 
 
 def avazu_rows(count, seed=0, days=3):
-    """Rows of 24 texts in time order; the IDs have up to 20 digits."""
+    """Return rows of 24 texts in time order; the IDs have up to 20 digits."""
     draw = random.Random(seed)
     rows = []
     for number in range(count):
@@ -49,7 +49,7 @@ def write_lines(path, rows, *, delimiter, header=(), ending="\n"):
 
 
 def write_criteo(path, rows, **options):
-    """Write the layout that the name asks for."""
+    """Write rows in the layout that belongs to the name."""
     if path.name.removesuffix(".gz").endswith(".csv"):
         numbered = [[str(10_000_000 + number), *row] for number, row in enumerate(rows)]
         return write_lines(path, numbered, delimiter=",", header=["Id", "Label", *NUMBERS, *CATEGORIES], **options)
@@ -57,11 +57,11 @@ def write_criteo(path, rows, **options):
 
 
 def write_avazu(path, rows):
-    """Write the published layout."""
+    """Write rows in the published layout."""
     return write_lines(path, rows, delimiter=",", header=AVAZU)
 
 
 def read_back(path, delimiter):
-    """Return rows as texts, as Python's own reader sees them."""
+    """Return rows as texts, read by Python's own reader."""
     with path.open(newline="") as file:
         return list(csv.reader(file, delimiter=delimiter))

@@ -19,9 +19,9 @@ def read(path, size=64):
 
 
 @given(lines, st.integers(13, 80), st.sampled_from(["\n", "\r\n"]), st.booleans(), st.booleans())
-def test_blocks_are_whole_lines_in_order_and_numbered(tmp_path_factory, texts, size, ending, packed, ended):
+def test_blocks_are_whole_lines_in_order_and_numbered(tmp_path_factory, texts, size, ending, packed, last_ended):
     path = tmp_path_factory.mktemp("text") / "x"
-    data = (ending.join(texts) + ending * ended).encode()
+    data = (ending.join(texts) + ending * last_ended).encode()
     path.write_bytes(gzip.compress(data) if packed else data)
     blocks, digest = read(path, size + 1)
     assert b"".join(block.data for block in blocks).decode().split("\n") == [*texts, ""]
@@ -34,7 +34,7 @@ def test_blocks_are_whole_lines_in_order_and_numbered(tmp_path_factory, texts, s
     assert blocks[-1].done == 1.0
 
 
-def test_a_mark_of_the_byte_order_and_empty_lines_at_the_end_are_left_out(tmp_path):
+def test_a_byte_order_mark_and_empty_lines_at_the_end_are_left_out(tmp_path):
     (tmp_path / "x").write_bytes(b"\xef\xbb\xbfone\ntwo\n\n\r\n")
     assert b"".join(block.data for block in read(tmp_path / "x")[0]) == b"one\ntwo\n"
 
@@ -92,7 +92,7 @@ def tar(data):
         "long third line",
     ],
 )
-def test_what_is_no_such_text_is_refused(tmp_path, data, words):
+def test_a_file_that_is_no_text_in_lines_is_refused(tmp_path, data, words):
     (tmp_path / "x").write_bytes(data)
     with pytest.raises(DataError, match=words):
         read(tmp_path / "x", 20_000)

@@ -13,7 +13,7 @@ codes = st.lists(st.none() | st.integers(-(2**31), 2**31 - 1), max_size=20)
 
 
 @given(keys)
-def test_hexadecimal_digits_become_their_number_and_come_back(values):
+def test_hexadecimal_digits_become_their_number_and_are_restored(values):
     texts = [None if value is None else f"{value:08x}" for value in values]
     read = Hex("C1").read(pa.array([text and text.encode() for text in texts], pa.binary(8)))
     assert read.columns["C1"].to_pylist() == values
@@ -23,7 +23,7 @@ def test_hexadecimal_digits_become_their_number_and_come_back(values):
 
 
 @pytest.mark.parametrize("value", [b"0000000g", b"ABCDEF01", b"       1", b"-1234567", b"\xff2345678"[:8], b"12345678"])
-def test_what_has_a_character_that_is_no_digit_is_wrong(value):
+def test_a_value_with_a_character_that_is_no_digit_is_wrong(value):
     read = Hex("C1").read(pa.array([b"00000000", value, None], pa.binary(8)))
     assert read.wrong.tolist() == [False, value != b"12345678", False]
 
@@ -34,7 +34,7 @@ def test_a_part_of_an_array_is_read_as_that_part():
 
 
 @given(codes)
-def test_codes_keep_their_order_and_come_back(values):
+def test_codes_keep_their_order_and_are_restored(values):
     read = Code("C14").read(pa.array(values, pa.int64()))
     assert not read.wrong.any()
     known = [value for value in values if value is not None]
@@ -49,7 +49,7 @@ def test_numbers_of_more_than_32_bits_are_wrong(kind):
     assert read.wrong.tolist() == [False, True, False, True, False]
 
 
-def test_numbers_stay_what_they_are():
+def test_numbers_are_not_changed():
     read = Number("I1").read(pa.array([5, None, -2], pa.int64()))
     assert read.columns["I1"].to_pylist() == [5, None, -2]
 
@@ -78,7 +78,7 @@ def test_a_label_is_0_or_1():
     assert read.columns["label"].to_pylist() == [0, 1, 0, 0, 0]
 
 
-def test_an_id_is_there_and_made_of_digits():
+def test_an_id_is_present_and_made_of_digits():
     assert NumberedRow("Id").read(pa.array([7, None], pa.int64())).wrong.tolist() == [False, True]
     read = NamedRow("id").read(pa.array(["1" * 24, "1" * 25, "x", "", None]))
     assert read.wrong.tolist() == [False, True, True, True, True]

@@ -25,10 +25,10 @@ def test_keys_that_come_in_pieces_are_counted_exactly(pieces, least):
 
 
 @given(keys, st.lists(st.none() | st.integers(0, 12) | st.integers(0, 2**32 - 1), max_size=40), st.booleans())
-def test_ids_are_those_that_the_vocabulary_of_texts_gives(known, asked, missing):
+def test_ids_are_those_that_the_vocabulary_of_texts_gives(known, requested, missing):
     vocabulary = Vocabulary("C1", "hex", np.unique(np.array(known, np.uint32)), missing)
-    texts = pa.array(["" if key is None else f"{key:08x}" for key in asked], pa.string())
-    found = vocabulary.ids(pa.array(asked, pa.uint32()))
+    texts = pa.array(["" if key is None else f"{key:08x}" for key in requested], pa.string())
+    found = vocabulary.ids(pa.array(requested, pa.uint32()))
     assert found.dtype == np.int32
     assert found.tolist() == vocabulary.encoding().apply(texts).tolist()
     assert vocabulary.encoding().cardinality == len(set(known)) + missing + 1

@@ -1,4 +1,4 @@
-"""What columns were taken for, as the command line shows it: compared with the files that were prepared."""
+"""Types and statistics of columns, as the command line shows them, compared with the files."""
 
 import shutil
 
@@ -18,8 +18,8 @@ ROWS = 400
 
 
 @pytest.fixture
-def own(tmp_path):
-    """Two parties' files, with numbers, numbers that are missing, skewed ones, categories and rare values."""
+def own_tables(tmp_path):
+    """Write two parties' files, with numbers, missing and skewed ones, categories and rare values."""
     rng = np.random.default_rng(0)
     ids = [f"p{number:03d}" for number in range(ROWS)]
     town = np.where(rng.random(ROWS) < 0.1, "", rng.choice(["Ulm", "Bonn", "Kiel"], ROWS))
@@ -40,14 +40,14 @@ def own(tmp_path):
 
 
 def shares(dataset, table, name):
-    """Return the shares of missing and of other rows among the training rows, from the file."""
+    """Return the share of missing values and the values of a column in the training rows, from the file."""
     known = dict(zip(table["id"], table[name], strict=True))
     values = np.array([str(known[row]) for row in dataset.ids("train")])
     return float((values == "").mean()), values
 
 
-def test_columns_have_the_types_the_missing_shares_and_the_values_of_the_training_rows(own):
-    tables, options = own
+def test_columns_have_the_types_the_missing_shares_and_the_values_of_the_training_rows(own_tables):
+    tables, options = own_tables
     dataset = load("files", options=options)
     found = {(column.party, column.name): column for column in columns_of(dataset)}
     missing, towns = shares(dataset, tables["shop"], "town")
@@ -78,8 +78,8 @@ def test_columns_have_the_types_the_missing_shares_and_the_values_of_the_trainin
     assert set(found) == {*expected, ("shop", "age"), ("shop", "income")}
 
 
-def test_a_type_that_is_named_is_the_one_that_is_shown(own):
-    _, options = own
+def test_a_type_that_is_named_is_the_one_that_is_shown(own_tables):
+    _, options = own_tables
     dataset = load("files", options={**options, "categorical": ["code"], "ignore": ["height"]})
     found = {column.name: column for column in columns_of(dataset)}
     assert (found["code"].kind, found["code"].values) == ("category", 5)
@@ -88,8 +88,8 @@ def test_a_type_that_is_named_is_the_one_that_is_shown(own):
 
 
 @pytest.mark.parametrize(("min_count", "known"), [(1, True), (3, True), (150, False)])
-def test_missing_values_that_are_too_rare_for_an_id_have_an_unknown_share(own, min_count, known):
-    tables, options = own
+def test_missing_values_that_are_too_rare_for_an_id_have_an_unknown_share(own_tables, min_count, known):
+    tables, options = own_tables
     dataset = load("files", options={**options, "min_count": min_count})
     town = next(column for column in columns_of(dataset) if column.name == "town")
     missing, _ = shares(dataset, tables["shop"], "town")
@@ -97,8 +97,8 @@ def test_missing_values_that_are_too_rare_for_an_id_have_an_unknown_share(own, m
     assert missing > 0
 
 
-def test_a_column_without_rare_values_lacks_none_where_none_is_missing(own):
-    _, options = own
+def test_a_column_without_rare_values_lacks_none_where_none_is_missing(own_tables):
+    _, options = own_tables
     found = columns_of(load("files", options={**options, "categorical": ["code"], "min_count": 3}))
     code = next(column for column in found if column.name == "code")
     assert (code.missing, code.rare) == (0.0, 0.0)
@@ -126,24 +126,24 @@ def test_every_kind_of_data_can_be_shown(name, options, kinds):
     assert {column.kind for column in found} == kinds
 
 
-def test_only_what_this_host_holds_is_shown(own, tmp_path):
+def test_only_what_this_host_holds_is_shown(own_tables, tmp_path):
     from flower_vfl.data.store.parts import write_part
 
-    _, options = own
+    _, options = own_tables
     folder = load("files", options=options).folder
     part = write_part(folder, "shop", tmp_path / "part")
     assert {column.party for column in columns_of(part)} == {"shop"}
 
 
-def test_the_command_line_shows_the_columns_after_preparing_and_later(own, tmp_path, capsys, monkeypatch):
+def test_the_command_line_shows_the_columns_after_preparing_and_later(own_tables, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
-    _, options = own
+    _, options = own_tables
     settings = [f"files.{party}={path}" for party, path in options["files"].items()]
-    words = ["data", "prepare", "files", "--out", str(tmp_path / "out"), "--set", "missing=mean"]
+    arguments = ["data", "prepare", "files", "--out", str(tmp_path / "out"), "--set", "missing=mean"]
     for setting in [*settings, "categorical=code"]:
-        words += ["--set", setting]
+        arguments += ["--set", setting]
     with pytest.raises(SystemExit) as done:
-        main(words)
+        main(arguments)
     assert done.value.code == 0
     prepared = capsys.readouterr().out
     with pytest.raises(SystemExit) as done:
@@ -157,13 +157,13 @@ def test_the_command_line_shows_the_columns_after_preparing_and_later(own, tmp_p
     assert "--set dtype.postcode=category" in prepared
     labels = load("files", options=options).labels().train
     negatives, positives = np.bincount(labels)
-    most = f"'0': {negatives}, '1': {positives}" if negatives >= positives else f"'1': {positives}, '0': {negatives}"
+    counts = f"'0': {negatives}, '1': {positives}" if negatives >= positives else f"'1': {positives}, '0': {negatives}"
     for text in (prepared, shown):
-        assert f"training rows of 2 classes: {most}" in text
+        assert f"training rows of 2 classes: {counts}" in text
 
 
-def test_the_columns_of_a_configuration_and_of_a_run_are_shown_without_preparing_by_hand(own, tmp_path, capsys):
-    _, options = own
+def test_the_columns_of_a_configuration_and_of_a_run_are_shown_without_preparing_by_hand(own_tables, tmp_path, capsys):
+    _, options = own_tables
     config = tmp_path / "run.toml"
     config.write_text(to_toml(build_config({"data": {"name": "files", "options": options}})))
     (tmp_path / "run").mkdir()
@@ -218,8 +218,8 @@ def test_only_the_largest_of_many_classes_are_counted_out_and_none_without_label
     assert "classes" not in capsys.readouterr().out
 
 
-def test_a_file_that_was_changed_is_named(own):
-    _, options = own
+def test_a_file_that_was_changed_is_named(own_tables):
+    _, options = own_tables
     folder = load("files", options=options).folder
     (folder / "shop" / "train" / "categorical.npy").write_bytes(b"no")
     with pytest.raises(DataError, match=r"categorical\.npy"):

@@ -65,7 +65,7 @@ def test_a_missing_number_that_counts_as_zero_is_encoded_as_zero_is():
 
 
 @given(words, words)
-def test_a_value_keeps_its_id_and_what_training_never_saw_is_bucket_zero(train, test):
+def test_a_value_keeps_its_id_and_an_unseen_one_is_bucket_zero(train, test):
     encoding = CategoricalEncoding.fit("c", pa.array(train))
     ids = encoding.apply(pa.array(test))
     assert ids.dtype == np.int32
@@ -74,7 +74,7 @@ def test_a_value_keeps_its_id_and_what_training_never_saw_is_bucket_zero(train, 
         assert number == (encoding.values.to_pylist().index(value) + 1 if value in train else 0)
 
 
-def test_rare_values_share_the_bucket_of_the_unseen():
+def test_rare_values_share_the_bucket_of_unseen_ones():
     encoding = CategoricalEncoding.fit("c", pa.array(["x", "x", "y", "z", "z"]), min_count=2)
     assert encoding.values.to_pylist() == ["x", "z"]
     assert encoding.apply(pa.array(["y", "x"])).tolist() == [0, 1]
@@ -132,19 +132,19 @@ def test_new_rows_are_encoded_the_same_after_writing_and_reading(tmp_path):
         assert np.array_equal(one, other)
 
 
-TWO = pa.table({"one": ["a", "b", "a"], "two": ["x", "y", "z"]})
+TWO_COLUMNS = pa.table({"one": ["a", "b", "a"], "two": ["x", "y", "z"]})
 
 
-def test_the_values_of_several_columns_come_back_each_to_its_own(tmp_path):
-    fit_party(TWO, numeric=[], categorical=["one", "two"], file="t.csv").write(tmp_path / "encoding.json")
+def test_the_values_of_several_columns_are_restored_to_their_columns(tmp_path):
+    fit_party(TWO_COLUMNS, numeric=[], categorical=["one", "two"], file="t.csv").write(tmp_path / "encoding.json")
     again = PartyEncoding.read(tmp_path / "encoding.json")
-    assert again.encode(TWO)[1].tolist() == [[1, 1], [2, 2], [1, 3]]
+    assert again.encode(TWO_COLUMNS)[1].tolist() == [[1, 1], [2, 2], [1, 3]]
 
 
 @pytest.mark.parametrize("values", ["abxyw", "baxyz", "abxy"])
 def test_values_that_are_not_those_that_were_written_are_refused(tmp_path, values):
-    """With them each row would be encoded as another, and a model would say anything of it."""
-    fit_party(TWO, numeric=[], categorical=["one", "two"], file="t.csv").write(tmp_path / "encoding.json")
+    """With other values rows would be encoded as others, and predictions would be meaningless."""
+    fit_party(TWO_COLUMNS, numeric=[], categorical=["one", "two"], file="t.csv").write(tmp_path / "encoding.json")
     pq.write_table(pa.table({"value": list(values)}), tmp_path / layout.VOCABULARY)
     with pytest.raises(DataError, match="not as it was written: the values of column"):
         PartyEncoding.read(tmp_path / "encoding.json")
@@ -180,7 +180,7 @@ def test_an_encoding_that_is_none_is_refused(tmp_path, content):
         (["7", "-1.7976931348623157e308"], r"row 2 holds '-1\.797.*'; numbers up to 1e\+150 can be encoded"),
     ],
 )
-def test_what_is_no_number_is_refused_with_file_column_and_row(column, text):
+def test_a_value_that_is_no_number_is_refused_with_file_column_and_row(column, text):
     with pytest.raises(DataError, match=rf"t\.csv: .*{text}"):
         numbers(pa.chunked_array([column]), Place("t.csv", "n"))
 

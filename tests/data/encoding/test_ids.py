@@ -22,13 +22,13 @@ def test_every_party_derives_the_same_order_from_its_own_file(ids, random):
 
 
 @given(id_lists, st.integers(0, 5))
-def test_an_id_keeps_its_side_of_the_split_whoever_else_is_there(ids, seed):
+def test_an_id_keeps_its_side_of_the_split_whatever_other_ids_there_are(ids, seed):
     whole = dict(zip(ids, in_test_set(ids, 0.3, seed), strict=True))
     half = ids[::2]
     assert all(whole[value] == side for value, side in zip(half, in_test_set(half, 0.3, seed), strict=True))
 
 
-def test_the_test_set_has_about_the_size_that_was_asked_for_and_depends_on_the_seed():
+def test_the_test_set_has_nearly_the_requested_size_and_depends_on_the_seed():
     ids = [str(number) for number in range(20_000)]
     first, second = in_test_set(ids, 0.2, 0), in_test_set(ids, 0.2, 1)
     assert first.mean() == pytest.approx(0.2, abs=0.01)
@@ -81,7 +81,7 @@ def test_whole_numbers_and_texts_are_the_same_ids():
     assert read_ids(pa.table({"id": [7, 12]}), "id", "t") == read_ids(pa.table({"id": ["7", "12"]}), "id", "t")
 
 
-def test_the_digest_knows_the_order_the_part_and_where_an_id_ends():
+def test_the_digest_depends_on_the_order_the_part_and_the_end_of_each_id():
     digests = {
         ids_digest({"train": train, "test": test})
         for train, test in [
@@ -110,7 +110,7 @@ def test_the_digest_knows_the_order_the_part_and_where_an_id_ends():
         (["A", "a"], ["A", "a"]),
     ],
 )
-def test_what_people_mean_by_one_id_is_one_id(column, expected):
+def test_equivalent_forms_of_an_id_are_one_id(column, expected):
     assert read_ids(pa.table({"id": column}), "id", "t").to_pylist() == expected
 
 
@@ -129,7 +129,7 @@ SECRET = "secret-person"
 
 
 @pytest.mark.parametrize(
-    "do",
+    "action",
     [
         lambda: read_ids(pa.table({"id": [SECRET, SECRET]}), "id", "t"),
         lambda: read_ids(pa.table({"id": [SECRET, None]}), "id", "t"),
@@ -138,9 +138,9 @@ SECRET = "secret-person"
         lambda: select_ids({"a": pa.array(["x"])}, [SECRET, "x"]),
     ],
 )
-def test_errors_name_rows_and_never_ids(do):
+def test_errors_name_rows_and_never_ids(action):
     with pytest.raises(DataError) as caught:
-        do()
+        action()
     assert SECRET not in str(caught.value)
 
 
@@ -163,7 +163,7 @@ def test_a_row_is_drawn_when_splitmix64_of_its_number_is_small(numbers, fraction
     assert drawn(np.array(numbers, np.int64), fraction, key).tolist() == expected
 
 
-def test_draws_have_the_share_that_was_asked_for_and_those_of_two_keys_are_independent():
+def test_draws_have_the_requested_share_and_those_of_two_keys_are_independent():
     numbers = np.arange(100_000)
     one, other = drawn(numbers, 0.3, "one"), drawn(numbers, 0.3, "other")
     assert one.mean() == pytest.approx(0.3, abs=0.01)

@@ -45,7 +45,7 @@ def test_texts_are_cut_and_filled_up_and_unseen_words_share_an_id():
     assert encoding.vocabulary == 4
 
 
-def test_the_encoding_is_kept_beside_the_data_and_encodes_new_texts_alike(tmp_path):
+def test_the_encoding_is_kept_beside_the_data_and_encodes_new_texts_equally(tmp_path):
     encoding = PartyEncoding((), (), fitted(["größe b b"]))
     encoding.write(tmp_path / "encoding.json")
     again = PartyEncoding.read(tmp_path / "encoding.json")

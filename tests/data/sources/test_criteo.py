@@ -36,19 +36,19 @@ def raw(tmp_path):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """About 8 blocks for 400 rows."""
+    """Read about 8 blocks for 400 rows."""
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 15_000)
 
 
-def part(dataset, name, party="a"):
-    """A part's numbers, ids, labels and the rows of the file that they come from."""
-    source = getattr(dataset.party(party), name)
+def part(dataset, name):
+    """Return the numbers, ids and labels of a part, and the rows of the file that they come from."""
+    source = getattr(dataset.party("a"), name)
     numeric, ids = (tensor.numpy() for tensor in source.gather(np.arange(len(source))))
     return numeric, ids, getattr(dataset.labels(), name), [int(row) - 1 for row in dataset.ids(name)]
 
 
 def column(rows, taken, name):
-    """A column of texts of some rows."""
+    """Return a column of some rows as texts."""
     place = 1 + [*NUMBERS, *CATEGORIES].index(name)
     return [rows[row][place] for row in taken]
 
@@ -163,7 +163,7 @@ def test_as_published_draws_a_tenth(tmp_path):
     assert dataset.rows("test") < 80
 
 
-def test_a_set_without_published_preprocessing_says_which_have_one(tmp_path):
+def test_a_set_without_published_preprocessing_names_those_that_have_one(tmp_path):
     with pytest.raises(ConfigError, match=r"digits has no preprocessing .*; criteo, avazu have"):
         prepare("digits", out=tmp_path / "out", published=True)
 
@@ -196,7 +196,7 @@ def bad_rows(*changes):
     return rows
 
 
-def put(place, text):
+def set_value(place, text):
     def change(row):
         row[place] = text
 
@@ -206,14 +206,14 @@ def put(place, text):
 BAD = [
     (lambda row: row.pop(), "39 fields, 40 are needed"),
     (lambda row: row.append(""), "41 fields, 40 are needed"),
-    (put(0, "2"), "label is not 0 or 1"),
-    (put(0, ""), "label is not 0 or 1"),
-    (put(0, "yes"), "label is not 0 or 1"),
-    (put(3, "1.5"), "I3 is not a whole number of 32 bits, or nothing"),
-    (put(3, "9" * 12), "I3 is not a whole number of 32 bits, or nothing"),
-    (put(14, "68fd1e6"), "C1 is not 8 hexadecimal digits, or nothing"),
-    (put(39, "68fd1e6x"), "C26 is not 8 hexadecimal digits, or nothing"),
-    (put(39, "\xe4\xf6\xfc"), "C26 is not 8 hexadecimal digits, or nothing"),
+    (set_value(0, "2"), "label is not 0 or 1"),
+    (set_value(0, ""), "label is not 0 or 1"),
+    (set_value(0, "yes"), "label is not 0 or 1"),
+    (set_value(3, "1.5"), "I3 is not a whole number of 32 bits, or nothing"),
+    (set_value(3, "9" * 12), "I3 is not a whole number of 32 bits, or nothing"),
+    (set_value(14, "68fd1e6"), "C1 is not 8 hexadecimal digits, or nothing"),
+    (set_value(39, "68fd1e6x"), "C26 is not 8 hexadecimal digits, or nothing"),
+    (set_value(39, "\xe4\xf6\xfc"), "C26 is not 8 hexadecimal digits, or nothing"),
     (lambda row: row.clear(), "label is not 0 or 1"),
     (lambda row: row.append("\xe9"), "41 fields, 40 are needed"),
 ]
@@ -235,7 +235,7 @@ def test_a_bad_line_in_the_middle_is_left_out_counted_and_named(tmp_path, small_
 
 
 def test_the_first_bad_lines_of_many_are_named(tmp_path):
-    raw = write_criteo(tmp_path / "train.txt", bad_rows(*((row, put(5, "x")) for row in range(10, 400))))
+    raw = write_criteo(tmp_path / "train.txt", bad_rows(*((row, set_value(5, "x")) for row in range(10, 400))))
     with pytest.raises(DataError, match=r"390 of the first 400 lines .*line 11: .*; line 15: I5[^;]*; \.\.\.$"):
         load("criteo", path=raw)
 
@@ -300,7 +300,7 @@ def test_ids_that_repeat_are_refused(tmp_path, small_blocks):
         load("criteo", path=raw)
 
 
-def test_who_opens_what_another_process_prepares_waits_for_it(raw, cache):
+def test_opening_data_that_another_process_prepares_waits_for_it(raw):
     folder = load("criteo", path=raw).folder
     shutil.rmtree(folder)
     place = folder.with_name(f".{folder.name}.partial")
@@ -318,7 +318,7 @@ def test_labels_that_are_all_the_same_are_refused(tmp_path):
         load("criteo", path=raw)
 
 
-KILL = """
+PREPARE_AND_KILL = """
 import os, signal, sys
 from pathlib import Path
 from flower_vfl.data import prepare
@@ -331,10 +331,10 @@ prepare("criteo", source=Path(sys.argv[1]), out=Path(sys.argv[2]), options={"min
 
 
 @pytest.mark.parametrize("at", [0.3, 0.62, 0.7, 0.85, 0.949])
-def test_after_a_kill_the_work_goes_on_and_ends_the_same(raw, tmp_path, small_blocks, monkeypatch, at):
+def test_after_a_kill_the_work_continues_and_gives_the_same_files(raw, tmp_path, small_blocks, monkeypatch, at):
     undisturbed, out = tmp_path / "undisturbed", tmp_path / "out"
     prepare("criteo", source=raw, out=undisturbed, options={"min_count": 1})
-    done = subprocess.run([sys.executable, "-c", KILL, str(raw), str(out), str(at)], check=False)
+    done = subprocess.run([sys.executable, "-c", PREPARE_AND_KILL, str(raw), str(out), str(at)], check=False)
     assert done.returncode == -signal.SIGKILL
     assert not out.exists()
     assert any((tmp_path / ".out.partial" / "notes").iterdir())
@@ -353,7 +353,7 @@ def test_after_a_kill_the_work_goes_on_and_ends_the_same(raw, tmp_path, small_bl
 PARSE = survey.parse
 
 
-def test_what_was_begun_with_other_options_is_not_gone_on_with(raw, tmp_path, small_blocks):
+def test_work_that_was_begun_with_other_options_is_not_continued(raw, tmp_path, small_blocks):
     def stop(done):
         if done > 0.3:
             raise KeyboardInterrupt
@@ -364,7 +364,7 @@ def test_what_was_begun_with_other_options_is_not_gone_on_with(raw, tmp_path, sm
     assert prepare("criteo", source=raw, out=tmp_path / "out").alignment == load("criteo", path=raw).alignment
 
 
-def test_a_full_disk_is_told_and_the_work_goes_on_when_there_is_space(raw, tmp_path, small_blocks, monkeypatch):
+def test_a_full_disk_is_reported_and_the_work_continues_when_there_is_space(raw, tmp_path, small_blocks, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -380,12 +380,12 @@ def test_a_full_disk_is_told_and_the_work_goes_on_when_there_is_space(raw, tmp_p
 
 
 def test_two_preparations_of_one_folder_at_once_are_refused(raw, tmp_path):
-    def again(done):
+    def prepare_again(done):
         if done < 0.9:
             with pytest.raises(OutputExistsError, match="in use by"):
                 prepare("criteo", source=raw, out=tmp_path / "out")
 
-    prepare("criteo", source=raw, out=tmp_path / "out", progress=again)
+    prepare("criteo", source=raw, out=tmp_path / "out", progress=prepare_again)
     with pytest.raises(OutputExistsError, match="exists"):
         prepare("criteo", source=raw, out=tmp_path / "out")
 
@@ -442,4 +442,4 @@ def test_a_tenth_of_the_real_rows_and_values_is_prepared_in_bounded_memory(tmp_p
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     rows, wrong, kilobytes = map(int, done.stdout.split()[-3:])
     assert (rows, wrong) == (4_584_061, 0)
-    assert kilobytes < 1_000_000  # `ru_maxrss` would have what pytest held: it outlives exec
+    assert kilobytes < 1_000_000  # not `ru_maxrss`, which outlives exec and would include pytest's memory

@@ -21,13 +21,13 @@ REAL = Path(os.environ.get("FLOWER_VFL_TEST_DATA", "")) / "dbpedia_5000rows.csv.
 
 
 def words(row):
-    """What a text of the generated files becomes."""
+    """Return the words of a text of the generated files."""
     word = WORDS[row % 14 % 11]
     return f"the {word} of number {row} it is said is a {word}"
 
 
-def said(dataset):
-    """Classes and texts of the training rows, sorted."""
+def labelled_texts(dataset):
+    """Return classes and texts of the training rows, sorted."""
     return sorted(zip(dataset.labels().train.tolist(), texts(dataset), strict=True))
 
 
@@ -37,7 +37,7 @@ def raw(tmp_path):
 
 
 def texts(dataset, part="train"):
-    """The texts as far as ids tell: what a bottom model sees."""
+    """Return the texts as decoded from the ids, "?" for an unknown word."""
     table, encoding = dataset.party("text"), dataset.encoding("text").text
     source = getattr(table, part)
     (ids,) = source.gather(np.arange(len(source)))
@@ -49,11 +49,11 @@ def test_the_published_files_keep_their_split_classes_and_texts(raw):
     assert (dataset.parties, dataset.label_party) == (("text",), "label")
     assert (dataset.rows("train"), dataset.rows("test")) == (140, 28)
     assert dataset.class_names == CLASSES
-    assert said(dataset) == sorted((row % 14, words(row)) for row in range(140))
+    assert labelled_texts(dataset) == sorted((row % 14, words(row)) for row in range(140))
     dataset.verify()
 
 
-def test_the_order_of_the_rows_is_that_of_their_texts_and_says_nothing_of_the_file(raw):
+def test_the_order_of_the_rows_depends_on_their_texts_and_not_on_the_file(raw):
     before = load("dbpedia", path=raw, options=PLAIN)
     records = sorted(csv.reader((raw / "train.csv").open(newline="")))
     assert [record[0] for record in records][:10] == ["1"] * 10
@@ -99,7 +99,7 @@ def test_new_rows_need_the_column_of_the_texts(raw, tmp_path):
         new_rows(tmp_path / "new.csv", dataset).features("text")
 
 
-def test_vectors_of_the_vocabulary_lie_with_the_text_party_and_nowhere_else(raw, tmp_path):
+def test_vectors_of_the_vocabulary_are_stored_with_the_text_party_only(raw, tmp_path):
     glove = tmp_path / "glove.txt"
     glove.write_text(glove_lines(("the", *WORDS)))
     dataset = prepare("dbpedia", source=raw, out=tmp_path / "out", options=PLAIN | {"vectors": str(glove)})
@@ -155,7 +155,7 @@ def test_other_vectors_are_another_entry_of_the_cache(raw, tmp_path):
         ('1,"T","' + "x" * 2_000_000 + '"\n', "line 3 is longer than 1,048,576 characters"),
     ],
 )
-def test_a_record_that_is_none_is_named_by_its_line(raw, line, text):
+def test_an_invalid_record_is_named_by_its_line(raw, line, text):
     (raw / "train.csv").write_text(dbpedia_text(1) + line, encoding="utf8")
     with pytest.raises(DataError, match=text):
         load("dbpedia", path=raw, options=PLAIN)
@@ -171,7 +171,7 @@ def test_a_record_that_is_none_is_named_by_its_line(raw, line, text):
         (dbpedia_text(5).encode("utf-16"), " is text in UTF-16; convert it to UTF-8$"),
         (gzip.compress(dbpedia_text(50).encode())[:-20], " cannot be read"),
     ],
-    ids=["one line", "UTF-16", "cut"],  # that of the archive would have the time in it
+    ids=["one line", "UTF-16", "cut"],  # without these the ID of the archive would contain the time
 )
 def test_bytes_that_are_no_text_and_a_cut_archive_are_refused(raw, content, text):
     (raw / "train.csv").write_bytes(content)
@@ -183,10 +183,10 @@ def test_a_byte_order_mark_is_no_part_of_the_first_class(raw):
     plain = load("dbpedia", path=raw, options=PLAIN)
     path = raw / "train.csv"
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    assert said(load("dbpedia", path=raw, options=PLAIN)) == said(plain)
+    assert labelled_texts(load("dbpedia", path=raw, options=PLAIN)) == labelled_texts(plain)
 
 
-def test_what_is_missing_is_named(raw, tmp_path, monkeypatch):
+def test_what_is_missing_is_named(raw, monkeypatch):
     with pytest.raises(DataError, match=r"no package ships dbpedia: .*name its folder"):
         load("dbpedia")
     with pytest.raises(DataError, match=r"no package ships dbpedia-5000: .*; given "):
@@ -223,25 +223,25 @@ def test_the_5000_rows_get_the_published_classes_and_a_test_part_of_their_own(tm
     assert 40 < dataset.rows("test") < 130
     assert not set(texts(dataset)) & set(texts(dataset, "test"))
     assert sorted(PERMUTED) == sorted(CLASSES)
-    assert set(said(dataset)) < {(CLASSES.index(PERMUTED[row % 14]), words(row)) for row in range(400)}
+    assert set(labelled_texts(dataset)) < {(CLASSES.index(PERMUTED[row % 14]), words(row)) for row in range(400)}
     again = load("dbpedia-5000", path=path, options=PLAIN | {"split_seed": 1})
     assert again.alignment != dataset.alignment
 
 
 @pytest.mark.skipif(not REAL.is_file(), reason="set FLOWER_VFL_TEST_DATA to a folder with dbpedia_5000rows.csv.gz")
-def test_the_real_5000_rows_are_of_the_classes_that_their_words_say():
+def test_the_real_5000_rows_have_the_classes_that_their_words_indicate():
     dataset = load("dbpedia-5000", path=REAL, options={"vectors": "none"})
     assert dataset.rows("train") + dataset.rows("test") == 5000
     found = dict(zip(CLASSES, [[] for _ in CLASSES], strict=True))
     for label, text in zip(dataset.labels().train, texts(dataset), strict=True):
         found[CLASSES[label]].append(set(text.split()))
-    telling = {
+    typical_words = {
         **{"Album": "album", "Film": "film", "Village": "village", "Company": "company", "Plant": "plant"},
         **{"Animal": "moth", "EducationalInstitution": "school", "Athlete": "played", "Building": "building"},
         **{"MeanOfTransportation": "aircraft", "OfficeHolder": "politician", "WrittenWork": "novel"},
         **{"NaturalPlace": "river", "Artist": "artist"},
     }
-    for name, word in telling.items():
+    for name, word in typical_words.items():
         share = {kind: np.mean([word in words for words in rows]) for kind, rows in found.items()}
         assert share[name] == max(share.values()), (name, share)
 
@@ -267,5 +267,5 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
         command = [sys.executable, "-c", code, str(raw), str(tmp_path / str(rows))]
         return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
-    # Of 80 MB of texts more, IDs, labels and eight words each are held.
+    # Of 80 MB of further texts, only IDs, labels and eight words each are kept.
     assert kilobytes(22_000) - kilobytes(2_000) < 20_000

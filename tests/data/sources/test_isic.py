@@ -1,4 +1,4 @@
-"""ISIC 2020 from generated files in its two forms: parts by patients, few benign images, and what is damaged."""
+"""ISIC 2020 from generated files in its two forms: parts by patients, drawn benign images, damaged files."""
 
 import gzip
 import io
@@ -15,7 +15,7 @@ HEADER = "image_name,patient_id,sex,age_approx,anatom_site_general_challenge,dia
 
 
 def image(value, size=(84, 84), kind="PNG"):
-    """Return a file of one grey, which JPEG keeps nearly."""
+    """Return an image file of one grey, which JPEG nearly keeps."""
     file = io.BytesIO()
     Image.new("RGB", size, (value,) * 3).save(file, kind)
     return file.getvalue()
@@ -37,7 +37,7 @@ def table(folder, lines=None, rows=60, patients=16):
 
 
 def tree(counts=(9, 3, 6, 2)):
-    """Return names and contents: of both parts benign and malignant images."""
+    """Return names and contents of benign and malignant images of both parts."""
     files, value = {}, 0
     for place, count in zip(("train/benign", "train/malignant", "test/benign", "test/malignant"), counts, strict=True):
         for number in range(count):
@@ -66,7 +66,7 @@ def test_photographs_of_any_size_are_scaled_and_labelled(tmp_path):
     rows = {part: np.array(greys(dataset, part)) / 4 for part in ("train", "test")}
     for part, found in rows.items():
         assert np.array_equal(np.round(found) % 5 == 0, getattr(dataset.labels(), part) == 1)
-        assert np.abs(found - np.round(found)).max() <= 0.25  # JPEG keeps a grey nearly
+        assert np.abs(found - np.round(found)).max() <= 0.25  # JPEG nearly keeps a grey
     assert sorted(np.round(np.concatenate(list(rows.values())))) == list(range(60))
 
 

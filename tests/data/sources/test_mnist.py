@@ -24,7 +24,7 @@ def images_of(prefix):
 
 
 def write(folder, *, mark="-", ending=".gz", **files):
-    """Write the four files, some of them with another content."""
+    """Write the four files; `files` replaces the content of some."""
     folder.mkdir()
     for prefix in ROWS:
         contents = {"images": idx_bytes(images_of(prefix)), "labels": idx_bytes(labels_of(prefix))}
@@ -114,7 +114,7 @@ def test_thinning_is_drawn_the_same_everywhere(raw, tmp_path):
     one, two = (load("fashion-mnist", path=raw, options=options, cache=tmp_path / name) for name in "ab")
     assert one.folder != two.folder
     assert one.alignment == two.alignment
-    # Another draw, and what is published of the stand-in would be another set.
+    # With another draw the published results would belong to another set.
     rng = np.random.default_rng(2022)
     first = rng.choice(np.flatnonzero(labels_of("train") == 6), 18, replace=False)
     assert {f"train-{row}" for row in first} <= set(one.ids("train"))
@@ -132,7 +132,7 @@ def test_some_classes_only_are_numbered_in_the_order_given(raw, classes):
         np.testing.assert_allclose(table.gather(np.arange(len(rows)))[0].numpy()[:, 0], images_of(prefix)[rows] / 255)
 
 
-def test_two_classes_are_told_apart_and_a_positive_one_stands_against_the_other_chosen_ones(raw):
+def test_two_classes_can_be_chosen_and_one_of_several_against_the_other_chosen_ones(raw):
     assert np.bincount(load("mnist", path=raw, options={"classes": [0, 1]}).labels().train).tolist() == [40, 40]
     dataset = load("mnist", path=raw, options={"classes": [4, 9, 1], "positive": 9})
     assert dataset.class_names == ("not 9", "9")
@@ -150,7 +150,7 @@ def test_a_limit_draws_training_images_the_same_everywhere_and_leaves_the_test_p
     np.testing.assert_allclose(images[:, 0], images_of("train")[rows] / 255, rtol=1e-7)
 
 
-def test_pieces_that_come_one_by_one_give_the_same_images(raw, tmp_path, monkeypatch):
+def test_reading_in_pieces_gives_the_same_images(raw, tmp_path, monkeypatch):
     whole = load("mnist", path=raw, cache=tmp_path / "a")
     monkeypatch.setattr(idx, "_PIECE_BYTES", 784 * 7)
     pieces = load("mnist", path=raw, cache=tmp_path / "b")
@@ -277,7 +277,7 @@ def test_a_missing_file_and_a_missing_package_are_named(raw, tmp_path, monkeypat
 
 
 @pytest.mark.skipif(not mnist.PACKAGED.is_dir(), reason="needs the Debian package dataset-fashion-mnist")
-def test_the_preset_for_shirts_has_the_counts_of_the_paper_and_says_what_it_is():
+def test_the_preset_for_shirts_has_the_counts_of_the_paper_and_the_name_of_its_data():
     config = load_config("fashion-shirt")
     dataset = load(config.data.name, options=config.data.options)
     labels = dataset.labels()

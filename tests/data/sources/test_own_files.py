@@ -24,8 +24,8 @@ def columns(seed=0):
     }
 
 
-def bank(seed=1):
-    rng = np.random.default_rng(seed)
+def bank():
+    rng = np.random.default_rng(1)
     return {
         "id": [f"p{number:03d}" for number in rng.permutation(ROWS)],
         "balance": rng.integers(0, 900, ROWS).tolist(),
@@ -45,7 +45,7 @@ def write_csv(path, table, delimiter=","):
 
 @pytest.fixture
 def two(tmp_path):
-    """Two parties' files, the second with the labels."""
+    """Write two parties' files, the second with the labels, and return the options."""
     files = {"a": write_csv(tmp_path / "a.csv", columns()), "b": write_csv(tmp_path / "b.csv", bank())}
     return {"files": files, "positive": "bad"}
 
@@ -56,7 +56,7 @@ def changed(tmp_path, name="a.csv", **more):
 
 
 def raw_rows(dataset, party, part):
-    """Return, by ID, what a party's row was encoded to."""
+    """Return the encoded rows of a party, by ID."""
     table = dataset.party(party)
     source = table.train if part == "train" else table.test
     gathered = source.gather(np.arange(len(source)))
@@ -162,7 +162,7 @@ def test_the_label_is_no_feature_where_a_party_s_own_file_is_the_labels_file(two
     ]
 
 
-def test_label_party_chooses_among_files_that_have_the_label_and_the_others_do_not_learn_it(two, tmp_path):
+def test_label_party_chooses_the_file_of_the_label_and_other_parties_do_not_use_theirs(two, tmp_path):
     wrong = ["good"] * (ROWS - 1) + ["bad"]
     changed(tmp_path, label=wrong)
     with pytest.raises(DataError, match="in the files of a and b; name in label_party whose labels count, and the"):
@@ -303,7 +303,7 @@ def test_a_broken_features_file_is_refused_by_name(two, tmp_path, change, text):
         ({"test_files": {"a": "x", "b": "y"}, "labels_file": "z"}, ConfigError, "labels_file and test_labels_file go"),
     ],
 )
-def test_wrong_options_are_refused_with_the_nearest_right_one(two, tmp_path, options, error, text):
+def test_wrong_options_are_refused_with_the_nearest_right_one(two, options, error, text):
     if "../a" in options.get("files", {}):
         options = {"files": {"../a": two["files"]["a"]}}
     with pytest.raises(error, match=text):
@@ -348,8 +348,8 @@ def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path, name, content, 
         load("files", options={"files": {"a": str(tmp_path / name)}, "label": ""})
 
 
-def noted(**notes):
-    """Return 40 rows whose last column is what is given for a row, by its number, and "ok" elsewhere."""
+def with_notes(**notes):
+    """Return 40 rows whose last column is the given text of a row, by its number, and "ok" elsewhere."""
     lines = [f"p{row:02d},{row % 7},{notes.get(f'row{row}', 'ok')}" for row in range(1, 41)]
     return "\n".join(["id,x,note", *lines]) + "\n"
 
@@ -358,17 +358,17 @@ def noted(**notes):
 @pytest.mark.parametrize(
     ("content", "place"),
     [
-        (noted(row10='"ok'), "row 10 below the header"),
-        (noted(row10='"ok', row30='"ok'), "row 10 below the header"),
-        (noted(row10='"5" pipe"'), "row 10 below the header"),
-        (noted(row3='"fine"', row4='"on\ntwo lines"', row10='"ok'), "row 10 below the header"),
-        ("\n" + noted(row10='"ok').replace("\np03", "\n\np03"), "row 10 below the header"),
-        (noted().replace("note", '"note', 1), "the header"),
-        (noted(row40='"ok'), "row 40 below the header"),
-        (noted(row10='"ok' + "k" * 200_000), "row 10 below the header"),
+        (with_notes(row10='"ok'), "row 10 below the header"),
+        (with_notes(row10='"ok', row30='"ok'), "row 10 below the header"),
+        (with_notes(row10='"5" pipe"'), "row 10 below the header"),
+        (with_notes(row3='"fine"', row4='"on\ntwo lines"', row10='"ok'), "row 10 below the header"),
+        ("\n" + with_notes(row10='"ok').replace("\np03", "\n\np03"), "row 10 below the header"),
+        (with_notes().replace("note", '"note', 1), "the header"),
+        (with_notes(row40='"ok'), "row 40 below the header"),
+        (with_notes(row10='"ok' + "k" * 200_000), "row 10 below the header"),
     ],
 )
-def test_a_stray_quote_is_refused_by_its_row_and_swallows_none(tmp_path, name, content, place):
+def test_a_stray_quote_is_refused_by_its_row_and_no_row_is_lost(tmp_path, name, content, place):
     path = tmp_path / name
     path.write_bytes(gzip.compress(content.encode()) if name.endswith(".gz") else content.encode())
     with pytest.raises(DataError, match=rf"{name}: in {place} a quote begins a value, and no quote ends it"):
@@ -418,7 +418,7 @@ def test_a_missing_label_is_refused_by_the_number_of_its_row_in_the_file(two, tm
         load("files", options=two)
 
 
-def test_who_is_not_in_all_files_needs_no_label(two, tmp_path):
+def test_a_person_who_is_not_in_all_files_needs_no_label(two, tmp_path):
     changed(tmp_path, id=["stranger", *columns()["id"][1:]])
     missing = ["" if value == "p000" else label for value, label in zip(bank()["id"], bank()["label"], strict=True)]
     changed(tmp_path, "b.csv", label=missing)
@@ -427,7 +427,7 @@ def test_who_is_not_in_all_files_needs_no_label(two, tmp_path):
 
 
 @pytest.mark.parametrize("value", ["", "inf", "1e200"])
-def test_who_is_not_in_all_files_needs_no_number(two, tmp_path, value):
+def test_a_person_who_is_not_in_all_files_needs_no_number(two, tmp_path, value):
     changed(tmp_path, id=["stranger", *columns()["id"][1:]], income=[value, *columns()["income"][1:]])
     dataset = load("files", options=two | {"join": "inner"})
     assert dataset.alignment.rows + dataset.alignment.test_rows == ROWS - 1
@@ -441,17 +441,17 @@ def manifest_of(folder):
 
 
 def test_people_whom_others_lack_stay_in_their_party_s_folder(two, tmp_path):
-    ours, theirs = columns(), bank()
-    more = {"id": ["x1", "x2", "x3"], "income": ["0.5", "", "1.5"], "town": ["Ulm", "Bonn", "Rome"]}
-    changed(tmp_path, **{name: [*values, *more[name]] for name, values in ours.items()})
-    others = {"id": ["y1", "y2", "y3", "y4"], "balance": [1, 2, 3, 4], "label": ["bad", "", "good", "never seen"]}
-    changed(tmp_path, "b.csv", **{name: [*values, *others[name]] for name, values in theirs.items()})
+    rows_a, rows_b = columns(), bank()
+    only_a = {"id": ["x1", "x2", "x3"], "income": ["0.5", "", "1.5"], "town": ["Ulm", "Bonn", "Rome"]}
+    changed(tmp_path, **{name: [*values, *only_a[name]] for name, values in rows_a.items()})
+    only_b = {"id": ["y1", "y2", "y3", "y4"], "balance": [1, 2, 3, 4], "label": ["bad", "", "good", "never seen"]}
+    changed(tmp_path, "b.csv", **{name: [*values, *only_b[name]] for name, values in rows_b.items()})
     dataset = prepare("files", out=tmp_path / "out", options=two | {"join": "inner", "positive": ""})
     dataset.verify()
     a, b = dataset.party("a"), dataset.party("b")
-    encoded = dataset.encoding("a").encode(pa.table({name: [more[name][0], more[name][2]] for name in more}))
+    encoded = dataset.encoding("a").encode(pa.table({name: [only_a[name][0], only_a[name][2]] for name in only_a}))
     assert [t.tolist() for t in a.unaligned.gather(np.arange(2))] == [array.tolist() for array in encoded]
-    assert (len(a.unaligned), len(b.unaligned)) == (2, 2)  # one lacks its number; of the others two lack a known label
+    assert (len(a.unaligned), len(b.unaligned)) == (2, 2)  # a has one row without a number, b two without a known label
     encoded = dataset.encoding("b").encode(pa.table({"balance": [1, 3]}))
     assert b.unaligned.gather(np.arange(2))[0].tolist() == encoded[0].tolist()
     assert dataset.labels().unaligned.tolist() == [dataset.class_names.index(name) for name in ("bad", "good")]
@@ -479,7 +479,7 @@ def test_an_unaligned_row_that_lacks_its_number_is_left_out_with_its_label(two, 
     assert dataset.labels().unaligned.tolist() == [0, 1]
 
 
-def test_a_value_that_cannot_be_read_where_nobody_looked_costs_those_rows_only(two, tmp_path, caplog):
+def test_an_unreadable_value_of_an_unaligned_row_leaves_out_unaligned_rows_only(two, tmp_path, caplog):
     changed(tmp_path, **{name: [*values, "?!" if name == "income" else "x"] for name, values in columns().items()})
     dataset = load("files", options=two | {"join": "inner"})
     assert dataset.party("a").unaligned is None
@@ -516,7 +516,7 @@ def test_a_column_of_lists_is_refused_with_a_cure(tmp_path):
 
 
 @pytest.mark.parametrize("column", ["id", "town", "label"])
-def test_texts_that_a_file_keeps_as_views_are_texts(tmp_path, column):
+def test_texts_of_the_view_type_are_texts(tmp_path, column):
     table = {"id": [f"p{row}" for row in range(40)], "town": ["Ulm", "Bonn"] * 20, "label": ["yes", "no"] * 20}
     found = []
     for kind in (pa.string(), pa.string_view()):

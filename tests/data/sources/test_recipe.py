@@ -1,4 +1,4 @@
-"""Options as people give them."""
+"""Options of data sets as given on the command line."""
 
 import pytest
 

@@ -30,7 +30,7 @@ def test_digits_are_cut_into_halves_that_fit_together():
     assert dataset.label_party not in dataset.parties
 
 
-def test_digits_one_against_the_rest():
+def test_one_digit_can_be_classified_against_the_rest():
     all_ten, sevens = load("digits"), load("digits", options={"positive": 7})
     assert sevens.classes == 2
     assert sevens.alignment == all_ten.alignment

@@ -12,7 +12,7 @@ def everything(dataset, party):
     return [tensor.numpy() for tensor in table.train.gather(np.arange(len(table.train)))]
 
 
-def test_rows_columns_and_vocabulary_are_as_asked_for():
+def test_rows_columns_and_vocabulary_have_the_requested_sizes():
     options = {"rows": 5000, "test_rows": 300, "parties": 3, "numeric": 2, "categorical": 3, "vocabulary": 100}
     dataset = load("synthetic", options=options)
     assert dataset.parties == ("a", "b", "c")
@@ -72,5 +72,5 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
         command = [sys.executable, "-c", code, str(tmp_path / str(rows)), str(rows)]
         return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
-    # Scores and labels, 12 bytes a row, are all that is held.
+    # Only scores and labels, 12 bytes a row, are kept in memory.
     assert kilobytes(2_000_000) - kilobytes(100_000) < 2_000_000 * 24 / 1024

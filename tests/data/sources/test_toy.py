@@ -1,4 +1,4 @@
-"""Measured against closed forms. `SURE`: a correct build fails one of these with a probability below 1 in a million."""
+"""Toy data against closed forms. A correct build fails a check with `SURE` at a probability below one in a million."""
 
 import math
 
@@ -26,21 +26,21 @@ def points(dataset):
     return table.gather(np.arange(len(table)))[0].numpy().astype(float), dataset.labels().train
 
 
-def agrees(hits, share):
-    """Whether so many hits are what independent draws of this share give."""
+def is_consistent(hits, share):
+    """Return True if the number of hits is consistent with independent draws of this share."""
     return binomtest(int(hits.sum()), len(hits), share).pvalue > SURE
 
 
 @pytest.mark.parametrize("overlap", [0.1, 0.4])
-def test_the_best_classifier_of_the_gap_says_10_11_and_its_gaps_are_1_11_and_0(overlap):
+def test_the_best_classifier_of_the_gap_gives_10_11_and_its_gaps_are_1_11_and_0(overlap):
     x, y = points(load("toy-gap", options={"rows": 40_000, "overlap": overlap}))
     right = x[:, 0] > 0
     best = 1 / (1 + overlap)
-    assert agrees(y, 0.5)
-    assert agrees(y[right], best)
+    assert is_consistent(y, 0.5)
+    assert is_consistent(y[right], best)
     assert not y[~right].any()
-    assert agrees(right == y, 1 - overlap / 2)
-    # Fitted rather than known: the best classifier of the side.
+    assert is_consistent(right == y, 1 - overlap / 2)
+    # The best classifier on the side, fitted.
     fitted = LogisticRegression(C=1e6).fit(right[:, None], y).predict_proba(right[:, None])[:, 1]
     gaps = np.abs(fitted - y)
     spread = math.sqrt(best * (1 - best) / right.sum())
@@ -49,7 +49,7 @@ def test_the_best_classifier_of_the_gap_says_10_11_and_its_gaps_are_1_11_and_0(o
     # The classes are balanced and the classifier is calibrated, so their mean gaps are equal.
     assert gaps[y == 1].mean() == pytest.approx(overlap / (1 + overlap), abs=SIGMAS * spread)
     assert gaps[y == 0].mean() == pytest.approx(gaps[y == 1].mean(), abs=2 * SIGMAS * spread)
-    assert agrees(right[y == 0], 1 - leak_auc(gaps, y))
+    assert is_consistent(right[y == 0], 1 - leak_auc(gaps, y))
 
 
 def test_a_run_of_the_gap_leaks_nine_tenths_by_norm_and_everything_by_direction(tmp_path):
@@ -69,32 +69,32 @@ def test_a_run_of_the_gap_leaks_nine_tenths_by_norm_and_everything_by_direction(
         )
         for group in ("positive", "negative")
     }
-    # What a network has not quite learned after ten epochs comes on top of the statistical tolerance.
+    # 0.01 is added to the statistical tolerance: ten epochs do not train the network to the end.
     assert gaps["positive"] == pytest.approx(1 / 11, abs=SIGMAS * math.sqrt(10 / 121 / 1980) + 0.01)
     assert gaps["negative"] == pytest.approx(0.0, abs=0.01)
 
 
-def rotated(angle):
-    """The normal of a boundary that is off by an angle."""
+def rotated_normal(angle):
+    """Return the normal of a boundary that is rotated by an angle."""
     return np.array([np.sin(angle), np.cos(angle)])
 
 
 @pytest.mark.parametrize("edge", [0.25, 1.0, 4.0])
 @pytest.mark.parametrize("angle", [-0.3, -0.05, 0.05, 0.3])
-def test_a_boundary_that_is_off_errs_as_the_closed_form_says(edge, angle):
+def test_the_error_of_a_rotated_boundary_is_that_of_the_closed_form(edge, angle):
     x, y = points(load("toy-hemispheres", options={"rows": 40_000, "edge": edge}))
     np.testing.assert_allclose(np.linalg.norm(x, axis=1), 1, rtol=1e-6)
     assert not ((x[:, 1] > 0) != y).any()
-    wrong = (x @ rotated(angle) > 0) != y
+    wrong = (x @ rotated_normal(angle) > 0) != y
     exact = (1 - (1 - 2 * abs(angle) / np.pi) ** edge) / 2
-    assert agrees(wrong, exact)
+    assert is_consistent(wrong, exact)
     small = 2 * abs(angle) * edge / (2 * np.pi)
     assert exact == pytest.approx(small, rel=1.2 * abs(edge - 1) * abs(angle) / np.pi + 1e-12)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("edge", [0.5, 1.0, 3.0])
-def test_few_leaked_labels_cost_the_attacker_what_the_density_at_the_boundary_says(edge):
+def test_errors_of_few_leaked_labels_follow_from_the_density_at_the_boundary(edge):
     count, draws = 100, 600
     x, y = points(load("toy-hemispheres", options={"rows": 200_000, "edge": edge}))
     groups = [torch.from_numpy(x[y == c][: count * draws]).view(draws, count, 2) for c in (0, 1)]
@@ -111,7 +111,7 @@ def test_few_leaked_labels_cost_the_attacker_what_the_density_at_the_boundary_sa
 
     spread = math.sqrt(mean_of(lambda t: np.sin(t) ** 2)) / mean_of(np.cos)
     expected = edge / np.pi * spread / math.sqrt(np.pi * count)
-    # First order in 1 / sqrt(count): 5 % of it come on top of the error of a mean of absolute normal values.
+    # First order in 1 / sqrt(count): 5 % are added to the error of a mean of absolute normal values.
     noise = SIGMAS * expected * math.sqrt((np.pi / 2 - 1) / draws)
     assert np.mean(errors) == pytest.approx(expected, abs=noise + 0.05 * expected)
 
@@ -125,7 +125,7 @@ def test_the_same_seed_gives_the_same_rows_and_another_seed_others(tmp_path):
     assert not np.array_equal(one, other)
 
 
-def test_what_cannot_be_is_refused(tmp_path):
+def test_impossible_options_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="option edge of toy-hemispheres"):
         load("toy-hemispheres", options={"edge": 0})
     with pytest.raises(ConfigError, match="option overlap of toy-gap"):

@@ -22,7 +22,7 @@ def test_glosses_go_to_one_party_and_kinds_to_the_other(raw):
     assert (dataset.parties, dataset.label_party, dataset.classes) == (("text",), "label", 26)
     assert dataset.rows("train") + dataset.rows("test") == 520
     words = dataset.encoding("text").text.words
-    assert set(words) == {"thing", "of", "a", "b", *(f"kind{kind}" for kind in range(3, 29))}  # and no noun
+    assert set(words) == {"thing", "of", "a", "b", *(f"kind{kind}" for kind in range(3, 29))}  # no noun
     labels = dataset.labels().train
     (ids,) = dataset.party("text").train.gather(np.arange(3))
     assert [words[word - 2] for word in ids[:, 2]] == [f"kind{label + 3}" for label in labels[:3]]

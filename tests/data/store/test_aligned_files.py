@@ -1,4 +1,4 @@
-"""Your own files, prepared at each party alone from an alignment."""
+"""Own files, prepared at each party alone from an alignment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COMMON = tuple(f"p{number:02d}" for number in range(10, 40))
 
 
 def write(path, first, last, column, label=False):
-    """People `first` to `last`, in falling order, with one feature."""
+    """Write people `first` to `last` - 1 in falling order, with one feature or a label."""
     lines = [f"id,{column}"] + [
         f"p{number:02d},{number % 2 if label else number * 1.5}" for number in range(last - 1, first - 1, -1)
     ]
@@ -24,7 +24,7 @@ def write(path, first, last, column, label=False):
 
 @pytest.fixture
 def files(tmp_path):
-    """Three parties' files, of 40 people each, and the same alignment at each."""
+    """Write the files of three parties, of 40 people each, and one alignment."""
     AlignmentFile(COMMON, ("a", "b"), "label").write(tmp_path / "alignment.parquet")
     return {
         "a": write(tmp_path / "a.csv", 0, 40, "x"),
@@ -43,7 +43,7 @@ def prepare_each(files, tmp_path):
     }
 
 
-def test_parties_that_prepare_alone_agree_on_rows_digest_and_who_takes_part(files, tmp_path):
+def test_parties_that_prepare_alone_agree_on_rows_digest_and_parties(files, tmp_path):
     found = prepare_each(files, tmp_path)
     assert len({dataset.alignment for dataset in found.values()}) == 1
     for dataset in found.values():
@@ -90,7 +90,7 @@ def test_another_label_party_than_the_aligned_one_is_refused(files, tmp_path):
         prepare("files", out=tmp_path / "p", options=options)
 
 
-def test_a_label_party_that_calls_itself_otherwise_is_told_the_option(files, tmp_path):
+def test_a_label_party_of_another_name_gets_the_option_in_the_message(files, tmp_path):
     path = tmp_path / "own.csv"
     path.write_text("id,label,z\n" + "".join(f"p{n:02d},{n % 2},{n}\n" for n in range(50)), encoding="utf8")
     options = {"alignment": files["alignment"], "files.b": str(path)}
@@ -124,7 +124,7 @@ def test_test_files_have_an_alignment_of_their_own(files, tmp_path):
     assert (dataset.ids("train"), dataset.ids("test")) == (list(COMMON), ["q1", "q2"])
 
 
-def test_the_options_of_a_run_say_whose_ids_are_where(files, tmp_path):
+def test_the_options_of_a_run_give_the_id_source_of_each_party(files, tmp_path):
     label, sources = id_sources(tmp_path, {"files": {"a": "a.csv", "b": "b.csv"}, "labels_file": "label.csv"})
     assert label == "label"
     assert {party: source.files[0].name for party, source in sources.items()} == {
@@ -137,14 +137,14 @@ def test_the_options_of_a_run_say_whose_ids_are_where(files, tmp_path):
     assert (label, set(sources)) == ("b", {"a", "b"})
 
 
-def test_a_label_party_with_two_files_brings_what_both_have(files, tmp_path):
+def test_a_label_party_with_two_files_brings_the_ids_that_both_have(files, tmp_path):
     options = {"files": {"a": "a.csv", "bank": "b.csv"}, "labels_file": "label.csv", "label_party": "bank"}
     label, sources = id_sources(tmp_path, options)
     assert (label, set(sources)) == ("bank", {"a", "bank"})
     assert sources["bank"].read() == [f"p{number:02d}" for number in range(10, 45)]
 
 
-def test_without_labels_nobody_can_start_an_alignment(files, tmp_path):
+def test_without_labels_an_alignment_cannot_be_started(files, tmp_path):
     with pytest.raises(DataError, match="no file has the labels"):
         id_sources(tmp_path, {"files": {"a": "a.csv"}, "label": ""})
 
@@ -174,6 +174,6 @@ def test_a_broken_row_is_not_quoted(tmp_path):
     assert "secret-person" not in str(caught.value)
 
 
-def test_a_source_without_a_file_says_so(tmp_path):
+def test_a_source_without_a_file_is_refused(tmp_path):
     with pytest.raises(DataError, match="there is no file"):
         IdSource((tmp_path / "absent.csv",), "id").read()

@@ -13,15 +13,15 @@ from flower_vfl.errors import DataError
 FILE = AlignmentFile(("ann", "bob", "zoë"), ("a", "b"), "label")
 
 
-def rewrite(path, ids=None, **facts):
-    """Change a file as someone with an editor would."""
+def rewrite(path, ids=None, **metadata):
+    """Change the IDs or the metadata of a file, and keep its checksum."""
     table = pq.read_table(path)
-    known = json.loads(table.schema.metadata[b"flower-vfl alignment"]) | facts
+    known = json.loads(table.schema.metadata[b"flower-vfl alignment"]) | metadata
     table = pa.table({"id": table.column("id") if ids is None else ids})
     pq.write_table(table.replace_schema_metadata({"flower-vfl alignment": json.dumps(known)}), path)
 
 
-def test_a_file_comes_back_as_it_was_written_and_is_its_owners_only(tmp_path):
+def test_a_file_is_read_as_it_was_written_and_only_its_owner_has_access(tmp_path):
     FILE.write(tmp_path / "new" / "alignment.parquet")
     assert AlignmentFile.read(tmp_path / "new" / "alignment.parquet") == FILE
     assert os.stat(tmp_path / "new" / "alignment.parquet").st_mode & 0o777 == 0o600
@@ -33,7 +33,7 @@ def test_digests_are_equal_exactly_when_the_ordered_ids_are(one, other):
     assert (digest_of(one) == digest_of(other)) == (one == other)
 
 
-def test_a_missing_file_says_how_to_make_one(tmp_path):
+def test_the_message_for_a_missing_file_says_how_to_make_one(tmp_path):
     with pytest.raises(DataError, match=r"no alignment .*align --help"):
         AlignmentFile.read(tmp_path / "alignment.parquet")
 
@@ -75,7 +75,7 @@ def test_ids_that_are_no_texts_are_refused(tmp_path, ids):
 
 
 @pytest.mark.parametrize(
-    ("facts", "text"),
+    ("metadata", "text"),
     [
         ({"schema": 1}, "this version"),
         ({"schema": 3}, "this version"),
@@ -89,9 +89,9 @@ def test_ids_that_are_no_texts_are_refused(tmp_path, ids):
         ({"label_party": "c"}, "not as it was written"),
     ],
 )
-def test_facts_that_cannot_be_are_refused(tmp_path, facts, text):
+def test_invalid_metadata_is_refused(tmp_path, metadata, text):
     FILE.write(tmp_path / "f")
-    rewrite(tmp_path / "f", **facts)
+    rewrite(tmp_path / "f", **metadata)
     with pytest.raises(DataError, match=text):
         AlignmentFile.read(tmp_path / "f")
 
@@ -113,7 +113,7 @@ def test_a_file_whose_checksum_or_digest_was_taken_out_is_refused(tmp_path, take
         AlignmentFile.read(tmp_path / "f")
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path):
+def test_a_path_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot be written"):
         FILE.write(tmp_path / "file" / "alignment.parquet")

@@ -48,7 +48,7 @@ def test_a_party_reads_its_own_files_only(folder):
         dataset.party("c")
 
 
-def test_the_shared_manifest_says_nothing_about_columns_or_labels(folder):
+def test_the_shared_manifest_has_nothing_about_columns_or_labels(folder):
     assert set(json.loads((folder / "manifest.json").read_text())) == {
         "schema", "name", "parties", "label_party", "alignment", "licence", "source", "options", "facts",
     }  # fmt: skip
@@ -67,7 +67,7 @@ def test_rows_without_ids_are_numbered(folder):
     assert open_dataset(folder).train_ids() is None
 
 
-def test_ids_are_read_one_by_one_in_their_order_and_what_is_none_is_refused(folder, monkeypatch):
+def test_ids_are_read_one_by_one_in_their_order_and_other_files_are_refused(folder, monkeypatch):
     monkeypatch.setattr(layout, "_IDS", 7)
     known = [f"person {row}" for row in range(50)]
     ids = {"train": known, "test": [f"other {row}" for row in range(20)]}
@@ -109,16 +109,16 @@ def test_a_file_that_does_not_fit_the_manifest_is_refused_at_open(folder, file, 
         dataset.party("a") if file.startswith("a") else dataset.labels()
 
 
-class Bomb:
+class PrintOnUnpickling:
     def __reduce__(self):
         return print, ("run",)
 
 
 def test_a_file_of_objects_is_never_unpickled(folder, capsys):
-    np.save(folder / "a/train/numeric.npy", np.array([Bomb()] * 50, dtype=object), allow_pickle=True)
+    np.save(folder / "a/train/numeric.npy", np.array([PrintOnUnpickling()] * 50, dtype=object), allow_pickle=True)
     with pytest.raises(DataError, match="no array that can be read"):
         open_dataset(folder).party("a")
-    (folder / "a/train/numeric.npy").write_bytes(pickle.dumps(Bomb()))
+    (folder / "a/train/numeric.npy").write_bytes(pickle.dumps(PrintOnUnpickling()))
     with pytest.raises(DataError, match="no array that can be read"):
         open_dataset(folder).party("a")
     assert capsys.readouterr().out == ""
@@ -159,8 +159,8 @@ def test_verify_finds_changed_contents_that_opening_does_not(folder):
 
 
 @pytest.fixture
-def named(tmp_path):
-    """Two parties' files with IDs and categories."""
+def with_ids(tmp_path):
+    """Prepare two parties' files with IDs and categories."""
     (tmp_path / "a.csv").write_text("id,x,color\n" + "".join(f"p{n},{n},{'rgb'[n % 3]}\n" for n in range(40)))
     (tmp_path / "b.csv").write_text("id,label\n" + "".join(f"p{n},{['no', 'yes'][n % 2]}\n" for n in range(40)))
     files = {"a": str(tmp_path / "a.csv")}
@@ -208,37 +208,37 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_verify_covers_ids_encodings_and_names_of_classes(named, change):
-    open_dataset(named).verify()
-    spoil, words = CHANGES[change]
-    spoil(named)
+def test_verify_covers_ids_encodings_and_names_of_classes(with_ids, change):
+    open_dataset(with_ids).verify()
+    apply, words = CHANGES[change]
+    apply(with_ids)
     with pytest.raises(DataError, match=words):
-        open_dataset(named).verify()
+        open_dataset(with_ids).verify()
 
 
-def test_whoever_reads_ids_of_other_rows_is_told(named):
-    dataset = open_dataset(named)
+def test_reading_ids_of_other_rows_is_refused(with_ids):
+    dataset = open_dataset(with_ids)
     assert [*dataset.ids("train"), *dataset.ids("test")] == dataset.all_ids().to_pylist()
-    reorder_ids(named, "test")
+    reorder_ids(with_ids, "test")
     for read in (dataset.all_ids, lambda: next(dataset.train_ids())):
         with pytest.raises(DataError, match="are not those of the rows, or not in their order"):
             read()
 
 
 @pytest.mark.parametrize("file", ["encoding.json", "vocabulary.parquet", "train/numeric.npy"])
-def test_a_folder_whose_digest_of_a_file_was_taken_out_is_refused(named, file):
-    files = json.loads((named / "a/party.json").read_text())["files"]
+def test_a_folder_whose_digest_of_a_file_was_taken_out_is_refused(with_ids, file):
+    files = json.loads((with_ids / "a/party.json").read_text())["files"]
     assert files.pop(file)
-    edit(named / "a/party.json", files=files)
+    edit(with_ids / "a/party.json", files=files)
     with pytest.raises(DataError, match=rf"party\.json notes no digest of {file}; prepare the data again"):
-        open_dataset(named).verify()
+        open_dataset(with_ids).verify()
 
 
-def test_names_of_classes_whose_digest_was_taken_out_are_refused(named):
-    names = json.loads((named / "labels/labels.json").read_text())
-    (named / "labels/labels.json").write_text(json.dumps({k: v for k, v in names.items() if "sha256" not in k}))
+def test_names_of_classes_whose_digest_was_taken_out_are_refused(with_ids):
+    names = json.loads((with_ids / "labels/labels.json").read_text())
+    (with_ids / "labels/labels.json").write_text(json.dumps({k: v for k, v in names.items() if "sha256" not in k}))
     with pytest.raises(DataError, match=r"labels\.json: 'class_names_sha256' must be str, given None"):
-        open_dataset(named).verify()
+        open_dataset(with_ids).verify()
 
 
 @pytest.mark.parametrize(
@@ -309,19 +309,19 @@ def test_a_folder_of_another_user_alone_is_refused(folder, monkeypatch):
 
 
 @pytest.fixture
-def files_up_to():
-    """Let files grow to so many bytes and no further, as on a disk that is full."""
+def limit_file_size():
+    """Return a function that limits the size of files in bytes, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_disk_that_gets_full_while_data_is_prepared_is_told_as_one_and_nothing_is_left(tmp_path, files_up_to):
+def test_a_disk_that_gets_full_while_data_is_prepared_is_reported_and_nothing_is_left(tmp_path, limit_file_size):
     rows = [f"p{row},{row % 7},{row % 5},{row % 4},{row % 3},{'uvw'[row % 3]},{row % 2}\n" for row in range(400)]
     (tmp_path / "a.csv").write_text("id,x,y,z,w,kind,label\n" + "".join(rows))
     refused = set()
     for size in range(128, 9000, 256):
-        files_up_to(size)
+        limit_file_size(size)
         try:
             prepare("files", source=tmp_path, out=tmp_path / "out", options={"files.a": "a.csv"})
         except StorageError as error:
@@ -333,7 +333,7 @@ def test_a_disk_that_gets_full_while_data_is_prepared_is_told_as_one_and_nothing
     assert refused == {"train.parquet", "numeric.npy"}
 
 
-def test_a_disk_without_room_for_an_array_is_told_before_it_is_filled(tmp_path, monkeypatch):
+def test_a_disk_without_room_for_an_array_is_reported_before_it_is_filled(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -354,6 +354,6 @@ def test_a_disk_without_room_for_an_array_is_told_before_it_is_filled(tmp_path, 
         ({"shape": (8,), "vectors": np.zeros((4, 2), np.float32)}, r"must be \(0, W\)"),
     ],
 )
-def test_texts_that_cannot_be_are_refused(arguments, text):
+def test_impossible_descriptions_of_texts_are_refused(arguments, text):
     with pytest.raises(DataError, match=text):
         FeatureSpec(0, (), **arguments)

@@ -17,7 +17,7 @@ from flower_vfl.errors import DataError, FolderInUseError, OutputExistsError, St
 from flower_vfl.files import FolderLock
 
 
-def lasting(out):
+def lasting_folder(out):
     return layout.lasting_folder(out, "plan")
 
 
@@ -39,14 +39,14 @@ def test_a_folder_appears_complete_or_not_at_all(tmp_path):
     assert (out / "whole").read_text() == "x"
 
 
-def test_what_a_killed_preparation_left_is_removed_by_the_next_one(tmp_path):
+def test_files_of_a_killed_preparation_are_removed_by_the_next_one(tmp_path):
     out = tmp_path / "out"
-    words = (
+    code = (
         "import os, signal, sys; from pathlib import Path; from flower_vfl.data.store import layout\n"
         "with layout.new_folder(Path(sys.argv[1])) as folder:\n"
         "    (folder / 'half').write_text('x'); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    assert subprocess.run([sys.executable, "-c", words, str(out)], check=False).returncode == -signal.SIGKILL
+    assert subprocess.run([sys.executable, "-c", code, str(out)], check=False).returncode == -signal.SIGKILL
     assert [path.name for path in tmp_path.iterdir()] == [".out.partial"]
     with layout.new_folder(out) as folder:
         assert list(folder.iterdir()) == []
@@ -56,36 +56,36 @@ def test_what_a_killed_preparation_left_is_removed_by_the_next_one(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["new", "lasting"])
-def test_what_another_process_is_still_preparing_is_left_alone(tmp_path, kind):
+def test_a_folder_that_another_process_is_still_preparing_is_not_changed(tmp_path, kind):
     out = tmp_path / "out"
     with layout.new_folder(out) as folder:
         (folder / "mine").touch()
         with pytest.raises(FolderInUseError, match=r"\.out\.partial is in use by process"):
-            (layout.new_folder if kind == "new" else lasting)(out).__enter__()
+            (layout.new_folder if kind == "new" else lasting_folder)(out).__enter__()
         assert (folder / "mine").is_file()
     assert [path.name for path in out.iterdir()] == ["mine"]
 
 
-def test_a_preparation_begins_anew_where_the_one_before_removes_its_folder_at_that_moment(tmp_path, monkeypatch):
-    out, place, left = tmp_path / "out", tmp_path / ".out.partial", []
+def test_a_preparation_retries_where_the_one_before_removes_its_folder_at_that_moment(tmp_path, monkeypatch):
+    out, place, removals = tmp_path / "out", tmp_path / ".out.partial", []
 
-    class Late(FolderLock):
+    class RacingLock(FolderLock):
         def __init__(self, folder):
-            if not left:  # before the file could be opened
-                left.append(shutil.rmtree(folder))
+            if not removals:  # before the file could be opened
+                removals.append(shutil.rmtree(folder))
             super().__init__(folder)
-            if len(left) == 1:  # between opening and locking
-                left.append(shutil.rmtree(folder))
+            if len(removals) == 1:  # between opening and locking
+                removals.append(shutil.rmtree(folder))
 
-    monkeypatch.setattr(layout, "FolderLock", Late)
+    monkeypatch.setattr(layout, "FolderLock", RacingLock)
     with layout.new_folder(out) as folder:
         assert folder.parent == place
         (folder / "whole").touch()
-    assert len(left) == 2
+    assert len(removals) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_folder_that_holds_something_is_never_overwritten(tmp_path):
+def test_a_folder_with_contents_is_never_overwritten(tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     with layout.new_folder(out) as folder:
@@ -94,19 +94,19 @@ def test_a_folder_that_holds_something_is_never_overwritten(tmp_path):
         pytest.fail("not reached")
     other = tmp_path / "other"
 
-    def raced():
+    def write_beside_another():
         with layout.new_folder(other) as folder:
             (folder / "mine").touch()
             other.mkdir()
             (other / "theirs").touch()
 
     with pytest.raises(OutputExistsError, match="someone else"):
-        raced()
+        write_beside_another()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "out"]
     assert [path.name for path in other.iterdir()] == ["theirs"]
 
 
-@pytest.mark.parametrize("kind", [layout.new_folder, lasting])
+@pytest.mark.parametrize("kind", [layout.new_folder, lasting_folder])
 @pytest.mark.parametrize("there", [True, False])
 def test_a_link_is_followed_to_the_folder_that_is_empty_or_missing(tmp_path, kind, there):
     (tmp_path / "other").mkdir()
@@ -122,7 +122,7 @@ def test_a_link_is_followed_to_the_folder_that_is_empty_or_missing(tmp_path, kin
     assert [path.name for path in real.parent.iterdir()] == ["real"]
 
 
-@pytest.mark.parametrize("kind", [layout.new_folder, lasting])
+@pytest.mark.parametrize("kind", [layout.new_folder, lasting_folder])
 def test_a_folder_that_cannot_be_replaced_is_refused_before_any_work(tmp_path, monkeypatch, kind):
     out = tmp_path / "out"
     out.mkdir()
@@ -138,32 +138,32 @@ def test_a_folder_that_cannot_be_replaced_is_refused_before_any_work(tmp_path, m
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_an_array_is_opened_although_another_parser_of_python_comes_between(tmp_path, times):
-    """numpy parses headers as Python, a thread that prints a traceback parses too: CPython 3.11 ends one of the two.
+def test_an_array_is_opened_although_another_parser_of_python_runs_in_between(tmp_path, times):
+    """numpy parses headers as Python, and a thread that prints a traceback parses too: in CPython 3.11 one fails.
 
-    Here the collector of garbage brings the other one, in the middle of numpy's.
+    Here the garbage collector runs the other parser during numpy's.
     """
     np.save(tmp_path / "a.npy", np.zeros((3, 4)))
-    left = times
+    remaining = times
 
-    def between(*_):
-        nonlocal left
-        if left and sys._getframe(1).f_code is ast.parse.__code__:
-            left -= 1
+    def parse(*_):
+        nonlocal remaining
+        if remaining and sys._getframe(1).f_code is ast.parse.__code__:
+            remaining -= 1
             ast.parse("at * which")
 
     thresholds = gc.get_threshold()
     gc.set_threshold(1)
-    gc.callbacks.append(between)
+    gc.callbacks.append(parse)
     try:
         layout.open_array(tmp_path / "a.npy", (3, 4), "float64")
     finally:
-        gc.callbacks.remove(between)
+        gc.callbacks.remove(parse)
         gc.set_threshold(*thresholds)
-    assert not left or sys.version_info >= (3, 12)  # which collects no garbage within a parser
+    assert not remaining or sys.version_info >= (3, 12)  # no garbage collection within a parser
 
 
-def test_an_array_is_written_in_any_order_and_what_was_written_outlasts_the_writer(tmp_path):
+def test_an_array_is_written_in_any_order_and_its_rows_outlast_the_writer(tmp_path):
     values = np.arange(30, dtype=np.int32).reshape(10, 3)
     first = layout.ArrayFile(tmp_path / "a.npy", (10, 3), "int32")
     first.write(7, values[7:])
@@ -174,10 +174,10 @@ def test_an_array_is_written_in_any_order_and_what_was_written_outlasts_the_writ
     second.sync()
     second.close()
     assert np.array_equal(np.load(tmp_path / "a.npy"), values)
-    assert (tmp_path / "a.npy").stat().st_size == _size(tmp_path, values)
+    assert (tmp_path / "a.npy").stat().st_size == _file_size(tmp_path, values)
 
 
-def _size(folder, values):
+def _file_size(folder, values):
     np.save(folder / "plain.npy", values)
     return (folder / "plain.npy").stat().st_size
 
@@ -194,7 +194,7 @@ def test_reading_a_large_array_holds_none_of_it(tmp_path):
     assert resident() - before < 50_000  # of 200,000 KiB
 
 
-def test_a_lasting_folder_outlasts_an_interruption_but_no_wrong_input(tmp_path):
+def test_a_lasting_folder_survives_an_interruption_but_no_wrong_input(tmp_path):
     out, seen = tmp_path / "out", []
 
     def attempt(plan, error=None):

@@ -1,4 +1,4 @@
-"""Data of a user's own in memory: what fits together and what does not."""
+"""Own data in memory: valid and invalid tables and labels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_a_matrix_is_a_numeric_table_and_more_dimensions_are_images():
     assert array_table("a", np.zeros((4, 1, 5, 6)), np.zeros((2, 1, 5, 6))).spec == FeatureSpec(0, (), (1, 5, 6))
 
 
-def test_rows_come_back_as_they_were_given():
+def test_rows_are_returned_as_they_were_given():
     train = np.arange(12.0).reshape(4, 3)
     (rows,) = array_table("a", train, train[:1]).train.gather(np.array([3, 1]))
     assert rows.tolist() == train[[3, 1]].tolist()
@@ -35,7 +35,7 @@ def test_tables_and_labels_must_have_equally_many_rows():
         MemoryData("x", {"a": table}, "label", Labels(Y, Y[:1], 2))
 
 
-def test_an_unknown_party_is_named_with_those_there_are():
+def test_an_unknown_party_is_refused_with_the_known_ones():
     table = array_table("a", np.zeros((4, 3)), np.zeros((2, 3)))
     data = MemoryData("x", {"a": table}, "label", Labels(Y, Y[:2], 2))
     with pytest.raises(DataError, match="no party 'b'; it has a"):
@@ -59,7 +59,7 @@ LABELS = np.arange(10) % 2
     ],
     ids=["bool", "big-endian", "uint64", "reversed", "list", "int64", "float64", "float16"],
 )
-def test_labels_of_any_whole_numbers_become_such_that_tensors_share(given):
+def test_labels_of_any_whole_numbers_become_an_array_that_tensors_can_share(given):
     labels = Labels(given, np.asarray(given)[:0], 2).train
     assert torch.equal(torch.from_numpy(labels), torch.tensor(np.asarray(given).astype(np.int64)))
 

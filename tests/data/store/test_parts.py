@@ -1,4 +1,4 @@
-"""A party's part holds what is its own, whole, and nothing of anybody else."""
+"""The part of a party holds all of its own data, and none of another party's."""
 
 import resource
 
@@ -22,7 +22,7 @@ def files_of(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_disk_that_gets_full_is_told_as_one_and_nothing_is_left(whole, tmp_path):
+def test_a_disk_that_gets_full_is_reported_and_nothing_is_left(whole, tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
@@ -42,8 +42,8 @@ def test_a_feature_partys_part_has_its_columns_and_neither_labels_nor_the_column
     rows = np.arange(300)
     for one, other in zip(mine.train.gather(rows), copied.train.gather(rows), strict=True):
         assert one.equal(other)
-    strangers = {name for name in files_of(tmp_path / "part") if name.split("/")[0] not in (party, "ids")}
-    assert strangers == {"manifest.json"}
+    others = {name for name in files_of(tmp_path / "part") if name.split("/")[0] not in (party, "ids")}
+    assert others == {"manifest.json"}
     with pytest.raises(DataError, match="does not hold the labels"):
         part.labels()
     for other in set(dataset.parties) - {party}:
@@ -97,7 +97,7 @@ def test_a_file_that_changed_since_it_was_prepared_is_not_passed_on(whole, tmp_p
     assert not (tmp_path / "part").exists()
 
 
-def test_a_folder_with_something_in_it_is_not_overwritten(whole, tmp_path):
+def test_a_folder_with_contents_is_not_overwritten(whole, tmp_path):
     (tmp_path / "precious").write_text("x")
     with pytest.raises(OutputExistsError):
         write_part(whole, open_dataset(whole).parties[0], tmp_path)

@@ -1,4 +1,4 @@
-"""The days of rows: what a manifest says of them, and what it may not say."""
+"""Periods of rows: valid and invalid ones in a manifest."""
 
 import json
 import logging
@@ -26,7 +26,7 @@ def counts(rows):
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    """About 12 blocks for 300 rows, so that a day lies in several of them."""
+    """Read about 12 blocks for 300 rows, so that a day is in several of them."""
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 4_000)
 
 
@@ -37,7 +37,7 @@ def test_avazu_has_the_days_of_its_rows_with_the_last_ones_in_the_test(tmp_path,
     assert dataset.alignment.periods == Periods(tuple(expected[:-test_days]), tuple(expected[-test_days:]))
 
 
-def test_rows_that_are_sampled_are_counted_and_those_that_are_not_are_no_part_of_a_day(tmp_path):
+def test_a_day_counts_the_sampled_rows_only(tmp_path):
     options = {"test_days": 1, "sample": 0.5}
     dataset = load("avazu", path=write_avazu(tmp_path / "train.csv", ROWS), options=options)
     kept = set(dataset.ids("train") + dataset.ids("test"))
@@ -49,7 +49,7 @@ def test_a_random_test_part_has_no_days(tmp_path):
     assert load("avazu", path=write_avazu(tmp_path / "train.csv", ROWS)).alignment.periods is None
 
 
-def test_rows_out_of_time_order_have_no_days_and_the_user_is_told(tmp_path, caplog):
+def test_rows_out_of_time_order_have_no_days_and_a_warning_says_so(tmp_path, caplog):
     mixed = random.Random(1).sample(ROWS, len(ROWS))
     with caplog.at_level(logging.WARNING):
         dataset = load("avazu", path=write_avazu(tmp_path / "train.csv", mixed), options={"test_days": 1})
@@ -57,19 +57,19 @@ def test_rows_out_of_time_order_have_no_days_and_the_user_is_told(tmp_path, capl
     assert "not in time order" in caplog.text
 
 
-def test_periods_are_named_by_the_epoch_that_trains_them_and_the_test_follows():
+def test_the_period_of_an_epoch_is_the_one_that_it_trains_and_test_periods_follow():
     periods = Periods((Period("Mon", 2), Period("Tue", 1)), (Period("Wed", 4),))
     assert [periods.name(epoch) for epoch in (1, 2, 3)] == ["Mon", "Tue", "Wed"]
     assert periods.rows == (2, 1)
 
 
-def test_days_of_rows_are_runs_and_a_step_back_is_no_order():
+def test_days_of_rows_are_counted_in_runs_and_none_where_a_day_recurs():
     assert runs_of(np.array([4, 4, 9])) == [(4, 2), (9, 1)]
     assert runs_of(np.array([4, 9, 4])) is None
     assert runs_of(np.array([], dtype=np.int64)) == []
 
 
-def test_alignments_are_the_same_whether_or_not_one_knows_the_days():
+def test_alignments_with_and_without_days_are_equal():
     periods = Periods((Period("Mon", 3),), (Period("Tue", 2),))
     assert Alignment(3, 2, "x", periods) == Alignment(3, 2, "x")
 

@@ -1,4 +1,4 @@
-"""Rows that can be scored: found by their IDs, new ones encoded as the training rows were."""
+"""Rows to be scored: found by their IDs; new ones are encoded as the training rows were."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.toys import toy_data
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Two parties' files, prepared; numbers, a skewed column, categories, missing values."""
+    """Write and prepare two parties' files with numbers, a skewed column, categories and missing values."""
     root = tmp_path_factory.mktemp("trained")
     rng = np.random.default_rng(0)
     ids = [f"p{number:03}" for number in range(200)]
@@ -41,12 +41,12 @@ def everything(rows, party):
     return features.source.gather(np.arange(len(features.source)))
 
 
-def same(first, second):
+def all_equal(first, second):
     return all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["one file", "a folder"])
-def test_the_training_rows_come_out_as_they_were_prepared_when_they_are_read_again(trained, tmp_path, whole):
+def test_training_rows_that_are_read_again_are_encoded_as_they_were_prepared(trained, tmp_path, whole):
     root, dataset = trained
     if whole:
         shop, bank = pa_csv.read_csv(root / "shop.csv"), pq.read_table(root / "bank.parquet")
@@ -56,7 +56,7 @@ def test_the_training_rows_come_out_as_they_were_prepared_when_they_are_read_aga
     order = known.find(again.ids(np.arange(200)))
     for party in dataset.parties:
         first = again.features(party).source.gather(np.arange(200))
-        assert same(first, known.features(party).source.gather(order))
+        assert all_equal(first, known.features(party).source.gather(order))
         assert again.features(party).encoding == known.features(party).encoding
         assert again.features(party).spec == known.features(party).spec
 
@@ -69,7 +69,7 @@ def test_rows_of_files_are_in_the_order_of_their_ids_whatever_the_order_of_the_f
     one, two = (new_rows(tmp_path / name, dataset) for name in ("one.csv", "two.csv"))
     assert one.ids(np.arange(3)).to_pylist() == ["a", "b", "c"]
     assert one.digest == two.digest
-    assert same(everything(one, "shop"), everything(two, "shop"))
+    assert all_equal(everything(one, "shop"), everything(two, "shop"))
     numeric, categorical = everything(one, "shop")
     assert numeric[:, 0].tolist() == sorted(numeric[:, 0].tolist())
     assert categorical[0] == categorical[2] != categorical[1]
@@ -95,7 +95,7 @@ def test_new_rows_are_joined_as_the_training_rows_were(trained, tmp_path, join):
     assert numeric[0, 0] < numeric[1, 0]
 
 
-def test_a_value_that_training_never_saw_goes_to_its_bucket(trained, tmp_path):
+def test_an_unseen_value_goes_to_its_bucket(trained, tmp_path):
     _, dataset = trained
     pa_csv.write_csv(pa.table({"id": ["a"], "spent": [1.0], "city": ["Atlantis"]}), tmp_path / "new.csv")
     assert everything(new_rows(tmp_path / "new.csv", dataset), "shop")[1].tolist() == [[0]]
@@ -132,7 +132,7 @@ def test_new_rows_need_no_label(trained, tmp_path):
         ({"clinic.csv": "id\nb\n"}, "shop", r"neither a CSV or Parquet file, .* \(shop.csv, bank.csv\)"),
     ],
 )
-def test_new_rows_that_do_not_fit_are_told(trained, tmp_path, files, party, words):
+def test_new_rows_that_do_not_fit_are_refused(trained, tmp_path, files, party, words):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     path = tmp_path / "new.csv" if "new.csv" in files else tmp_path
@@ -140,7 +140,7 @@ def test_new_rows_that_do_not_fit_are_told(trained, tmp_path, files, party, word
         new_rows(path, trained[1]).features(party)
 
 
-def test_data_that_does_not_say_how_it_was_encoded_takes_no_files(tmp_path):
+def test_data_without_encodings_takes_no_files(tmp_path):
     (tmp_path / "new.csv").write_text("id,x0\na,1\n")
     with pytest.raises(DataError, match="nothing says how its columns were encoded"):
         new_rows(tmp_path / "new.csv", toy_data())
@@ -149,7 +149,7 @@ def test_data_that_does_not_say_how_it_was_encoded_takes_no_files(tmp_path):
         new_rows(tmp_path / "new.csv", toy).features("a")
 
 
-def test_a_prepared_folder_is_taken_as_it_is(trained, tmp_path):
+def test_a_prepared_folder_is_scored_without_encoding(trained):
     root, dataset = trained
     rows = new_rows(root / "prepared", dataset)
     assert (rows.count, rows.digest) == (200, dataset.alignment.digest)
@@ -166,7 +166,7 @@ def test_positions_and_ids_belong_together_in_both_parts(trained):
     for position in (0, dataset.alignment.rows - 1, dataset.alignment.rows, 199):
         part, row = (table.train, position) if position < dataset.alignment.rows else (table.test, position)
         row -= 0 if position < dataset.alignment.rows else dataset.alignment.rows
-        assert same(rows.features("shop").source.gather(np.array([position])), part.gather(np.array([row])))
+        assert all_equal(rows.features("shop").source.gather(np.array([position])), part.gather(np.array([row])))
 
 
 def test_ids_that_are_not_those_of_the_rows_are_refused(trained, tmp_path):
@@ -186,7 +186,7 @@ def test_test_rows_without_ids_have_the_numbers_of_their_table_and_training_rows
     data = replace(toy_data(rows=100, test_rows=30), ids=ids)
     rows = rows_of(data)
     (position,) = rows.find(pa.array(["5"]))
-    assert same(rows.features("a").source.gather(np.array([position])), data.party("a").test.gather(np.array([5])))
+    assert all_equal(rows.features("a").source.gather(np.array([position])), data.party("a").test.gather(np.array([5])))
     with pytest.raises(DataError, match="numbers, 0 to 29, and its training rows cannot be asked for"):
         rows.find(pa.array(["30", "p3"]))
 
@@ -195,38 +195,38 @@ def test_test_rows_without_ids_have_the_numbers_of_their_table_and_training_rows
 @given(st.lists(st.text("abc", min_size=1, max_size=3), unique=True, min_size=1, max_size=30), st.data())
 def test_ids_are_found_as_a_dictionary_finds_them(ids, data):
     cut = data.draw(st.integers(0, len(ids)))
-    asked = data.draw(st.lists(st.sampled_from(ids), unique=True, min_size=1))
+    requested = data.draw(st.lists(st.sampled_from(ids), unique=True, min_size=1))
     column = pa.chunked_array([ids[:cut], ids[cut:]], pa.string())
     rows = ScoreRows(len(ids), "", range(len(ids)), lambda party: None, lambda: column)
     place = {value: position for position, value in enumerate(ids)}
-    assert rows.find(pa.array(asked)).tolist() == [place[value] for value in asked]
-    assert rows.ids(rows.find(pa.array(asked))).to_pylist() == asked
-    with pytest.raises(DataError, match=f"1 of {len(asked) + 1} IDs are not in the data: 'zz'"):
-        rows.find(pa.array([*asked, "zz"]))
+    assert rows.find(pa.array(requested)).tolist() == [place[value] for value in requested]
+    assert rows.ids(rows.find(pa.array(requested))).to_pylist() == requested
+    with pytest.raises(DataError, match=f"1 of {len(requested) + 1} IDs are not in the data: 'zz'"):
+        rows.find(pa.array([*requested, "zz"]))
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 11), min_size=1, max_size=20))
-def test_two_sources_as_one_keep_the_order_of_the_rows(rows):
+def test_two_joined_sources_keep_the_order_of_the_rows(rows):
     table, ids = np.arange(24.0).reshape(12, 2), np.arange(12)[:, None]
     joined = Joined(ArraySource(table[:5], ids[:5]), ArraySource(table[5:], ids[5:]))
     assert len(joined) == 12
-    assert same(joined.gather(np.array(rows)), ArraySource(table, ids).gather(np.array(rows)))
+    assert all_equal(joined.gather(np.array(rows)), ArraySource(table, ids).gather(np.array(rows)))
 
 
 @pytest.mark.parametrize("name", ["ids.csv", "ids.tsv", "ids.parquet", "ids.txt", "ids"])
 def test_a_list_of_ids_is_read_in_its_order(tmp_path, name):
-    asked = ["p2", "p1", "ü3"]
-    table = pa.table({"person": asked, "more": [1, 2, 3]})
+    requested = ["p2", "p1", "ü3"]
+    table = pa.table({"person": requested, "more": [1, 2, 3]})
     if name.endswith("parquet"):
         pq.write_table(table, tmp_path / name)
     elif "sv" in name:
         text = "\t" if name.endswith("tsv") else ","
-        lines = [f"person{text}more", *(f"{value}{text}1" for value in asked)]
+        lines = [f"person{text}more", *(f"{value}{text}1" for value in requested)]
         (tmp_path / name).write_text("\n".join(lines), encoding="utf8")
     else:
-        (tmp_path / name).write_text("\ufeff" + "\r\n".join(asked) + "\n\n", encoding="utf8")
-    assert read_requested_ids(tmp_path / name, "person").to_pylist() == asked
+        (tmp_path / name).write_text("\ufeff" + "\r\n".join(requested) + "\n\n", encoding="utf8")
+    assert read_requested_ids(tmp_path / name, "person").to_pylist() == requested
 
 
 def test_whole_numbers_are_ids_too(tmp_path):

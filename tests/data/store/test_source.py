@@ -104,7 +104,7 @@ def test_an_empty_batch_is_empty(columns):
     assert gathered[0].shape == (0, columns)
 
 
-def test_bytes_of_images_are_gathered_as_numbers_from_zero_to_one_and_stay_what_they_are():
+def test_bytes_of_images_are_gathered_as_numbers_from_zero_to_one_and_are_not_changed():
     images = np.arange(256, dtype=np.uint8).reshape(16, 1, 4, 4)
     source = PixelSource(images)
     for _ in range(2):
@@ -126,15 +126,15 @@ def test_some_rows_of_a_source_are_those_in_their_order():
 
 @settings(max_examples=30, deadline=None)
 @given(rows=st.lists(st.integers(0, 10), max_size=20))
-def test_joined_and_labelled_rows_are_those_of_arrays_behind_each_other(rows):
+def test_joined_and_labelled_rows_are_those_of_concatenated_arrays(rows):
     numbers, ids = np.arange(22.0).reshape(11, 2), np.arange(11)[:, None] * 3
     parts = [ArraySource(numbers[part], ids[part]) for part in (slice(0, 4), slice(4, 11))]
     classes = np.arange(11) % 3
     joined = JoinedRows(LabelledRows(parts[0], classes[:4]), LabelledRows(parts[1], classes[4:]))
     assert len(joined) == 11
     found = joined.gather(np.array(rows, np.int64))
-    for tensor, wanted in zip(found, (numbers, ids, classes), strict=True):
-        assert tensor.tolist() == wanted[np.array(rows, np.int64)].tolist()
+    for tensor, expected in zip(found, (numbers, ids, classes), strict=True):
+        assert tensor.tolist() == expected[np.array(rows, np.int64)].tolist()
 
 
 def test_rows_without_a_label_each_are_refused():
