@@ -13,8 +13,11 @@ from flower_vfl.attacks.longitudinal.base import in_batch_units
 from flower_vfl.attacks.rows import as_rows
 from flower_vfl.auditing.members import ALONE, Members
 
-MORE = 8
+MORE = 10
 """Number of quantities beside the gradient itself."""
+
+COMPARED = 2048
+"""Largest number of rows of a batch, the first ones, with which each row is compared."""
 
 DIRECTIONS = 4
 """Number of principal directions of the batch that are removed from the residual."""
@@ -28,8 +31,9 @@ class GradientFeatures:
 
     The columns are the gradient in units of its batch, so that all steps have equal weight, the logarithm of the row's
     length, its distance from the batch's root mean square, the logarithm of the row's residual length without the first
-    principal directions, the share of exact zeros, the evenness of its entries, its cosine with the batch's mean,
-    and its position along the first principal direction, which is tracked from batch to batch, signed and absolute.
+    principal directions, the share of exact zeros, the evenness of its entries, its cosine with the batch's mean, its
+    largest and its least cosine with another row, and its position along the first principal direction, which is
+    tracked from batch to batch, signed and absolute.
 
     Parameters
     ----------
@@ -89,10 +93,21 @@ def _quantities(x: Tensor, follower: Follower) -> Tensor:
         torch.eq(x, 0.0).float().mean(dim=1),
         even.log(),
         cosine,
+        *_nearest_and_opposite(x, length),
         along,
         along.abs(),
     ]
     return torch.stack(found, dim=1)
+
+
+def _nearest_and_opposite(x: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest and the least cosine (B,) of each row with another one; 0 where there is none.
+
+    Noise that rows share, or that is drawn in pairs of opposite sign, hides a label from every reader of single rows.
+    """
+    units = x / length.clamp(min=_TINY)[:, None]
+    cosines = (units @ units[:COMPARED].mT).fill_diagonal_(0.0)
+    return cosines.amax(dim=1), cosines.amin(dim=1)
 
 
 def with_embeddings(columns: Tensor, z: Tensor) -> Tensor:

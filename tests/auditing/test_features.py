@@ -3,11 +3,12 @@
 import numpy as np
 import torch
 from scipy.linalg import svd
+from sklearn.metrics.pairwise import cosine_similarity
 
 from flower_vfl.auditing.features import DIRECTIONS, MORE, GradientFeatures
 from tests.attacks.gradient.test_direction import batches
 
-RESIDUAL, ALONG = -MORE + 2, -MORE + 6
+RESIDUAL, NEAREST, OPPOSITE, ALONG = (place - MORE for place in (2, 6, 7, 8))
 
 
 def test_the_residual_column_is_what_scipys_principal_directions_leave():
@@ -17,6 +18,17 @@ def test_the_residual_column_is_what_scipys_principal_directions_leave():
     vectors = svd(centred)[2][:DIRECTIONS]
     expected = np.log(np.linalg.norm(centred - centred @ vectors.T @ vectors, axis=1) / np.sqrt(12))
     np.testing.assert_allclose(GradientFeatures().of(g)[:, RESIDUAL].numpy(), expected, rtol=0, atol=1e-4)
+
+
+def test_the_nearest_and_the_opposite_row_are_those_of_scikit_learns_cosines():
+    g, _ = next(iter(batches(1, rows=300, width=12)))
+    g[7] = 0.0
+    cosines = cosine_similarity(g.double().numpy())
+    np.fill_diagonal(cosines, 0.0)
+    found = GradientFeatures().of(g).numpy()
+    np.testing.assert_allclose(found[:, NEAREST], cosines.max(axis=1), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found[:, OPPOSITE], cosines.min(axis=1), rtol=0, atol=1e-5)
+    assert GradientFeatures().of(g[:1])[0, [NEAREST, OPPOSITE]].tolist() == [0.0, 0.0]
 
 
 def test_restored_features_continue_on_the_side_that_the_first_batches_settled():

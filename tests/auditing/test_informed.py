@@ -60,6 +60,15 @@ def tied(step, rows):
     return np.zeros_like(g), g
 
 
+def opposite(step, rows):
+    """Return noise of one power, which positives of a batch receive in pairs of opposite sign."""
+    g = noise(step, rows, width=32)
+    positives = np.flatnonzero(Y[rows])
+    half = len(positives) // 2
+    g[positives[half : 2 * half]] = -g[positives[:half]] + 0.1 * noise(step, rows[:half], width=32, salt=1)
+    return np.zeros_like(g), g
+
+
 def masked(step, rows):
     """Return gradients whose sign reveals the label only together with the embedding."""
     g = noise(step, rows)
@@ -76,8 +85,15 @@ def slow(step, rows):
 
 @pytest.mark.parametrize(
     ("send", "least"),
-    [(turned, 0.9), (paired, 0.98), (sparse, 0.95), (rounded, 0.97), (tied, 0.85)],
-    ids=["a direction a batch", "a product of two", "zeros at chosen places", "a grid", "pairs a batch"],
+    [(turned, 0.9), (paired, 0.98), (sparse, 0.95), (rounded, 0.97), (tied, 0.85), (opposite, 0.95)],
+    ids=[
+        "a direction a batch",
+        "a product of two",
+        "zeros at chosen places",
+        "a grid",
+        "pairs a batch",
+        "opposite rows",
+    ],
 )
 def test_a_defense_that_no_named_attack_breaks_is_caught(send, least):
     alone, _ = entries_of(Y, send)
