@@ -18,7 +18,7 @@ from flower_vfl.apps.alone import alone_by
 from flower_vfl.apps.folder import CONFIG
 from flower_vfl.apps.result_schema import kept_utility
 from flower_vfl.apps.run_state import LABEL
-from flower_vfl.auditing.verdict import NOT_TESTED
+from flower_vfl.auditing.verdict import LEAKS, NOT_TESTED
 from flower_vfl.config import build_config, load_config
 from flower_vfl.data.encoding.columns import Column, class_counts, columns_of
 from flower_vfl.data.sources.catalog import load, prepare
@@ -29,6 +29,10 @@ from flower_vfl.terminal import console, wrapped
 _ANY_WIDTH = 10_000
 """Width at which nothing is folded."""
 
+_GAPS = {
+    NOT_TESTED: "Not tested, because these gave no number",
+    LEAKS: "The leak may be larger, because these gave no number or too few",
+}
 _CLASSES = 10
 """Largest number of classes that are listed."""
 
@@ -138,8 +142,8 @@ def _verdict_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
     for summary in summaries:
         headline = headline_of(summary)
         lines.append(f"{defenses(summary)}: {headline.line}" if len(summaries) > 1 else headline.line)
-        if headline.missing and headline.status == NOT_TESTED:
-            lines.append(f"Not tested, because these gave no number: {headline.gaps}.")
+        if headline.missing and headline.status in _GAPS:
+            lines.append(f"{_GAPS[headline.status]}: {headline.gaps}.")
     return lines
 
 
@@ -147,7 +151,7 @@ def _remembered_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a line for each run on its strongest longitudinal attack, beside the leak of single steps."""
     from flower_vfl.reports.leaks import reached
     from flower_vfl.reports.longitudinal import single_steps, strongest
-    from flower_vfl.reports.words import defenses, number
+    from flower_vfl.reports.words import defenses, number, place
 
     lines = []
     for summary in summaries:
@@ -155,12 +159,11 @@ def _remembered_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
         if found is None:
             continue
         step = single_steps(summary, found.entry["party"], found.entry["layer"])
-        alone = "" if step is None else f"; single steps {number(reached(step))} (q95)"
+        alone = "" if step is None else f"; the strongest attack on single steps reads {number(reached(step))} (q95)"
+        first = "" if len(found.epochs) == 1 else f"{number(found.first)} after epoch {found.epochs[0]}, "
         lines.append(
-            f"Remembered, {defenses(summary)}: {number(found.first)} after epoch {found.epochs[0]}, "
-            f"{number(found.last)} after epoch {found.epochs[-1]}{alone} ({found.entry['label']}, "
-            f"{'turned around, ' if found.turned else ''}party "
-            f"{found.entry['party']}, {found.entry['layer']})"
+            f"Over all epochs, {defenses(summary)}: {found.entry['label']} at {place(found.entry)} reads {first}"
+            f"{number(found.last)} after epoch {found.epochs[-1]}{' (turned around)' if found.turned else ''}{alone}"
         )
     return lines
 

@@ -200,8 +200,8 @@ def _fitted_settings(settings: Config, dataset: VerticalData, labels: Labels) ->
     most = schedule_of(settings.model_copy(update={"training": free}), rows, len(labels.test), periods=periods).steps
     if schedule.steps < min(FEW_STEPS, most // 4):
         _log.warning(
-            "%s steps are few: without training.epochs and training.batch_size, there are up to %s (%s epochs, %s rows "
-            "a step), and training ends when validation no longer improves",
+            '%s steps are few: with training.epochs and training.batch_size at "auto", there are up to %s (%s epochs, '
+            "%s rows a step), and training ends when validation no longer improves",
             *(f"{count:,}" for count in (schedule.steps, most, free.epochs, free.batch_size)),
         )
     return fitted

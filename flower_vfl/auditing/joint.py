@@ -110,9 +110,10 @@ class JointEvaluator:
         """
         parts = {"train": labels.train, **({"test": labels.test} if len(labels.test) else {})}
         try:
-            scores = _scores(attack.read(view), parts)
+            scores, turned = _turned(_scores(attack.read(view), parts), labels.train, view)
             baselines = {name: _scores(found, parts) for name, found in attack.baselines(view).items()}
-            return [self._entry(attack, view, parts, rows_of, scores, baselines) for rows_of in parts]
+            entries = [self._entry(attack, view, parts, rows_of, scores, baselines) for rows_of in parts]
+            return [_with_turn(entry) for entry in entries] if turned else entries
         except Exception as error:  # noqa: BLE001 - training is done, and an attack may be a user's own
             why = reason_of(error)
             _log.warning("party %r: the joint attack %s cannot be run: %s", self._party, attack.label, why)
@@ -252,6 +253,25 @@ def _scores(answer: JointScores, parts: Mapping[str, Labels]) -> dict[str, NDArr
         if scores.shape != (rows,):
             raise ArgumentError(f"it returned {scores.shape} for {rows} {part} rows: ({rows},) is needed")
     return found
+
+
+def _turned(scores: dict[str, NDArray[Any]], truth: Labels, view: JointView) -> tuple[dict[str, NDArray[Any]], bool]:
+    """Return scores that rank the training rows the right way round, and True where they were turned around.
+
+    Scores without labels have a side that is a guess. One bit settles it, as for attacks on gradients alone.
+    """
+    scored = np.ones(len(truth), dtype=bool)
+    scored[view.known.rows] = False
+    interval = auc_interval(scores["train"][scored], truth[scored])
+    if interval is None or interval[1] >= 0.5:
+        return scores, False
+    return {part: -values for part, values in scores.items()}, True
+
+
+def _with_turn(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return an entry of scores that were turned around: its p-values are those of the better of two sides."""
+    doubled = {name: min(1.0, 2.0 * entry[name]) for name in ("p_value", "advantage_p_value") if entry.get(name)}
+    return {**entry, **doubled, "turned": True}
 
 
 def _nan_as_lowest(auc: float) -> float:

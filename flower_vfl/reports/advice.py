@@ -7,6 +7,7 @@ from typing import Any
 
 from flower_vfl.auditing.entries import NAMED_PHASES, Result, phase_of, sends_nothing
 from flower_vfl.auditing.verdict import FEWEST_STEPS, LEAKS, NO_LEAK
+from flower_vfl.config.schema import AttackConfig
 from flower_vfl.reports.headline import Headline
 from flower_vfl.reports.proof import CANARIES, Epsilon
 from flower_vfl.reports.words import defenses, listed
@@ -81,6 +82,13 @@ def _other_training(result: Result, headline: Headline) -> list[str]:
             "Or let a part of the noise stay with each person (rho, docs/methods/persistent-noise.md), or train fewer "
             "epochs: fresh noise averages out over the epochs of a person.",
         ]
+    isotropic = any(defense["name"] == "marvell" for defense in result["defenses"])
+    if isotropic and practical is not None and practical["label"] == "residual":
+        return [
+            other,
+            "Or use marvell_full, which hides from residual with the same power of noise. A stronger marvell does not "
+            "help: residual reads it at every strength (docs/results/gradients.md).",
+        ]
     stronger = f"Or make {defenses(result)} stronger, which costs {_utility(result)}: sweep its strength and compare."
     return [other, stronger]
 
@@ -117,10 +125,12 @@ def _after_gaps(headline: Headline) -> list[str]:
     attacks = list(dict.fromkeys(name for name in names if any(reason.startswith(f"{name}:") for reason in silent)))
     steps = []
     if attacks:
-        steps.append(f"Run what is missing: add {listed(attacks)} to attack.names, or leave attack.names as it is.")
+        steps.append(f"Run what is missing: add {listed(attacks)} to attack.names, or leave attack.names out.")
     if any("informed" in reason for reason in silent):
-        steps.append("Let the informed readers run: attack.informed = 32768, with attack.monitor = true.")
+        steps.append(
+            f"Let the informed readers run: attack.informed = {AttackConfig().informed}, with attack.monitor = true."
+        )
     if any("steps were scored" in reason for reason in headline.missing):
-        steps.append(f"Score more steps: at least {FEWEST_STEPS} are needed. Set attack.every lower, or train longer.")
+        steps.append(f"Score more steps: at least {FEWEST_STEPS} are needed. Train longer, or lower attack.every.")
     others = len(headline.missing) > len(silent) and not any("steps were scored" in r for r in headline.missing)
     return [*steps, "For the others, the list of what did not run has the reasons."] if others else steps

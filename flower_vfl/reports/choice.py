@@ -101,7 +101,7 @@ def choice_of(candidates: Sequence[Candidate], measure: str, noun: str = "run") 
             f"{_count(untested, 'not fully tested', noun)}."
             if leaking
             else f"No {noun} can be recommended: not everything that could find a leak ran.",
-            f"No leak was found in {names}, but not everything that could find one ran. Run what is missing first.",
+            f"In {names} not everything that could find a leak ran. Run what is missing first.",
             TONES[NOT_TESTED],
         )
     if leaking:

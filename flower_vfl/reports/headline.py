@@ -21,10 +21,10 @@ from flower_vfl.auditing.verdict import (
     with_own_data,
 )
 from flower_vfl.reports.proof import Epsilon, epsilon_of
-from flower_vfl.reports.words import GRADES, interval, listed, number, reading, worst_leak
+from flower_vfl.reports.words import GRADES, interval, listed, number, reading
 
 if TYPE_CHECKING:
-    from flower_vfl.reports.run import Run
+    pass
 
 TONES = {LEAKS: "bad", NOT_TESTED: "warn", NO_LEAK: "good", PROVEN: "proof"}
 """The colour of a status."""
@@ -378,18 +378,15 @@ def headline_of(result: Result) -> Headline:
 
 @dataclass(frozen=True, slots=True)
 class Worst:
-    """The largest leak AUC of a run, also at layers below the cut, and the chance level there."""
+    """The largest leak AUC of a run, and the chance level there."""
 
     value: float
     null: float
 
 
-def worst_of(run: Run) -> Worst | None:
-    """Return the largest leak of attacks other than oracles and of the informed reader; None without any."""
-    leak, lines = worst_leak(run), headline_of(run.result).lines
-    found = [] if leak is None else [Worst(leak.reached, leak.null)]
-    informed = [line.verdict["leak"]["informed"] for line in lines]
-    found += [Worst(float(one["reached"]), 0.5) for one in informed if one is not None]
+def worst_of(result: Result) -> Worst | None:
+    """Return the largest leak AUC in the headline of a result; None without any."""
+    found = [Worst(line.value, line.null) for line in headline_of(result).lines if line.value is not None]
     return max(found, key=lambda one: one.value, default=None)
 
 

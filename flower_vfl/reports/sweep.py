@@ -170,7 +170,7 @@ class SweepSetting:
 
     @cached_property
     def _leaks(self) -> list[Worst]:
-        return [leak for run in self.runs if (leak := worst_of(run)) is not None]
+        return [leak for run in self.runs if (leak := worst_of(run.result)) is not None]
 
 
 def settings_in(entries: Sequence[Entry], runs: Mapping[str, Run]) -> list[SweepSetting]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flower_vfl.apps.alone import BETTER
 from flower_vfl.apps.result_schema import class_name, with_class_names
-from flower_vfl.auditing.entries import CONDITIONAL, READER_PHASES, phase_of, sends_nothing
+from flower_vfl.auditing.entries import CONDITIONAL, JOINT, READER_PHASES, phase_of, sends_nothing
 from flower_vfl.config.parsing import call
 from flower_vfl.reports.leaks import (
     is_remembered,
@@ -338,12 +338,15 @@ def not_tested(run: Run) -> list[str]:
         return ["Predictions and metrics that are given away later: they depend on labels."]
     named = [entry for entry in run.result["leakage"] if phase_of(entry) not in READER_PHASES]
     leakage = [entry for entry in named if entry.get("q95") is not None]
+    joint = {label_of(entry) for entry in run.result["leakage"] if phase_of(entry) == JOINT and entry.get("mean")}
     attacks = sorted({label_of(entry) for entry in leakage} - {CONDITIONAL})
     silent = [entry for entry in named if label_of(entry) not in {*attacks, CONDITIONAL}]
     gaps = []
     if attacks:
         measured = "measured anything" if silent else "ran"
-        gaps.append(f"Other attacks. Only {listed(attacks)} {measured}; a better attack may read more.")
+        gaps.append(
+            f"Other attacks. Only {listed(sorted({*attacks, *joint}))} {measured}; a better attack may read more."
+        )
     else:
         gaps.append(f"Any attack at all: none {'measured anything' if silent else 'ran'}.")
     gaps += [f"{label}, which ran and measured nothing: {why}." for label, why in _reasons(run.result, silent).items()]
@@ -373,5 +376,6 @@ def not_tested(run: Run) -> list[str]:
     return [
         *gaps,
         "Active attackers, which send crafted embeddings to steer the training.",
-        "Leakage of features: what the label party can read about the other parties' columns.",
+        "Leakage of features: what embeddings reveal to the label party about the other parties' columns, and what "
+        "gradients reveal to these about its own: each carries its prediction for a person, which depends on them.",
     ]

@@ -18,7 +18,7 @@ from rich.text import Text
 from flower_vfl.apps.folder import ENDED
 from flower_vfl.apps.result_schema import kept_utility
 from flower_vfl.protocol.printable import shortened
-from flower_vfl.reports.leaks import reached, worst
+from flower_vfl.reports.headline import worst_of
 from flower_vfl.reports.ranking import NOT_RANKED, not_beaten, validation
 from flower_vfl.reports.words import duration, number
 
@@ -38,7 +38,7 @@ class Point(NamedTuple):
     test
         The same of the test rows, which is not used to rank runs.
     leak
-        The worst leak of practical attacks.
+        The leak AUC in the headline of its report.
     """
 
     validation: float | None = None
@@ -247,6 +247,5 @@ def point_of(result: Mapping[str, Any]) -> Point:
     kept = kept_utility(result)
     values = [kept.get(name) for name in ("test_auc", "test_accuracy")]
     useful = next((float(value) for value in values if isinstance(value, int | float)), None)
-    layers = {str(entry.get("layer")) for entry in result.get("leakage", ())}
-    leaks = [reached(entry) for layer in layers if (entry := worst(result, layer, oracle=False)) is not None]
-    return Point(validation(result), useful, max(leaks, default=None))
+    leak = worst_of(result)
+    return Point(validation(result), useful, None if leak is None else leak.value)

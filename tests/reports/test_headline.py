@@ -148,7 +148,7 @@ def test_what_did_not_run_is_named_once_with_the_parties_of_which_it_is_true():
         (complete(remembered(values=(0.6, 0.8))), {"defenses": FULL}, "noise averages out over the epochs of a person"),
         (complete(GAIN), {"defenses": FULL}, "people whose columns are similar"),
         (complete()[1:], {}, "add norm to attack.names"),
-        ([e for e in complete() if e["phase"] != "audit"], {}, "attack.informed = 32768"),
+        ([e for e in complete() if e["phase"] != "audit"], {}, "attack.informed = 65536"),
         ([{**e, "steps": 7} if e["phase"] == "train" else e for e in complete()], {}, "at least 20 are needed"),
         (complete(), {}, "Keep this report with the model"),
         (complete(), {"status": "interrupted"}, "Let the run end"),

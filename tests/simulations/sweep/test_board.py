@@ -10,7 +10,8 @@ from flower_vfl.simulations.sweep.listing import print_sweep
 
 
 def result(auc, leak, validation=None, **more):
-    entry = {"attack": "norm", "metric": "auc", "layer": "cut", "source": "attacker", "defended": False, "q95": leak}
+    entry = {"attack": "norm", "party": "a", "metric": "auc", "layer": "cut", "source": "attacker", "q95": leak}
+    entry |= {"defended": False, "q95_null": 0.55, "steps": 100}
     utility = {"last": {"test_auc": auc, "test_accuracy": 0.1, "validation_auc": validation}}
     return {"status": "finished", "defenses": [], "utility": utility, "leakage": [entry | more]}
 
