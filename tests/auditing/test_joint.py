@@ -67,6 +67,21 @@ def scores_of(labels, weights, seed):
     return JointScores(*parts)
 
 
+@pytest.mark.parametrize("side", [1, -1])
+def test_scores_on_the_wrong_side_are_turned_around_by_the_training_rows(side):
+    view, labels = draw(0)
+    right, baseline = scores_of(labels, (2, 2), 0), scores_of(labels, (1, 1), 1)
+    given = JointScores(side * right.train, side * right.test)
+    for entry, expected in zip(
+        SCORER.entries(Fixed(given, other=baseline), view, labels),
+        SCORER.entries(Fixed(right, other=baseline), view, labels),
+        strict=True,
+    ):
+        assert (entry["mean"], entry["advantage"]) == (expected["mean"], expected["advantage"])
+        assert entry.get("turned", False) == (side < 0)
+        assert entry["p_value"] == pytest.approx(expected["p_value"] * (1.5 - side / 2))
+
+
 def test_an_entry_has_the_auc_of_scikit_learn_on_the_rows_that_the_attack_does_not_know():
     view, labels = draw(0)
     mine, weak, strong = (scores_of(labels, weights, seed) for seed, weights in enumerate([(2, 2), (1, 0.1), (0.5, 1)]))

@@ -144,6 +144,11 @@ def test_what_did_not_run_is_named_once_with_the_parties_of_which_it_is_true():
             {},
             "The evidence recommends local_head(epsilon=1), which has a proof",
         ),
+        (
+            complete(step("residual", 0.99)),
+            {"defenses": [{"name": "marvell", "params": {"s": 4.0}}]},
+            "Or use marvell_full, which hides from residual with the same power of noise.",
+        ),
         (complete(step("direction", 0.64)), {"defenses": FULL}, "Or make marvell_full(s=4) stronger"),
         (complete(remembered(values=(0.6, 0.8))), {"defenses": FULL}, "noise averages out over the epochs of a person"),
         (complete(GAIN), {"defenses": FULL}, "people whose columns are similar"),
