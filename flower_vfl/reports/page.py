@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,6 +128,20 @@ def render_sweep(folder: Path | str) -> Path:
     """
     target = Path(folder) / PAGE
     write_text_atomic(target, fill("sweep.html.j2", **of_sweep(Path(folder))))
+    return target
+
+
+def render_search(folder: Path | str, **values: Any) -> Path:
+    """Write the page of a search for settings: the values of ``search.html.j2`` other than its title and date.
+
+    Returns
+    -------
+    Path
+        The file, written whole or not at all.
+    """
+    target = Path(folder) / PAGE
+    day = datetime.now(UTC).strftime("%Y-%m-%d")
+    write_text_atomic(target, fill("search.html.j2", title=target.parent.resolve().name, date=day, **values))
     return target
 
 

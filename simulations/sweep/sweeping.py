@@ -82,7 +82,7 @@ def run_sweep(
             folder.discard()
             raise
         finally:  # even after an error, finished trials are shown
-            summaries = _finish(folder, board)
+            summaries = _finish(folder, board, page=budget is None)
     if board.failures and (budget is None or len(board.failures) == len(trials)):
         run, reason = next(iter(board.failures.items()))
         raise TrainingError(
@@ -161,13 +161,13 @@ def processors(trials: Sequence[Trial], running: Running) -> float:
     return float(running.cpus or max(1, *(trial.config.threads for trial in trials)))
 
 
-def _finish(folder: SweepFolder, board: Board) -> list[dict[str, Any]]:
-    """Write the table, the summary, and the reports of the sweep and of each run with a result."""
+def _finish(folder: SweepFolder, board: Board, *, page: bool) -> list[dict[str, Any]]:
+    """Write the table, the summary, and the reports of each run with a result and, with `page`, of the sweep."""
     if not folder.path.is_dir():
         return []
     summaries = write_results(folder, board.failures)
     for run in runs_of(folder.path):
         renew(run)  # it has no report after a kill between its result and its report
-    if runs_of(folder.path):
+    if page and runs_of(folder.path):
         render_sweep(folder.path)
     return summaries

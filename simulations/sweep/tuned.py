@@ -25,6 +25,7 @@ from flower_vfl.config import Config, canonical_key, load_config, preset_names, 
 from flower_vfl.data.store.memory import VerticalData
 from flower_vfl.errors import ConfigError, TrainingError
 from flower_vfl.files import write_text_atomic
+from flower_vfl.reports import render_search
 from flower_vfl.reports.ranking import validation
 from flower_vfl.reports.words import number
 from flower_vfl.simulations.sweep.definition import Budget, parse_definition
@@ -102,6 +103,11 @@ class Tuned:
     test: Mapping[str, float]
     measure: str
     tried: int
+
+    @property
+    def shown(self) -> list[str]:
+        """The trials in the order of their means, and after them the others in that of their validation."""
+        return [*self.means, *(run for run in self.scores if run not in self.means)]
 
     @property
     def best(self) -> float:
@@ -210,7 +216,32 @@ def run_tune(
         draws += _again(finalists, table, config.shared_seed, out, workers=workers, budget=left)
     tuned = _choose(draws, cases, measure)
     write_text_atomic(out / CHOSEN, _configuration(source, overrides, config, tuned))
+    _render(out, tuned, cases)
     return tuned
+
+
+def _render(out: Path, tuned: Tuned, cases: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write the page of the search."""
+    keys = list(dict.fromkeys(key for case in cases.values() for key in case))
+    render_search(
+        out,
+        chosen=tuned.run,
+        values={key: show(key, value) for key, value in tuned.values.items()},
+        test=[f"{name.replace('_', ' ')} {number(value, 4)}" for name, value in tuned.test.items()],
+        measure=tuned.measure.replace("_", " "),
+        draws=tuned.draws,
+        keys=keys,
+        rows=[
+            {
+                "run": run,
+                "score": tuned.scores[run],
+                "mean": tuned.means.get(run),
+                "settings": {key: show(key, cases[run][key]) if key in cases[run] else "" for key in keys},
+            }
+            for run in tuned.shown
+        ],
+        tried=tuned.tried,
+    )
 
 
 def _choose(
@@ -322,7 +353,6 @@ def _configuration(source: str, overrides: Mapping[str, str], config: Config, tu
         f"# {number(tuned.best, 4)}{_on_average(tuned)}; the settings that were given {given}.",
         *(f"#   {key} = {show(key, value)}" for key, value in tuned.values.items()),
         *(["# Nothing was better than the settings that were given."] if not tuned.values else []),
-        "#   flower-vfl run run.toml",
     ]
     return "\n".join([*lines, tomli_w.dumps(values)])
 
@@ -336,7 +366,7 @@ def print_tuned(tuned: Tuned) -> None:
     table = Table(title=f"{len(tuned.scores)} of {tuned.tried} settings ended; the best by validation")
     for column in ("trial", tuned.measure.replace("_", " "), *([f"mean of {tuned.draws}"] if tuned.means else [])):
         table.add_column(column, overflow="fold", justify="left" if column == "trial" else "right")
-    for run in [*tuned.means, *(run for run in tuned.scores if run not in tuned.means)][:_SHOWN]:
+    for run in tuned.shown[:_SHOWN]:
         mean = [number(tuned.means[run], 4) if run in tuned.means else ""] if tuned.means else []
         table.add_row(Text(run), number(tuned.scores[run], 4), *mean)
     Console().print(table)

@@ -211,6 +211,11 @@ def test_validation_chooses_and_the_test_is_shown_of_the_chosen_one_alone(file, 
     best = max(results, key=lambda result: sum(total[members(out, result)]))
     assert (shown.out + shown.err).count("test auc") == 1
     assert re.search(r"finished: .* \(validation [\d.]+\)", shown.err)  # and no test
+    page = (out / "report.html").read_text()
+    assert f"{best['run']} is chosen by validation." in page
+    assert page.count("test auc") == 1
+    assert re.search(r"reaches: test auc 0\.\d{4}", page)
+    assert not (out / "again-1" / "report.html").exists()
     chosen = load_config(str(out / "run.toml"))
     expected = load_config(str(out / best["run"] / "config.toml"))
     assert chosen.fitted(400).model == expected.model
