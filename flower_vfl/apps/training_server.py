@@ -196,7 +196,8 @@ def _fitted_settings(settings: Config, dataset: VerticalData, labels: Labels) ->
         f"{schedule.epochs} epoch{'s' * (schedule.epochs > 1)}",
         f"{schedule.batch_size:,}",
     )
-    free = settings.training.model_copy(update={"epochs": 0, "batch_size": 0}).fitted(rows)
+    automatic = settings.training.model_copy(update={"epochs": 0, "batch_size": 0})
+    free = settings.model_copy(update={"training": automatic}).fitted(rows).training
     most = schedule_of(settings.model_copy(update={"training": free}), rows, len(labels.test), periods=periods).steps
     if schedule.steps < min(FEW_STEPS, most // 4):
         _log.warning(

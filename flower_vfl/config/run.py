@@ -16,6 +16,8 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 
 from flower_vfl.config.parsing import Value, parse_defenses, read_json, read_list, scalar, typed
 from flower_vfl.config.schema import (
+    STEPS,
+    STEPS_ON_NOISE,
     AlignConfig,
     AttackConfig,
     CheckpointConfig,
@@ -155,16 +157,19 @@ class Config(Section):
         """Return the configuration with each "auto" replaced by a number for `rows` training rows.
 
         A bound on the leak of a training holds for a number of epochs that was set beforehand: nothing ends it early.
+        Where labels are randomised, it is a small one.
         Nor does anything without gradients, where the time of the end would depend on labels; nothing is sent there, so
         attacks are off.
         """
         training, attack = self.training, self.attack
-        fixed = attack.max_bound < 1.0 or any(entry["name"] in NEVER_ENDS_EARLY for entry in self.defenses)
+        randomised = any(entry["name"] in NEVER_ENDS_EARLY for entry in self.defenses)
+        fixed = attack.max_bound < 1.0 or randomised
         if (fixed or not training.gradients) and training.patience < 0:
             training = training.model_copy(update={"patience": 0})
         if not training.gradients:
             attack = attack.without_attacks().model_copy(update={"snapshots": []})
-        fitted = {"training": training.fitted(rows), "model": self.model.fitted(rows), "attack": attack}
+        training = training.fitted(rows, STEPS_ON_NOISE if randomised else STEPS)
+        fitted = {"training": training, "model": self.model.fitted(rows), "attack": attack}
         return self.model_copy(update=fitted)
 
     @property

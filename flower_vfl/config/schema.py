@@ -30,6 +30,9 @@ AUTO: Any = "auto"
 STEPS, BATCHES, BATCH_SIZES, EPOCHS = 4000, 50, (16, 1024), (10, 200)
 """Numbers for the settings "auto": steps of a run, batches an epoch, and the bounds of batch size and epochs."""
 
+STEPS_ON_NOISE = 250
+"""Number of steps of a run for "auto" where labels are randomised: in more, models learn which labels were changed."""
+
 PATIENT_STEPS, LEAST_PATIENCE, LEARNING_RATE = 600, 8, 1e-3
 """Numbers for the settings "auto": patience in steps, the least patience in epochs, and the learning rate."""
 
@@ -277,8 +280,10 @@ class TrainingConfig(Section):
         automatic = not self.epochs and self.order == "random" and self.validation > 0.0
         return automatic if self.patience < 0 else self.patience > 0
 
-    def fitted(self, rows: int) -> Self:
+    def fitted(self, rows: int, steps: int = STEPS) -> Self:
         """Return the section with each "auto" replaced by a number for `rows` training rows, validation included.
+
+        There are `steps` steps, or a few more, within the bounds of `EPOCHS`.
 
         Examples
         --------
@@ -291,12 +296,12 @@ class TrainingConfig(Section):
         trained = max(1, rows - int(rows * self.validation))
         low, high = BATCH_SIZES
         batch_size = self.batch_size or min(high, max(low, 2 ** round(math.log2(max(1, trained / BATCHES)))))
-        steps = math.ceil(trained / batch_size)
-        fitting = min(EPOCHS[1], max(EPOCHS[0], math.ceil(STEPS / steps)))
+        in_epoch = math.ceil(trained / batch_size)
+        fitting = min(EPOCHS[1], max(EPOCHS[0], math.ceil(steps / in_epoch)))
         epochs = self.epochs or (1 if self.order == "time" else fitting)
         patience = self.patience
         if patience < 0:
-            patience = max(LEAST_PATIENCE, math.ceil(PATIENT_STEPS / steps)) if self.ends_early else 0
+            patience = max(LEAST_PATIENCE, math.ceil(PATIENT_STEPS / in_epoch)) if self.ends_early else 0
         numbers = {"batch_size": batch_size, "epochs": epochs, "patience": patience}
         return self.model_copy(update={**numbers, "learning_rate": self.learning_rate or LEARNING_RATE})
 

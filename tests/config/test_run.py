@@ -444,6 +444,13 @@ def test_what_is_auto_becomes_values_that_fit_the_rows(rows, batch_size, epochs,
     assert fitted.fitted(10) == fitted  # numbers stay, whatever the rows
 
 
+@pytest.mark.parametrize(("rows", "epochs"), [(20, 125), (1_000, 10), (300_000, 10)])
+def test_where_labels_are_randomised_there_are_few_epochs_unless_they_are_set(rows, epochs):
+    values = {"defenses": "local_head(epsilon=1)"}
+    assert build_config({}, values).fitted(rows).training.epochs == epochs
+    assert build_config({}, values | {"training.epochs": 30}).fitted(rows).training.epochs == 30
+
+
 @pytest.mark.parametrize(
     ("values", "patience"),
     [
