@@ -215,6 +215,7 @@ def test_a_prediction_that_cannot_be_made_ends_with_2_one_message_and_no_file(
         (["run", "{preset}", "--out", "{preset}/x"], "cannot be written: Not a directory"),
         (["run", "{preset}", "--out", "x" * 300], "cannot be written: File name too long"),
         (["report", "nowhere"], "there is no folder nowhere; name the folder of a run"),
+        (["report", __file__], "test_cli.py is a file; name the folder of a run"),
         (["data", "prepare", "nothing", "--out", "x"], "no data set named"),
         (["data", "prepare", "digits", "--as-published", "--out", "x"], "no preprocessing that its authors published"),
         (["data", "prepare", "files", "--from", "nowhere", "--out", "x"], ""),

@@ -55,7 +55,8 @@ def _check_folders(folders: Sequence[Path], what: str) -> None:
 
     for folder in folders:
         if not folder.is_dir():
-            raise InputError(f"there is no folder {folder}; name {what}")
+            found = f"{folder} is a file" if folder.exists() else f"there is no folder {folder}"
+            raise InputError(f"{found}; name {what}")
 
 
 def watch(

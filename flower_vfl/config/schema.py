@@ -45,11 +45,20 @@ def _automatic(mark: int) -> tuple[BeforeValidator, PlainSerializer]:
     """Return the validator and the serializer of a number that may be "auto", for which `mark` stands internally."""
 
     def read(value: Any) -> Any:
-        if type(value) in (int, float) and value == mark:
+        word = isinstance(value, str) and value != AUTO and not _is_number(value)
+        if word or (type(value) in (int, float) and value == mark):
             raise ValueError(f"give a number above {mark}, or {AUTO!r}")
         return mark if value == AUTO else value
 
     return BeforeValidator(read), PlainSerializer(lambda value: AUTO if value == mark else value)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def require_plain(value: Any) -> None:

@@ -87,7 +87,7 @@ def demo_configs(overrides: Mapping[str, str], *, full: bool = False) -> dict[st
 def _settings(plain: Mapping[str, Any], name: str, defense: str) -> dict[str, Any]:
     """Return the settings of one run; that with a proof and that without gradients never end early by labels.
 
-    Without gradients, bottom models are pre-trained for as long as heads are trained.
+    Without gradients, bottom models are pre-trained for as long as heads are trained, and there is nothing to refit.
     """
     training, attack = dict(plain["training"]), dict(plain["attack"])
     if name in (BASELINE, PROOF):
@@ -99,7 +99,7 @@ def _settings(plain: Mapping[str, Any], name: str, defense: str) -> dict[str, An
 
 
 def _without_gradients(training: Mapping[str, Any]) -> dict[str, Any]:
-    return {"gradients": False, "pretrain": training["pretrain"] or EPOCHS}
+    return {"gradients": False, "pretrain": training["pretrain"] or EPOCHS, "refit": 0}
 
 
 def _all_attacks() -> list[str]:

@@ -167,7 +167,7 @@ BAD = [
     ("model.dropout", 1.0, "less than 1"),
     ("model.fusion", "product", "'concat', 'sum' or 'mean'"),
     ("training.epochs", True, "integer"),
-    ("training.epochs", "many", "integer"),
+    ("training.epochs", "many", "above 0, or 'auto'"),
     ("training.batch_size", 0, "above 0, or 'auto'"),
     ("training.batch_size", -1, "greater than or equal to 0"),
     ("training.learning_rate", 0.0, "above 0, or 'auto'"),
@@ -480,6 +480,8 @@ def test_a_run_that_patience_ends_at_once_still_has_64_scored_steps(epochs, pati
 
 def test_auto_is_a_word_and_no_number_stands_for_it():
     assert build_config({}, {"training.epochs": "auto"}).training.fitted(1_000).epochs == 71
+    with pytest.raises(ConfigError, match=r"training\.epochs: give a number above 0, or 'auto'"):
+        build_config({}, {"training.epochs": "many"})
     with pytest.raises(ConfigError, match=r"training\.patience: give a number above -1, or 'auto'"):
         build_config({}, {"training.patience": -1})
     with pytest.raises(ConfigError, match="eval_batch_size"):

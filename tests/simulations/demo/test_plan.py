@@ -41,8 +41,12 @@ def test_full_runs_are_the_presets_and_have_more_attacks_than_every_run_has():
 
 
 def test_given_settings_hold_for_every_run():
-    configs = demo_configs({"seed": "3", "training-epochs": "1"})
+    configs = demo_configs({"seed": "3", "training-epochs": "1", "training.refit": "2"})
     assert {(config.seed, config.training.epochs) for config in configs.values()} == {(3, 1)}
+    assert {name: config.training.refit for name, config in configs.items()} == {
+        **dict.fromkeys(configs, 2),
+        BASELINE: 0,
+    }
 
 
 @pytest.mark.parametrize(
