@@ -35,6 +35,12 @@ def test_a_drawing_has_a_width_and_a_height(picture):
         assert re.search(rf'\s{side}="\d+"', root[0])
 
 
+@pytest.mark.skipif(not (SITE / "index.html").exists(), reason="needs the site: sphinx-build docs docs/_build")
+def test_options_in_plain_text_keep_both_hyphens():
+    for page in sorted((SITE / "reference").glob("*.html")):
+        assert re.findall(r"–[a-z]+", page.read_text(encoding="utf8")) == [], page.name
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
