@@ -70,6 +70,15 @@ def test_every_command_and_every_option_is_there():
     assert {"flower-vfl run", "flower-vfl data prepare"} <= {path for path, _ in command_line.found()}
 
 
+def test_brackets_in_a_help_text_are_no_html():
+    import command_line
+
+    text = command_line.commands()
+    assert r"[default: runs/demo-\<time>]" in text
+    outside = re.sub(r"^(```+)text\n.*?^\1$|`[^`\n]+`", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert re.findall(r"(?<!\\)<[a-z]+", outside) == []
+
+
 def test_every_attack_says_what_it_sees_and_knows():
     import methods
 
