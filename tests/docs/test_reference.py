@@ -102,6 +102,17 @@ def test_every_defense_says_what_it_changes_and_what_reads_it():
         assert "strategy" not in re.search(r"^- Parameters: (.*)$", found[listed.name], re.MULTILINE)[1]
 
 
+def test_formulas_of_docstrings_are_written_in_markdown(tmp_path):
+    import api
+    import methods
+
+    attacks = methods.attacks()
+    assert "```{math}\nd_i = x_{iT} - x_{i,T-1}\n```" in attacks
+    assert "{math}`x_{it}`" in attacks
+    for text in (attacks, methods.defenses(), *map(api.page, api.packages())):
+        assert re.findall(r"(:math:`.*)|(\.\. math::.*)", text) == []
+
+
 def test_every_preset_is_shown_whole():
     import presets
 

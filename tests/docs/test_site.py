@@ -35,6 +35,7 @@ def test_a_drawing_has_a_width_and_a_height(picture):
         assert re.search(rf'\s{side}="\d+"', root[0])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (SITE / "index.html").exists(), reason="needs the site: sphinx-build docs docs/_build")
 def test_options_in_plain_text_keep_both_hyphens():
     for page in sorted((SITE / "reference").glob("*.html")):
