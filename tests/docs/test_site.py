@@ -44,6 +44,7 @@ def test_options_in_plain_text_keep_both_hyphens():
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.chromium
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 @pytest.mark.skipif(not (SITE / "index.html").exists(), reason="needs the site: sphinx-build docs docs/_build")
 def test_axe_finds_nothing_serious_and_no_page_is_wider_than_the_window(tmp_path):
