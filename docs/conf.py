@@ -33,6 +33,8 @@ smartquotes = False  # options are named in plain text too, and `--` would becom
 nitpicky = False  # types of other packages have no page here
 suppress_warnings = ["ref.python"]  # annotations name a class without its module, and some names occur twice
 
+linkcheck_ignore = [r"https?://(127\.0\.0\.1|localhost|\[::1\])([:/]|$)"]
+
 myst_enable_extensions = ["deflist", "dollarmath"]
 myst_heading_anchors = 4
 myst_links_external_new_tab = False

@@ -241,6 +241,7 @@ def test_workflows_and_forms_can_be_read_and_run_the_readmes_commands():
     tried = " ".join(step.get("run", "") for step in jobs["flower"]["steps"])
     assert 'pip install --upgrade "flwr[simulation]"' in tried  # beyond the upper bound
     assert '-m "flower' in tried
+    assert any("-b linkcheck" in step.get("run", "") for step in jobs["links"]["steps"])
     versions = {line.rpartition(" ")[2] for line in PROJECT["project"]["classifiers"] if "Python :: 3." in line}
     assert set(jobs["quick"]["strategy"]["matrix"]["python"]) == versions
 
