@@ -1,1 +1,1 @@
-"""Presets, and the two thin apps that `flwr run .` starts; imported as `flower_vfl.simulations`."""
+"""Presets, and the two thin apps that `flwr run .` starts."""

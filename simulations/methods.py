@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable, Mapping
 
 from flower_vfl.attacks import ATTACK_METHODS, AttackMethod, InferenceAttack, JointAttack, MemoryAttack
@@ -89,7 +90,11 @@ def _quoted(names: Iterable[str]) -> str:
 
 
 def _text(listed: Listed[AttackMethod] | Listed[Defense]) -> str:
-    return sentence(listed) if listed.problem or listed.method is None else text_of(listed.method)
+    """Return the text of a method for the console: formulas stay in TeX, without the markup around them."""
+    if listed.problem or listed.method is None:
+        return sentence(listed)
+    text = re.sub(r":math:`([^`]+)`", r"\1", text_of(listed.method))
+    return re.sub(r"^\.\. math::\s*", "    ", text, flags=re.MULTILINE)
 
 
 def _sees(attack: type[AttackMethod]) -> str:

@@ -1,4 +1,4 @@
-"""The label party's Flower strategy, and the defenses that wrap it; imported as `flower_vfl.strategies`.
+"""The label party's Flower strategy, and the defenses that wrap it.
 
 Importing this package, `Observer` or `Outcome` loads no torch; the other names do when they are first used.
 """

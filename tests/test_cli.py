@@ -434,6 +434,13 @@ def test_methods_lists_a_line_each_and_explains_one():
     assert "did you mean 'marvell'" in flower_vfl("methods", "marvel").stderr
 
 
+def test_formulas_of_a_method_are_shown_without_the_markup_of_docstrings():
+    shown = flower_vfl("methods", "remembered_norm").stdout
+    assert "with x_{it} the row's gradient" in " ".join(shown.split())
+    assert "\n      r_i = " in shown
+    assert "math" not in shown
+
+
 def test_a_key_of_the_configuration_is_explained_and_a_section_listed():
     shown = " ".join(flower_vfl("config", "training.patience").stdout.split())
     for words in ('Type whole number or "auto"', 'Default "auto"', "Allowed above -1", "Stop after so many epochs"):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 
 import click
 import typer
 
 from flower_vfl.cli import app
+
+_CODE_OR_BRACKET = re.compile(r"`[^`]*`|<")
 
 
 def found(command: click.Command | None = None, path: str = "flower-vfl") -> Iterator[tuple[str, click.Command]]:
@@ -25,13 +28,18 @@ def _text(command: click.Command) -> str:
     paragraphs = []
     for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
         marked = paragraph.removeprefix("\b\n")
-        paragraphs.append(f"```text\n{marked}\n```" if marked != paragraph else paragraph)
+        paragraphs.append(f"```text\n{marked}\n```" if marked != paragraph else _escaped(paragraph))
     return "\n\n".join(paragraphs)
+
+
+def _escaped(text: str) -> str:
+    """Return a text in which Markdown takes no `<name>` for HTML."""
+    return _CODE_OR_BRACKET.sub(lambda one: r"\<" if one[0] == "<" else one[0], text)
 
 
 def _parameter(parameter: click.Parameter, context: click.Context) -> str:
     record = parameter.get_help_record(context)
-    what = record[1] if record else ""
+    what = _escaped(record[1]) if record else ""
     if isinstance(parameter, click.Option):
         form = ", ".join([*parameter.opts, *parameter.secondary_opts])
         metavar = "" if parameter.is_flag else f" {parameter.make_metavar(context)}"

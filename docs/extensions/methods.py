@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from flower_vfl.attacks import ATTACKS, AttackMethod
@@ -21,8 +22,14 @@ def _linked(method: type) -> str:
     return f"{{py:class}}`{method.__name__} <{method.__module__}.{method.__qualname__}>`"
 
 
+def _text(method: type) -> str:
+    """Return the text of a docstring with its formulas in Markdown."""
+    text = re.sub(r":math:(?=`)", "{math}", text_of(method))
+    return re.sub(r"^\.\. math::\s*(.+?)(?=\n\n|\Z)", r"```{math}\n\1\n```", text, flags=re.MULTILINE | re.DOTALL)
+
+
 def _entry(heading: str, method: type, facts: Mapping[str, str]) -> str:
-    return "\n".join([heading, "", text_of(method), "", *(f"- {key}: {value}" for key, value in facts.items()), ""])
+    return "\n".join([heading, "", _text(method), "", *(f"- {key}: {value}" for key, value in facts.items()), ""])
 
 
 def family_of(attack: type[AttackMethod]) -> str:

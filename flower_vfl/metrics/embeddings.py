@@ -96,7 +96,9 @@ def compact(z: Array) -> NDArray[np.float32]:
 
 
 def pair_angles(z: Array, labels: Array) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    r"""Return the angles between embeddings, :math:`\arccos \cos(z, z')`: of pairs of one class, and of two classes.
+    r"""Return the angles between embeddings: of pairs of one class, and of two classes.
+
+    .. math:: \arccos \cos(z, z')
 
     Parameters
     ----------

@@ -23,16 +23,16 @@ from flower_vfl.strategies.labels.mechanisms import MECHANISMS, RandomisedRespon
 
 
 class LocalHead(Defense):
-    r"""Gradients of randomised labels alone for feature parties, and predictions by a network that sends none.
+    """Gradients of randomised labels alone for feature parties, and predictions by a network that sends none.
 
-    Each feature party has a head of its own at the label party. Its input is the embedding of this party alone,
-    and it learns from labels :math:`\tilde y`, each of which is randomised once. Its gradient is all that the party
-    receives. The network that joins all embeddings and the label party's own columns learns from the true labels, on
-    embeddings through which no gradient flows back. It makes the predictions.
+    Each feature party has a head of its own at the label party. Its input is the embedding of this party alone, and it
+    learns from randomised labels: each label is randomised once. Its gradient is all that the party receives. The
+    network that joins all embeddings and the label party's own columns learns from the true labels, on embeddings
+    through which no gradient flows back. It makes the predictions.
 
-    So everything that leaves in training is a function of :math:`\tilde y`, the embeddings and public numbers: it is
-    label-private with this epsilon, for any number of epochs and whatever an attacker computes. A gradient also carries
-    its head's prediction, and that reveals no more to a party than its own columns and :math:`\tilde y` do.
+    So everything that leaves in training is a function of the randomised labels, the embeddings and public numbers: it
+    is label-private with this epsilon, for any number of epochs and whatever an attacker computes. A gradient also
+    carries its head's prediction, and that reveals no more to a party than its own columns and the randomised labels.
 
     This holds for one training on these labels; another one with a new secret costs its epsilon again. Nothing
     else that depends on true labels may be sent: early stopping, `max_leak` and `max_bound` are refused. Predictions

@@ -28,6 +28,7 @@ connect_timeout = 240
 
 
 @pytest.mark.flower
+@pytest.mark.nginx
 @pytest.mark.timeout(400)
 def test_the_services_of_three_hosts_train_together(parts, tmp_path):
     if reason := reason_to_skip():

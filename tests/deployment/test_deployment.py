@@ -121,6 +121,7 @@ def nginx():
     return path
 
 
+@pytest.mark.nginx
 def test_behind_the_proxy_parties_train_and_nobody_else_commands_the_superlink(parts, tmp_path, nginx):
     with deployed(tmp_path, parts / "bank", feature_parts(parts), seed=SEED, nginx=nginx) as hosts:
         done = hosts.run(config(), "stream")

@@ -15,7 +15,7 @@ import pytest
 from flower_vfl.apps import run
 from flower_vfl.config import load_config
 
-pytestmark = [pytest.mark.flower, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.flower, pytest.mark.nginx, pytest.mark.timeout(400)]
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "deployment" / "three-hosts.sh"
 

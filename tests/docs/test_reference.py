@@ -70,6 +70,15 @@ def test_every_command_and_every_option_is_there():
     assert {"flower-vfl run", "flower-vfl data prepare"} <= {path for path, _ in command_line.found()}
 
 
+def test_brackets_in_a_help_text_are_no_html():
+    import command_line
+
+    text = command_line.commands()
+    assert r"[default: runs/demo-\<time>]" in text
+    outside = re.sub(r"^(```+)text\n.*?^\1$|`[^`\n]+`", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert re.findall(r"(?<!\\)<[a-z]+", outside) == []
+
+
 def test_every_attack_says_what_it_sees_and_knows():
     import methods
 
@@ -91,6 +100,17 @@ def test_every_defense_says_what_it_changes_and_what_reads_it():
         assert "\n- Changes: " in found[listed.name]
         assert all(f"`{attack}`" in found[listed.name] for attack in listed.method.read_by)
         assert "strategy" not in re.search(r"^- Parameters: (.*)$", found[listed.name], re.MULTILINE)[1]
+
+
+def test_formulas_of_docstrings_are_written_in_markdown(tmp_path):
+    import api
+    import methods
+
+    attacks = methods.attacks()
+    assert "```{math}\nd_i = x_{iT} - x_{i,T-1}\n```" in attacks
+    assert "{math}`x_{it}`" in attacks
+    for text in (attacks, methods.defenses(), *map(api.page, api.packages())):
+        assert re.findall(r"(:math:`.*)|(\.\. math::.*)", text) == []
 
 
 def test_every_preset_is_shown_whole():

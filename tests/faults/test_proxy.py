@@ -22,6 +22,7 @@ MIB = 2**20
 
 pytestmark = [
     pytest.mark.flower,
+    pytest.mark.nginx,
     pytest.mark.skipif(NGINX is None, reason="nginx is not installed"),
     pytest.mark.timeout(300),
 ]

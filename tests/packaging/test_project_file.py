@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import os
 import re
 import runpy
 import subprocess
@@ -240,5 +241,18 @@ def test_workflows_and_forms_can_be_read_and_run_the_readmes_commands():
     tried = " ".join(step.get("run", "") for step in jobs["flower"]["steps"])
     assert 'pip install --upgrade "flwr[simulation]"' in tried  # beyond the upper bound
     assert '-m "flower' in tried
+    assert any("-b linkcheck" in step.get("run", "") for step in jobs["links"]["steps"])
     versions = {line.rpartition(" ")[2] for line in PROJECT["project"]["classifiers"] if "Python :: 3." in line}
     assert set(jobs["quick"]["strategy"]["matrix"]["python"]) == versions
+
+
+@pytest.mark.parametrize(("tag", "passes"), [("v{}", True), ("v{}.1", False), ("v9.9.9", False)])
+def test_the_release_workflow_refuses_a_tag_that_is_not_the_version(tag, passes):
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf8"))
+    (compare,) = (step["run"] for step in workflow["jobs"]["build"]["steps"] if "tag" in step.get("name", ""))
+    tag = tag.format(PROJECT["project"]["version"])
+    environment = {**os.environ, "GITHUB_REF_NAME": tag}
+    command = ["bash", "-ec", compare]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == (0 if passes else 1), done.stderr
+    assert passes or f"The tag {tag} is not" in done.stderr

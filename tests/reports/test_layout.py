@@ -66,6 +66,7 @@ def pages(tmp_path_factory):
         }
 
 
+@pytest.mark.chromium
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here to lay out pages")
 def test_nothing_is_wider_than_a_phone_a_desktop_or_paper(pages, tmp_path):
     frames = [frame(name, page, width) for name, page in pages.items() for width in (PHONE, DESKTOP, PAPER)]
@@ -79,6 +80,7 @@ def test_nothing_is_wider_than_a_phone_a_desktop_or_paper(pages, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.chromium
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here to check pages")
 def test_axe_finds_nothing_serious_in_the_pages(pages, tmp_path):
     watched = tmp_path / "watched.html"

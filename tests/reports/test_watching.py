@@ -251,6 +251,7 @@ def test_a_folder_of_several_runs_names_one_and_a_wrong_one_is_refused(tmp_path,
         WatchServer(folder, server.server_port)
 
 
+@pytest.mark.chromium
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here to run the page")
 def test_a_browser_shows_new_steps_and_stays_within_the_policy(folder, tmp_path, monkeypatch):
     log_steps(StepLog(folder, name="label"), range(30))
