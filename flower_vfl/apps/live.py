@@ -66,7 +66,7 @@ class LiveState(Observer):
         self._write()
 
     def on_step(self, step: int, epoch: int, loss: float, leak: float) -> None:
-        """Update the state with a step; write it every two seconds at most."""
+        """Update the state with a step; between epochs it is written every two seconds at most."""
         now = self._clock()
         self._state |= {"step": step + 1, "epoch": epoch, "stepped": time.time()}
         if not self._since[0]:
@@ -77,6 +77,10 @@ class LiveState(Observer):
                 self._state["speed"] = (step + 1 - first) / (now - began)
             self._since = (now, step + 1)
             self._write()
+
+    def on_epoch(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:
+        """Write the state after an epoch: no step may follow for a long time."""
+        self._write()
 
     def _write(self) -> None:
         """Replace the file; errors are ignored, and the disk is not waited for: the training matters more."""
