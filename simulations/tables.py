@@ -16,7 +16,7 @@ from rich.text import Text
 
 from flower_vfl.apps.alone import alone_by
 from flower_vfl.apps.folder import CONFIG
-from flower_vfl.apps.result_schema import kept_utility
+from flower_vfl.apps.result_schema import OWN_DATA, kept_utility, names_of
 from flower_vfl.apps.run_state import LABEL
 from flower_vfl.auditing.verdict import NOT_TESTED
 from flower_vfl.config import build_config, load_config
@@ -97,6 +97,8 @@ def print_results(summaries: Sequence[Mapping[str, Any]]) -> None:
         Console().print(text, highlight=False)
     for text in filter(None, [*map(kept_model, summaries), *map(nothing_chosen, summaries)]):
         Console().print(text, highlight=False)
+    for line in _data_lines(summaries):
+        Console().print(line, highlight=False, markup=False)
     for line in _class_lines(summaries):
         Console().print(line, highlight=False, markup=False)
     for line in _remembered_lines(summaries):
@@ -116,6 +118,21 @@ def print_results(summaries: Sequence[Mapping[str, Any]]) -> None:
         words = alone_better(summary)
         if words:
             Console().print(f"{defenses(summary)}: {words}" if len(summaries) > 1 else words, highlight=False)
+
+
+def _data_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line on the positive class of the user's own files."""
+    found = [names_of(summary) for summary in summaries if (summary.get("dataset") or {}).get("name") == OWN_DATA]
+    return list(dict.fromkeys(_positive_line(names) for names in found if len(names) == 2))
+
+
+def _positive_line(names: Sequence[str]) -> str:
+    """Return a line on the positive one of the two classes of the user's own files."""
+    negative, positive = names
+    return (
+        f"Positive class: {positive!r} (the label whose probability is predicted, against {negative!r}); the option "
+        "positive of files names another"
+    )
 
 
 def _class_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -240,6 +257,8 @@ def print_columns(dataset: Dataset) -> None:
         rows = ", ".join(f"{name!r}: {counts[name]:,}" for name in most)
         more = f", and {len(counts) - len(most)} smaller ones" if len(counts) > len(most) else ""
         out.print(f"training rows of {len(counts)} classes: {rows}{more}", markup=False, highlight=False)
+    if len(counts) == 2 and dataset.name == OWN_DATA:
+        out.print(_positive_line(dataset.class_names), markup=False, highlight=False)
 
 
 def _columns_table(name: str, columns: Sequence[Column]) -> Table:

@@ -29,6 +29,7 @@ name = "files"
 # dtype.postcode = "category"      # or number, boolean, date, "date:%d.%m.%Y", ignore
 # missing_values = ["-999"]        # what else stands for a missing value
 # unlabelled = "drop"              # leave out rows without a label; otherwise they are refused
+# positive = "yes"                 # of two labels the one whose probability is predicted; each run names it
 # decimal = ","                    # before fractions, where the columns do not tell
 
 [training]

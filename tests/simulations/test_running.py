@@ -114,3 +114,14 @@ def test_a_table_of_results_keeps_names_and_numbers_whole_where_there_is_just_ro
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]
     for name, parameter in names.items():
         assert [f"{name}({parameter}=1)", "0.9332", "0.1552", "–", "–", "–"] in shown
+
+
+def test_a_run_on_own_files_names_the_positive_class(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    for name in ("files", "toy"):
+        data = replace(toy_data(), name=name)
+        print_results([run(toy_config(), data=lambda config, data=data: data).summary])
+        shown = capsys.readouterr().out
+        assert ("Positive class: '1' (the label whose probability is predicted, against '0')" in shown) == (
+            name == "files"
+        )

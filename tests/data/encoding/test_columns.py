@@ -160,6 +160,7 @@ def test_the_command_line_shows_the_columns_after_preparing_and_later(own_tables
     counts = f"'0': {negatives}, '1': {positives}" if negatives >= positives else f"'1': {positives}, '0': {negatives}"
     for text in (prepared, shown):
         assert f"training rows of 2 classes: {counts}" in text
+        assert "Positive class: '1' (the label whose probability is predicted, against '0')" in text
 
 
 def test_the_columns_of_a_configuration_and_of_a_run_are_shown_without_preparing_by_hand(own_tables, tmp_path, capsys):
@@ -187,7 +188,8 @@ def test_a_table_that_does_not_fit_becomes_lines_with_whole_names_and_options(tm
         monkeypatch.setenv("COLUMNS", str(width))
         print_columns(dataset)
         shown[width] = capsys.readouterr().out.splitlines()
-    assert shown[60] == shown[80]
+    columns = len(dataset.encoding("a").reader.columns) * 3 + 1
+    assert shown[60][:columns] == shown[80][:columns]
     assert max(map(len, shown[80])) <= 80
     assert f"a: {long}" in shown[80]
     assert f"    to change: dtype.{long}=category" in shown[80]
