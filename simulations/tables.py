@@ -121,9 +121,20 @@ def print_results(summaries: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _data_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a line on the positive class of the user's own files."""
-    found = [names_of(summary) for summary in summaries if (summary.get("dataset") or {}).get("name") == OWN_DATA]
-    return list(dict.fromkeys(_positive_line(names) for names in found if len(names) == 2))
+    """Return lines on the user's own files: the number of rows of each use, and the positive class."""
+    lines = []
+    for summary in summaries:
+        data, names = summary.get("dataset") or {}, names_of(summary)
+        if data.get("name") != OWN_DATA:
+            continue
+        if validated := data.get("validation_rows"):
+            lines.append(
+                f"Trained on {data['rows'] - validated:,} rows and tested on {data['test_rows']:,}; {validated:,} "
+                "others are for validation (training.validation)"
+            )
+        if len(names) == 2:
+            lines.append(_positive_line(names))
+    return list(dict.fromkeys(lines))
 
 
 def _positive_line(names: Sequence[str]) -> str:

@@ -71,4 +71,4 @@ def test_a_configuration_that_is_there_stays(tmp_path):
 def test_a_delimiter_that_a_file_needs_is_found_and_written(tmp_path):
     begin(tmp_path, bank=BANK.replace(",", ";"), label="default")
     assert load_config(str(tmp_path / "run.toml")).data.options["delimiter"] == {"bank": ";"}
-    assert "\n# positive = \"yes\" " in (tmp_path / "run.toml").read_text()
+    assert '\n# positive = "yes" ' in (tmp_path / "run.toml").read_text()

@@ -47,7 +47,8 @@ def encode_labels(train: pa.ChunkedArray, test: pa.ChunkedArray, place: Place, p
     """Return labels as classes, which are those of the training rows.
 
     Two values become 0 and 1: 1 is `positive`, else the value that is not 0, -1, negative or one of `FALSE` (no,
-    nein, non), else the later one in sorting. More values become classes in sorted order, or, with `positive`, that value against the rest.
+    nein, non), else the later one in sorting. More values become classes in sorted order, or, with `positive`, that
+    value against the rest.
 
     Parameters
     ----------
