@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from flower_vfl.data.formats.tables import Dialect, delimiter_of, read_header
+from flower_vfl.data.sources.files_options import FilesOptions
+from flower_vfl.data.sources.own_files import Files
+from flower_vfl.data.sources.recipe import build_options
 from flower_vfl.data.store.party_names import check_party_name
 from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.files import write_text_atomic
@@ -15,6 +19,9 @@ from flower_vfl.registry import named, suggestion
 
 Ask = Callable[[str, str, str], str]
 """Function that asks for a value, given the option, the question and the answer for an empty line ("" for none)."""
+
+_ARGUMENTS = {"files": "PARTY=FILE", "id": "--id", "label": "--label", "label_party": "--label-party"}
+"""Arguments of `init` in place of options of `files`."""
 
 _TEMPLATE = """\
 # Tables of {parties}, joined by {id!r}; {holder!r} has the label {label!r}.
@@ -83,7 +90,14 @@ def files_of(assignments: Sequence[str]) -> dict[str, Path]:
 
 
 def write_first_config(
-    files: Mapping[str, Path], out: Path, *, id_column: str = "", label: str = "", label_party: str = "", ask: Ask
+    files: Mapping[str, Path],
+    out: Path,
+    *,
+    id_column: str = "",
+    label: str = "",
+    label_party: str = "",
+    options: Mapping[str, str] | None = None,
+    ask: Ask,
 ) -> str:
     """Write a commented configuration for these tables, once their headers were checked; return the label party.
 
@@ -95,13 +109,15 @@ def write_first_config(
         The file to write; an existing one is not replaced.
     id_column, label, label_party : str
         Column of the ID, column of the label, and its party; "" to ask where the headers leave a choice.
+    options : Mapping, optional
+        Further options of `files`, such as "encoding" or "delimiter.bank", as texts.
     ask : callable
         Function that asks the user, or raises without a terminal.
 
     Raises
     ------
     ConfigError
-        When `out` exists, or a column is not in the files that need it.
+        When `out` exists, an option is wrong, or a column is not in the files that need it.
     DataError
         When a file is missing or cannot be read.
     """
@@ -109,8 +125,9 @@ def write_first_config(
         raise ConfigError(f"{out} exists already; name another file with --out")
     if not files:
         raise ConfigError("name each party's file: flower-vfl init bank=bank.csv shop=shop.csv")
-    delimiters = {party: _delimiter(path) for party, path in files.items()}
-    headers = {party: list(read_header(path, Dialect(delimiters[party])).column_names) for party, path in files.items()}
+    given = _given_options(files, options or {})
+    dialects = {party: _dialect(path, given.dialect(party)) for party, path in files.items()}
+    headers = {party: list(read_header(path, dialects[party]).column_names) for party, path in files.items()}
     id_column = _id_column(headers, id_column, label, ask)
     label = label or ask("--label", f"column of the label, of {named(_columns(headers, id_column))}", "")
     holders = [party for party, names in headers.items() if label in names]
@@ -124,9 +141,9 @@ def write_first_config(
     if holder not in holders:
         raise ConfigError(f"the label {label!r} is in the file of {' and '.join(holders)}, not in that of {holder!r}")
     chosen = {"id": id_column, "label": label, "label_party": holder, "join": "inner", "missing": "mean"}
-    lines = [f"files.{json.dumps(party)} = {json.dumps(str(path.resolve()))}" for party, path in files.items()]
-    lines += [f"delimiter.{json.dumps(party)} = {json.dumps(found)}" for party, found in delimiters.items() if found]
-    lines += [f"{key} = {json.dumps(value)}" for key, value in chosen.items()]
+    delimiters = {party: dialect.delimiter for party, dialect in dialects.items() if dialect.delimiter}
+    written = {**chosen, **given.model_dump(exclude_unset=True), **({"delimiter": delimiters} if delimiters else {})}
+    lines = [line for key, value in written.items() for line in _lines(key, value)]
     text = _TEMPLATE.format(
         parties=", ".join(files), id=id_column, holder=holder, label=label, name=out, options="\n".join(lines)
     )
@@ -134,10 +151,30 @@ def write_first_config(
     return holder
 
 
-def _delimiter(path: Path) -> str:
+def _given_options(files: Mapping[str, Path], options: Mapping[str, str]) -> FilesOptions:
+    """Return the files and the further options, checked."""
+    for key, instead in _ARGUMENTS.items():
+        if key in {name.partition(".")[0] for name in options}:
+            raise ConfigError(f"--set {key} is not for init: use {instead}")
+    paths = {party: str(path.resolve()) for party, path in files.items()}
+    given = build_options(Files(), {"files": paths, **options})
+    if not isinstance(given, FilesOptions):
+        raise TypeError(type(given))
+    return given
+
+
+def _dialect(path: Path, given: Dialect) -> Dialect:
+    """Return the syntax of a file: as given, the delimiter from its header where none is given."""
     if not path.exists():
         raise DataError(f"there is no file {path}")
-    return delimiter_of(path)
+    return given if given.delimiter else replace(given, delimiter=delimiter_of(path, given))
+
+
+def _lines(key: str, value: object) -> list[str]:
+    """Return the TOML of an option, a line for each entry of a table."""
+    if isinstance(value, Mapping):
+        return [f"{key}.{json.dumps(name)} = {json.dumps(one)}" for name, one in value.items()]
+    return [f"{key} = {json.dumps(value)}"]
 
 
 def _columns(headers: Mapping[str, Sequence[str]], id_column: str) -> list[str]:

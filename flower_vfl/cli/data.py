@@ -89,15 +89,28 @@ def init(
     label: Annotated[str, typer.Option(help="Column of the label.")] = "",
     label_party: Annotated[str, typer.Option(help="Party whose label is used, where several files have it.")] = "",
     out: Annotated[Path, typer.Option(help="The configuration to write.")] = Path("run.toml"),
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="OPTION=VALUE",
+            help="An option of the files, such as encoding=cp1252, delimiter.bank=tab, decimal=, or "
+            "missing_values=-999; repeatable.",
+        ),
+    ] = None,
 ) -> None:
     """Write a commented configuration for tables of your own.
 
     It asks for what is not given.
     """
     from flower_vfl.apps.first_config import ask_person, files_of, write_first_config
+    from flower_vfl.config.parsing import parse_assignments
 
     given = files_of(files or [])
-    holder = write_first_config(given, out, id_column=id_, label=label, label_party=label_party, ask=ask_person)
+    options = parse_assignments(set_ or [])
+    holder = write_first_config(
+        given, out, id_column=id_, label=label, label_party=label_party, options=options, ask=ask_person
+    )
     path = shlex.quote(str(out))
     typer.echo(f"{holder} is the label party. How columns are read: flower-vfl data show {path}")
     typer.echo(f"Next: flower-vfl run {path}")

@@ -72,3 +72,32 @@ def test_a_delimiter_that_a_file_needs_is_found_and_written(tmp_path):
     begin(tmp_path, bank=BANK.replace(",", ";"), label="default")
     assert load_config(str(tmp_path / "run.toml")).data.options["delimiter"] == {"bank": ";"}
     assert '\n# positive = "yes" ' in (tmp_path / "run.toml").read_text()
+
+
+def test_options_of_the_files_are_used_and_written(tmp_path):
+    german, options = "customer;income;Größe;default\nc1;3;1;0\n", {"encoding.bank": "cp1252", "decimal": ","}
+    (tmp_path / "bank.csv").write_bytes(german.encode("cp1252"))
+    (tmp_path / "shop.csv").write_text(SHOP)
+    files = files_of([f"bank={tmp_path}/bank.csv", f"shop={tmp_path}/shop.csv"])
+    out = tmp_path / "run.toml"
+    with pytest.raises(DataError, match="--set encoding=cp1252 of init"):
+        write_first_config(files, out, label="default", ask=no_answer)
+    given = {**options, "missing_values": "-999,unknown", "missing": "error"}
+    write_first_config(files, out, label="default", options=given, ask=no_answer)
+    written = load_config(str(out)).data.options
+    assert (written["encoding"], written["decimal"]) == ({"bank": "cp1252"}, ",")
+    assert (written["delimiter"], written["missing"]) == ({"bank": ";"}, "error")
+    assert written["missing_values"] == ["-999", "unknown"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"encodign": "cp1252"}, "did you mean 'encoding'"),
+        ({"encoding": "cp125x"}, "there is no encoding 'cp125x'"),
+        ({"label": "x"}, "use --label"),
+    ],
+)
+def test_options_that_init_cannot_use_are_refused(options, words, tmp_path):
+    with pytest.raises(ConfigError, match=words):
+        begin(tmp_path, label="default", options=options)
