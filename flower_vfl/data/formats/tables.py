@@ -114,8 +114,8 @@ def read_table(path: Path, only: str = "", dialect: Dialect = PLAIN) -> pa.Table
     try:
         table = _read_parquet(path, names) if _is_parquet(path) else _read_csv(path, names, dialect)
         table.validate(full=True)  # texts that are no UTF-8, for instance
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
-        _check_encoding(path, dialect)
+    except (OSError, EOFError, zlib.error, UnicodeError, pa.ArrowException) as error:
+        _check_encoding(path, dialect, error)
         # Arrow's message ends with the content of the wrong row: data, which messages do not repeat.
         words = re.sub("(?<=got )([0-9]+):.*", r"\1", str(error), flags=re.DOTALL)
         place = re.search("Row #([0-9]+)", words)
@@ -141,8 +141,8 @@ def read_header(path: Path, dialect: Dialect = PLAIN) -> pa.Table:
                 f"{path}: files end in .csv, .tsv, .txt (each also .gz), .parquet, .pq or .npz (numpy.savez of IDs and "
                 "features); images lie in a folder"
             )
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
-        _check_encoding(path, dialect)
+    except (OSError, EOFError, zlib.error, UnicodeError, pa.ArrowException) as error:
+        _check_encoding(path, dialect, error)
         raise DataError(f"{path} cannot be read: {error}") from None
     except csv.Error as error:
         raise _stray_quote(path, 0, error) from None
@@ -188,17 +188,27 @@ def _is_parquet(path: Path) -> bool:
     return _kind(path) in (".parquet", ".pq")
 
 
-def _check_encoding(path: Path, dialect: Dialect) -> None:
+def _check_encoding(path: Path, dialect: Dialect, error: Exception) -> None:
+    """Refuse a file that could not be read if its encoding is the reason, or that it is gzipped."""
     if _is_parquet(path):
         return
+    if dialect.encoding and isinstance(error, UnicodeError):
+        cure = (
+            dialect.cure("encoding", "")
+            if dialect.trained
+            else "files of several encodings have one each, as in encoding.bank"
+        )
+        raise DataError(
+            f"{path} is no text in {dialect.encoding}, which the option encoding names ({error}); {cure}"
+        ) from None
     if not dialect.encoding:
         try:
             with opened(path) as file:
                 check_encoding(path, file)
-        except DataError as error:
-            likely = "utf-16" if "UTF-16" in str(error) else "cp1252"
-            cure = f"; {dialect.cure('encoding', likely)}" if "UTF" in str(error) else ""
-            raise DataError(f"{error}{cure}") from None
+        except DataError as reason:
+            likely = "utf-16" if "UTF-16" in str(reason) else "cp1252"
+            cure = f"; {dialect.cure('encoding', likely)}" if "UTF" in str(reason) else ""
+            raise DataError(f"{reason}{cure}") from None
     with path.open("rb") as file:
         if path.suffix != ".gz" and file.read(len(GZIP)) == GZIP:
             raise DataError(f"{path} is gzipped: let its name end in {path.suffix}.gz")
