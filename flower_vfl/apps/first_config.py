@@ -7,9 +7,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from flower_vfl.data.formats.tables import Dialect, delimiter_of, read_header
-from flower_vfl.data.sources.files_options import FilesOptions
+from flower_vfl.data.sources.files_options import LABELS, FilesOptions
 from flower_vfl.data.sources.own_files import Files
 from flower_vfl.data.sources.recipe import build_options
 from flower_vfl.data.store.party_names import check_party_name
@@ -143,6 +144,8 @@ def write_first_config(
     chosen = {"id": id_column, "label": label, "label_party": holder, "join": "inner", "missing": "mean"}
     delimiters = {party: dialect.delimiter for party, dialect in dialects.items() if dialect.delimiter}
     written = {**chosen, **given.model_dump(exclude_unset=True), **({"delimiter": delimiters} if delimiters else {})}
+    if set(headers[holder]) <= {id_column, label} and len(files) > 1:
+        written = _with_labels_file(written, holder)
     lines = [line for key, value in written.items() for line in _lines(key, value)]
     text = _TEMPLATE.format(
         parties=", ".join(files), id=id_column, holder=holder, label=label, name=out, options="\n".join(lines)
@@ -168,6 +171,16 @@ def _dialect(path: Path, given: Dialect) -> Dialect:
     if not path.exists():
         raise DataError(f"there is no file {path}")
     return given if given.delimiter else replace(given, delimiter=delimiter_of(path, given))
+
+
+def _with_labels_file(options: Mapping[str, Any], holder: str) -> dict[str, Any]:
+    """Return the options with the label party's file, which has no columns for the model, as the file of the labels."""
+    by_party = {key: options[key] for key in ("files", "delimiter", "encoding") if isinstance(options.get(key), dict)}
+    renamed = {
+        key: {LABELS if party == holder else party: value for party, value in values.items()}
+        for key, values in by_party.items()
+    }
+    return {"labels_file": renamed["files"].pop(LABELS), **options, **renamed}
 
 
 def _lines(key: str, value: object) -> list[str]:

@@ -4,6 +4,7 @@ import pytest
 
 from flower_vfl.apps.first_config import files_of, write_first_config
 from flower_vfl.config import load_config
+from flower_vfl.data.sources.catalog import load
 from flower_vfl.errors import ConfigError, DataError
 
 BANK, SHOP = "customer,income,default\nc1,3,0\n", "customer,town,spent\nc1,Ulm,4\n"
@@ -101,3 +102,15 @@ def test_options_of_the_files_are_used_and_written(tmp_path):
 def test_options_that_init_cannot_use_are_refused(options, words, tmp_path):
     with pytest.raises(ConfigError, match=words):
         begin(tmp_path, label="default", options=options)
+
+
+def test_a_file_of_ids_and_labels_becomes_the_file_of_the_labels(tmp_path):
+    bank = "customer;default\n" + "".join(f"c{row};{row % 2}\n" for row in range(40))
+    shop = "customer,spent\n" + "".join(f"c{row},{row % 5}\n" for row in range(40))
+    assert begin(tmp_path, bank=bank, shop=shop, label="default", options={"encoding.bank": "cp1252"}) == "bank"
+    options = load_config(str(tmp_path / "run.toml")).data.options
+    assert options["files"] == {"shop": f"{tmp_path}/shop.csv"}
+    assert options["labels_file"] == f"{tmp_path}/bank 'x'.csv"
+    assert (options["delimiter"], options["encoding"]) == ({"labels": ";"}, {"labels": "cp1252"})
+    dataset = load("files", options=options, cache=tmp_path / "cache")
+    assert (dataset.label_party, dataset.parties, len(dataset.labels().train) > 20) == ("bank", ("shop",), True)
