@@ -22,8 +22,10 @@ from flower_vfl.auditing.verdict import NOT_TESTED
 from flower_vfl.config import build_config, load_config
 from flower_vfl.data.encoding.columns import Column, class_counts, columns_of
 from flower_vfl.data.sources.catalog import load, prepare
+from flower_vfl.data.sources.names import RECIPE_CLASSES
 from flower_vfl.data.sources.own_files import Files
 from flower_vfl.data.store.dataset import Dataset, open_dataset
+from flower_vfl.errors import ConfigError
 from flower_vfl.terminal import console, wrapped
 
 _ANY_WIDTH = 10_000
@@ -239,6 +241,11 @@ def data_of(source: str) -> Dataset:
     """
     path = Path(source)
     named = path / CONFIG if (path / CONFIG).is_file() else path
+    if source in RECIPE_CLASSES and not path.exists():
+        raise ConfigError(
+            f"{source} is the name of a data set; show takes its prepared folder, a configuration or a run's folder. "
+            f"`flower-vfl data list {source}` shows its options"
+        )
     if named.suffix != ".toml":
         return open_dataset(path)
     data = load_config(str(named)).data

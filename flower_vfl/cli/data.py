@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flower_vfl.cli.parameters import Command, SetOption
+from flower_vfl.cli.parameters import Command
 
 data_app = typer.Typer(help="List the data sets, and prepare your own.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -33,13 +33,22 @@ def data_prepare(
     as_published: Annotated[
         bool, typer.Option("--as-published", help="Repeat the preprocessing of the papers' authors (criteo, avazu).")
     ] = False,
-    set_: SetOption = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="OPTION=VALUE", help="Set one option of the data set; repeatable."),
+    ] = None,
 ) -> None:
-    """Prepare a data set from raw files.
+    """Prepare a data set from raw files. The data set `files` is your own.
+
+    \b
+      flower-vfl data prepare files --out own --set files.bank=bank.csv
+        --set files.shop=shop.csv --set id=customer --set label=default
+
+    `flower-vfl data list files` shows the options that --set takes.
 
     The result is one folder a party, memory-mapped columns, and a manifest.
     Criteo and Avazu are read in pieces of bounded memory. After a kill the same command goes on where it was.
-    """
+    """  # noqa: D301 - click wants the backspace
     from flower_vfl.config.parsing import parse_assignments
     from flower_vfl.data.sources.names import check_name
 
