@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from flower_vfl.data.sources.recipe import build_options
 from flower_vfl.data.store.party_names import check_party_name
 from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.files import write_text_atomic
-from flower_vfl.registry import named, suggestion
+from flower_vfl.registry import suggestion
 
 Ask = Callable[[str, str, str], str]
 """Function that asks for a value, given the option, the question and the answer for an empty line ("" for none)."""
@@ -65,9 +66,27 @@ def ask_person(option: str, question: str, usual: str) -> str:
     """
     if not sys.stdin.isatty():
         raise ConfigError(f"{option} is needed where there is no terminal to ask at: {question}")
-    while not (answer := input(f"{question}{f' [{usual}]' if usual else ''}: ").strip() or usual):
-        pass
+    try:
+        while not (answer := input(f"{question}{f' [{usual}]' if usual else ''}: ").strip() or usual):
+            pass
+    except EOFError:
+        raise ConfigError(f"{option} is needed: {question}") from None
     return answer
+
+
+def ask_files(ask: Ask) -> list[str]:
+    """Ask for each party's file, and return the assignments that `files_of` takes.
+
+    Raises
+    ------
+    ConfigError
+        When a quote is left open, or there is nobody to ask.
+    """
+    answer = ask("PARTY=FILE", "each party's file, as in bank=bank.csv shop=shop.csv", "")
+    try:
+        return shlex.split(answer)
+    except ValueError:
+        raise ConfigError(f"a quote is left open in {answer!r}") from None
 
 
 def files_of(assignments: Sequence[str]) -> dict[str, Path]:
@@ -86,7 +105,7 @@ def files_of(assignments: Sequence[str]) -> dict[str, Path]:
         check_party_name(party)
         if party in found:
             raise ConfigError(f"party {party!r} has two files: {found[party]} and {path}; join them first")
-        found[party] = Path(path)
+        found[party] = Path(path).expanduser()
     return found
 
 
@@ -118,26 +137,26 @@ def write_first_config(
     Raises
     ------
     ConfigError
-        When `out` exists, an option is wrong, or a column is not in the files that need it.
+        When `out` exists or is no .toml, an option is wrong, or a column is not in the files that need it.
     DataError
         When a file is missing or cannot be read.
     """
+    if out.suffix != ".toml":
+        raise ConfigError(f"a configuration is a .toml file: --out {out}.toml")
     if out.exists():
         raise ConfigError(f"{out} exists already; name another file with --out")
-    if not files:
-        raise ConfigError("name each party's file: flower-vfl init bank=bank.csv shop=shop.csv")
     given = _given_options(files, options or {})
     dialects = {party: _dialect(path, given.dialect(party)) for party, path in files.items()}
     headers = {party: list(read_header(path, dialects[party]).column_names) for party, path in files.items()}
     id_column = _id_column(headers, id_column, label, ask)
-    label = label or ask("--label", f"column of the label, of {named(_columns(headers, id_column))}", "")
+    label = label or _choice("--label", "column of the label", _columns(headers, id_column), "", ask)
     holders = [party for party, names in headers.items() if label in names]
     if not holders:
         raise ConfigError(f"no file has the label column {label!r}; {suggestion(label, _columns(headers, id_column))}")
     holder = label_party or (
         holders[0]
         if len(holders) == 1
-        else ask("--label-party", f"the party with the {label!r} that counts", holders[0])
+        else _choice("--label-party", f"the party with the {label!r} that counts", holders, holders[0], ask)
     )
     if holder not in holders:
         raise ConfigError(f"the label {label!r} is in the file of {' and '.join(holders)}, not in that of {holder!r}")
@@ -190,6 +209,15 @@ def _lines(key: str, value: object) -> list[str]:
     return [f"{key} = {json.dumps(value)}"]
 
 
+def _choice(option: str, question: str, choices: Sequence[str], usual: str, ask: Ask) -> str:
+    """Ask until the answer is one of the choices."""
+    question = f"{question}, of {', '.join(choices)}"
+    answer = ask(option, question, usual)
+    while answer not in choices:
+        answer = ask(option, f"{answer!r} is none of them; {question}", usual)
+    return answer
+
+
 def _columns(headers: Mapping[str, Sequence[str]], id_column: str) -> list[str]:
     return sorted({name for names in headers.values() for name in names} - {id_column})
 
@@ -201,7 +229,7 @@ def _id_column(headers: Mapping[str, Sequence[str]], given: str, label: str, ask
     if not shared:
         raise ConfigError("no column is in all files; an ID column of one name must be in each")
     usual = next((name for name in shared if name.lower() in ("id", "uid", "key")), shared[0])
-    chosen = given or (shared[0] if len(shared) == 1 else ask("--id", f"column of the ID, of {named(shared)}", usual))
+    chosen = given or (shared[0] if len(shared) == 1 else _choice("--id", "column of the ID", shared, usual, ask))
     if chosen not in shared:
         lacking = [party for party, names in headers.items() if chosen not in names]
         raise ConfigError(

@@ -97,7 +97,7 @@ def init(
     id_: Annotated[str, typer.Option("--id", help="Column of the ID, the same in all files.")] = "",
     label: Annotated[str, typer.Option(help="Column of the label.")] = "",
     label_party: Annotated[str, typer.Option(help="Party whose label is used, where several files have it.")] = "",
-    out: Annotated[Path, typer.Option(help="The configuration to write.")] = Path("run.toml"),
+    out: Annotated[Path, typer.Option(help="The configuration to write, a .toml file.")] = Path("run.toml"),
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -112,10 +112,10 @@ def init(
 
     It asks for what is not given.
     """
-    from flower_vfl.apps.first_config import ask_person, files_of, write_first_config
+    from flower_vfl.apps.first_config import ask_files, ask_person, files_of, write_first_config
     from flower_vfl.config.parsing import parse_assignments
 
-    given = files_of(files or [])
+    given = files_of(files or ask_files(ask_person))
     options = parse_assignments(set_ or [])
     holder = write_first_config(
         given, out, id_column=id_, label=label, label_party=label_party, options=options, ask=ask_person

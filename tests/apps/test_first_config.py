@@ -2,7 +2,7 @@
 
 import pytest
 
-from flower_vfl.apps.first_config import files_of, write_first_config
+from flower_vfl.apps.first_config import ask_files, files_of, write_first_config
 from flower_vfl.config import load_config
 from flower_vfl.data.sources.catalog import load
 from flower_vfl.errors import ConfigError, DataError
@@ -60,6 +60,29 @@ def test_a_column_that_is_not_where_it_must_be_is_named(changes, words, tmp_path
 def test_invalid_pairs_of_party_and_file_are_refused(files):
     with pytest.raises((ConfigError, DataError)):
         files_of(files)
+
+
+def test_an_answer_that_is_no_choice_is_asked_again(tmp_path):
+    asked, answers = [], iter(["defualt", "default"])
+
+    def ask(option, question, usual):
+        asked.append(question)
+        return next(answers)
+
+    assert begin(tmp_path, ask) == "bank"
+    listed = "column of the label, of default, income, spent, town"
+    assert asked == [listed, f"'defualt' is none of them; {listed}"]
+
+
+def test_files_that_are_not_given_are_asked_for():
+    assert ask_files(lambda *question: "bank='my bank.csv' shop=shop.csv") == ["bank=my bank.csv", "shop=shop.csv"]
+    with pytest.raises(ConfigError, match="a quote is left open"):
+        ask_files(lambda *question: "bank='my")
+
+
+def test_a_configuration_is_a_toml_file(tmp_path):
+    with pytest.raises(ConfigError, match=r"--out .*/own\.toml"):
+        write_first_config({}, tmp_path / "own", ask=no_answer)
 
 
 def test_a_configuration_that_is_there_stays(tmp_path):
