@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,6 +32,9 @@ from flower_vfl.terminal import console, wrapped
 
 _ANY_WIDTH = 10_000
 """Width at which nothing is folded."""
+
+_BARE_KEY = re.compile("[A-Za-z0-9_-]+")
+"""Key that TOML takes without quotes."""
 
 _CLASSES = 10
 """Largest number of classes that are listed."""
@@ -252,19 +257,37 @@ def data_of(source: str) -> Dataset:
     return load(data.name, path=data.path, options=data.options)
 
 
-def print_columns(dataset: Dataset) -> None:
+def show_data(source: str) -> None:
+    """Print the columns of the data that `data_of` returns, and where an option that changes a kind is written.
+
+    Raises
+    ------
+    ConfigError, DataError
+        As `data_of`.
+    """
+    dataset, path = data_of(source), Path(source)
+    configured = path.suffix == ".toml" or (path / CONFIG).is_file()
+    print_columns(dataset, toml=configured)
+    if dataset.name == Files.name:
+        where = "the configuration of another run" if path.is_dir() else source
+        words = f"write the line behind it below [data.options] in {where}" if configured else "prepare again with it"
+        Console().print(f"to change the type of a column, {words}", markup=False, highlight=False, soft_wrap=True)
+
+
+def print_columns(dataset: Dataset, *, toml: bool = False) -> None:
     """Print the columns of the parties on this host, and the number of rows of each class if it has the labels.
 
     They are a table where it fits the terminal, else a few lines a column, so that no name or option is broken.
+    Options are lines of a configuration with `toml`, else options of `data prepare`.
     """
     out, columns = Console(), columns_of(dataset)
-    table = _columns_table(dataset.name, columns)
+    table = _columns_table(dataset.name, columns, toml=toml)
     if out.measure(table, options=out.options.update(width=_ANY_WIDTH)).maximum <= out.width:
         out.print(table)
     else:
         out.print(Text(f"Columns of {dataset.name}", "bold"))
         for column in columns:
-            out.print(_column_lines(column, out.width), soft_wrap=True)
+            out.print(_column_lines(column, out.width, toml=toml), soft_wrap=True)
     unaligned = {name: dataset.party(name).unaligned for name in dataset.held}
     if any(unaligned.values()):
         rows = ", ".join(f"{name}: {len(source):,}" for name, source in unaligned.items() if source)
@@ -279,7 +302,17 @@ def print_columns(dataset: Dataset) -> None:
         out.print(_positive_line(dataset.class_names), markup=False, highlight=False)
 
 
-def _columns_table(name: str, columns: Sequence[Column]) -> Table:
+def _option(column: Column, *, toml: bool) -> str:
+    """Return the option that sets another kind for a column; empty where none does."""
+    if column.change is None:
+        return ""
+    name, kind = column.change
+    if not toml:
+        return f"--set {shlex.quote(f'dtype.{name}={kind}')}"
+    return f'dtype.{name if _BARE_KEY.fullmatch(name) else json.dumps(name, ensure_ascii=False)} = "{kind}"'
+
+
+def _columns_table(name: str, columns: Sequence[Column], *, toml: bool) -> Table:
     """Return a table with a row for each column."""
     from flower_vfl.reports.words import share
 
@@ -297,12 +330,12 @@ def _columns_table(name: str, columns: Sequence[Column]) -> Table:
             share(column.missing),
             "–" if column.values is None else f"{column.values:,}",
             share(column.rare),
-            *(map(Text, (column.why, column.change)) if explained else ()),
+            *(map(Text, (column.why, _option(column, toml=toml))) if explained else ()),
         )
     return table
 
 
-def _column_lines(column: Column, width: int) -> Text:
+def _column_lines(column: Column, width: int, *, toml: bool) -> Text:
     """Return a column's name, its properties on lines of this width, and the option that changes them."""
     from flower_vfl.reports.words import share
 
@@ -311,4 +344,4 @@ def _column_lines(column: Column, width: int) -> Text:
     facts += [] if column.rare is None else [f"rare {share(column.rare)}"]
     facts += [column.why] if column.why else []
     text = Text.assemble(f"{column.party}: ", (column.name, "bold"), f"\n{wrapped('; '.join(facts), width, '    ')}")
-    return text.append(f"\n    to change: {column.change}") if column.change else text
+    return text.append(f"\n    to change: {_option(column, toml=toml)}") if column.change else text

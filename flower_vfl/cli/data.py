@@ -69,9 +69,9 @@ def data_show(
     For each: its party, its kind with the reason, and the option that changes the kind.
     The data of a configuration is prepared first, as a run does.
     """
-    from flower_vfl.simulations.tables import data_of, print_columns
+    from flower_vfl.simulations.tables import show_data
 
-    print_columns(data_of(source))
+    show_data(source)
 
 
 @data_app.command("part", cls=Command)
