@@ -87,8 +87,8 @@ PLAIN = Dialect()
 def dialect_of(options: Mapping[str, Any], key: str, *, trained: bool = False) -> Dialect:
     """Return the dialect of a party's file, from the options `delimiter` and `encoding`: texts, or texts by party."""
     given = (options.get(name, "") for name in ("delimiter", "encoding"))
-    texts = (str(one.get(key, "")) if isinstance(one, Mapping) else str(one) for one in given)
-    return Dialect(*texts, trained=trained)
+    delimiter, encoding = (str(one.get(key, "")) if isinstance(one, Mapping) else str(one) for one in given)
+    return Dialect(delimiter, encoding, trained)
 
 
 def read_table(path: Path, only: str = "", dialect: Dialect = PLAIN) -> pa.Table:
