@@ -28,7 +28,7 @@ def print_data_sets() -> None:
 
 
 def print_data_set(name: str) -> None:
-    """Print the description and the properties of a data set.
+    """Print the description, the properties and the options of a data set.
 
     Raises
     ------
@@ -36,12 +36,16 @@ def print_data_set(name: str) -> None:
         When there is none of this name.
     """
     check_name(name)
-    from flower_vfl.data.sources.catalog import available
+    from flower_vfl.data.sources.catalog import RECIPES, available
 
     (entry,) = (entry for entry in available() if entry.name == name)
     rows = f"{entry.rows:,}" if entry.rows else "any number"
     facts = {"Rows": rows, "Licence": entry.licence, "Usable here": "yes" if entry.usable else f"no: {entry.advice}"}
     _explain(name, entry.description, facts)
+    options = [(key, field.description or "") for key, field in RECIPES[name].options.model_fields.items()]
+    if options:
+        _print_line("")
+        print_names("Options (--set OPTION=VALUE of `data prepare`; data.options in a configuration)", options)
 
 
 def print_methods() -> None:

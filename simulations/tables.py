@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,14 +18,16 @@ from rich.text import Text
 
 from flower_vfl.apps.alone import alone_by
 from flower_vfl.apps.folder import CONFIG
-from flower_vfl.apps.result_schema import kept_utility
+from flower_vfl.apps.result_schema import OWN_DATA, kept_utility, names_of
 from flower_vfl.apps.run_state import LABEL
 from flower_vfl.auditing.verdict import LEAKS, NOT_TESTED
 from flower_vfl.config import build_config, load_config
 from flower_vfl.data.encoding.columns import Column, class_counts, columns_of
 from flower_vfl.data.sources.catalog import load, prepare
+from flower_vfl.data.sources.names import RECIPE_CLASSES
 from flower_vfl.data.sources.own_files import Files
 from flower_vfl.data.store.dataset import Dataset, open_dataset
+from flower_vfl.errors import ConfigError
 from flower_vfl.terminal import console, wrapped
 
 _ANY_WIDTH = 10_000
@@ -33,6 +37,11 @@ _GAPS = {
     NOT_TESTED: "Not tested, because these gave no number",
     LEAKS: "The leak may be larger, because these gave no number or too few",
 }
+"""Introductions of what did not run, by the status of a verdict."""
+
+_BARE_KEY = re.compile("[A-Za-z0-9_-]+")
+"""Key that TOML takes without quotes."""
+
 _CLASSES = 10
 """Largest number of classes that are listed."""
 
@@ -101,6 +110,8 @@ def print_results(summaries: Sequence[Mapping[str, Any]]) -> None:
         Console().print(text, highlight=False)
     for text in filter(None, [*map(kept_model, summaries), *map(nothing_chosen, summaries)]):
         Console().print(text, highlight=False)
+    for line in _data_lines(summaries):
+        Console().print(line, highlight=False, markup=False)
     for line in _class_lines(summaries):
         Console().print(line, highlight=False, markup=False)
     for line in _remembered_lines(summaries):
@@ -120,6 +131,32 @@ def print_results(summaries: Sequence[Mapping[str, Any]]) -> None:
         words = alone_better(summary)
         if words:
             Console().print(f"{defenses(summary)}: {words}" if len(summaries) > 1 else words, highlight=False)
+
+
+def _data_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return lines on the user's own files: the number of rows of each use, and the positive class."""
+    lines = []
+    for summary in summaries:
+        data, names = summary.get("dataset") or {}, names_of(summary)
+        if data.get("name") != OWN_DATA:
+            continue
+        if validated := data.get("validation_rows"):
+            lines.append(
+                f"Trained on {data['rows'] - validated:,} rows and tested on {data['test_rows']:,}; {validated:,} "
+                "others are for validation (training.validation)"
+            )
+        if len(names) == 2:
+            lines.append(_positive_line(names))
+    return list(dict.fromkeys(lines))
+
+
+def _positive_line(names: Sequence[str]) -> str:
+    """Return a line on the positive one of the two classes of the user's own files."""
+    negative, positive = names
+    return (
+        f"Positive class: {positive!r} (the label whose probability is predicted, against {negative!r}); the option "
+        "positive of files names another"
+    )
 
 
 def _class_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -214,25 +251,48 @@ def data_of(source: str) -> Dataset:
     """
     path = Path(source)
     named = path / CONFIG if (path / CONFIG).is_file() else path
+    if source in RECIPE_CLASSES and not path.exists():
+        raise ConfigError(
+            f"{source} is the name of a data set; show takes its prepared folder, a configuration or a run's folder. "
+            f"`flower-vfl data list {source}` shows its options"
+        )
     if named.suffix != ".toml":
         return open_dataset(path)
     data = load_config(str(named)).data
     return load(data.name, path=data.path, options=data.options)
 
 
-def print_columns(dataset: Dataset) -> None:
+def show_data(source: str) -> None:
+    """Print the columns of the data that `data_of` returns, and where an option that changes a kind is written.
+
+    Raises
+    ------
+    ConfigError, DataError
+        As `data_of`.
+    """
+    dataset, path = data_of(source), Path(source)
+    configured = path.suffix == ".toml" or (path / CONFIG).is_file()
+    print_columns(dataset, toml=configured)
+    if dataset.name == Files.name:
+        where = "the configuration of another run" if path.is_dir() else source
+        words = f"write the line behind it below [data.options] in {where}" if configured else "prepare again with it"
+        Console().print(f"to change the type of a column, {words}", markup=False, highlight=False, soft_wrap=True)
+
+
+def print_columns(dataset: Dataset, *, toml: bool = False) -> None:
     """Print the columns of the parties on this host, and the number of rows of each class if it has the labels.
 
     They are a table where it fits the terminal, else a few lines a column, so that no name or option is broken.
+    Options are lines of a configuration with `toml`, else options of `data prepare`.
     """
     out, columns = Console(), columns_of(dataset)
-    table = _columns_table(dataset.name, columns)
+    table = _columns_table(dataset.name, columns, toml=toml)
     if out.measure(table, options=out.options.update(width=_ANY_WIDTH)).maximum <= out.width:
         out.print(table)
     else:
         out.print(Text(f"Columns of {dataset.name}", "bold"))
         for column in columns:
-            out.print(_column_lines(column, out.width), soft_wrap=True)
+            out.print(_column_lines(column, out.width, toml=toml), soft_wrap=True)
     unaligned = {name: dataset.party(name).unaligned for name in dataset.held}
     if any(unaligned.values()):
         rows = ", ".join(f"{name}: {len(source):,}" for name, source in unaligned.items() if source)
@@ -243,9 +303,21 @@ def print_columns(dataset: Dataset) -> None:
         rows = ", ".join(f"{name!r}: {counts[name]:,}" for name in most)
         more = f", and {len(counts) - len(most)} smaller ones" if len(counts) > len(most) else ""
         out.print(f"training rows of {len(counts)} classes: {rows}{more}", markup=False, highlight=False)
+    if len(counts) == 2 and dataset.name == OWN_DATA:
+        out.print(_positive_line(dataset.class_names), markup=False, highlight=False)
 
 
-def _columns_table(name: str, columns: Sequence[Column]) -> Table:
+def _option(column: Column, *, toml: bool) -> str:
+    """Return the option that sets another kind for a column; empty where none does."""
+    if column.change is None:
+        return ""
+    name, kind = column.change
+    if not toml:
+        return f"--set {shlex.quote(f'dtype.{name}={kind}')}"
+    return f'dtype.{name if _BARE_KEY.fullmatch(name) else json.dumps(name, ensure_ascii=False)} = "{kind}"'
+
+
+def _columns_table(name: str, columns: Sequence[Column], *, toml: bool) -> Table:
     """Return a table with a row for each column."""
     from flower_vfl.reports.words import share
 
@@ -263,12 +335,12 @@ def _columns_table(name: str, columns: Sequence[Column]) -> Table:
             share(column.missing),
             "–" if column.values is None else f"{column.values:,}",
             share(column.rare),
-            *(map(Text, (column.why, column.change)) if explained else ()),
+            *(map(Text, (column.why, _option(column, toml=toml))) if explained else ()),
         )
     return table
 
 
-def _column_lines(column: Column, width: int) -> Text:
+def _column_lines(column: Column, width: int, *, toml: bool) -> Text:
     """Return a column's name, its properties on lines of this width, and the option that changes them."""
     from flower_vfl.reports.words import share
 
@@ -277,4 +349,4 @@ def _column_lines(column: Column, width: int) -> Text:
     facts += [] if column.rare is None else [f"rare {share(column.rare)}"]
     facts += [column.why] if column.why else []
     text = Text.assemble(f"{column.party}: ", (column.name, "bold"), f"\n{wrapped('; '.join(facts), width, '    ')}")
-    return text.append(f"\n    to change: {column.change}") if column.change else text
+    return text.append(f"\n    to change: {_option(column, toml=toml)}") if column.change else text

@@ -87,6 +87,7 @@ def test_a_run_leaves_what_the_contract_names(finished):
     assert result["dataset"] == {
         "name": "breast-cancer",
         "rows": result["dataset"]["rows"],
+        "validation_rows": result["dataset"]["rows"] // 10,
         "test_rows": result["dataset"]["test_rows"],
         "positives": result["dataset"]["positives"],
         "classes": 2,

@@ -19,6 +19,7 @@ KEYS: Mapping[str, str] = {
     "dataset": "The training data.",
     "dataset.name": "Name of the data set.",
     "dataset.rows": "Training rows, validation included.",
+    "dataset.validation_rows": "Training rows that are for validation alone.",
     "dataset.test_rows": "Test rows.",
     "dataset.positives": "Share of positives among the training rows; null for more than two classes.",
     "dataset.classes": "Number of classes.",

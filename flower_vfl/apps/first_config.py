@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from flower_vfl.data.formats.tables import Dialect, delimiter_of, read_header
+from flower_vfl.data.sources.files_options import LABELS, FilesOptions
+from flower_vfl.data.sources.own_files import Files
+from flower_vfl.data.sources.recipe import build_options
 from flower_vfl.data.store.party_names import check_party_name
 from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.files import write_text_atomic
-from flower_vfl.registry import named, suggestion
+from flower_vfl.registry import suggestion
 
 Ask = Callable[[str, str, str], str]
 """Function that asks for a value, given the option, the question and the answer for an empty line ("" for none)."""
+
+_ARGUMENTS = {"files": "PARTY=FILE", "id": "--id", "label": "--label", "label_party": "--label-party"}
+"""Arguments of `init` in place of options of `files`."""
 
 _TEMPLATE = """\
 # Tables of {parties}, joined by {id!r}; {holder!r} has the label {label!r}.
@@ -29,6 +38,7 @@ name = "files"
 # dtype.postcode = "category"      # or number, boolean, date, "date:%d.%m.%Y", ignore
 # missing_values = ["-999"]        # what else stands for a missing value
 # unlabelled = "drop"              # leave out rows without a label; otherwise they are refused
+# positive = "yes"                 # of two labels the one whose probability is predicted; each run names it
 # decimal = ","                    # before fractions, where the columns do not tell
 
 [training]
@@ -56,9 +66,27 @@ def ask_person(option: str, question: str, usual: str) -> str:
     """
     if not sys.stdin.isatty():
         raise ConfigError(f"{option} is needed where there is no terminal to ask at: {question}")
-    while not (answer := input(f"{question}{f' [{usual}]' if usual else ''}: ").strip() or usual):
-        pass
+    try:
+        while not (answer := input(f"{question}{f' [{usual}]' if usual else ''}: ").strip() or usual):
+            pass
+    except EOFError:
+        raise ConfigError(f"{option} is needed: {question}") from None
     return answer
+
+
+def ask_files(ask: Ask) -> list[str]:
+    """Ask for each party's file, and return the assignments that `files_of` takes.
+
+    Raises
+    ------
+    ConfigError
+        When a quote is left open, or there is nobody to ask.
+    """
+    answer = ask("PARTY=FILE", "each party's file, as in bank=bank.csv shop=shop.csv", "")
+    try:
+        return shlex.split(answer)
+    except ValueError:
+        raise ConfigError(f"a quote is left open in {answer!r}") from None
 
 
 def files_of(assignments: Sequence[str]) -> dict[str, Path]:
@@ -77,12 +105,19 @@ def files_of(assignments: Sequence[str]) -> dict[str, Path]:
         check_party_name(party)
         if party in found:
             raise ConfigError(f"party {party!r} has two files: {found[party]} and {path}; join them first")
-        found[party] = Path(path)
+        found[party] = Path(path).expanduser()
     return found
 
 
 def write_first_config(
-    files: Mapping[str, Path], out: Path, *, id_column: str = "", label: str = "", label_party: str = "", ask: Ask
+    files: Mapping[str, Path],
+    out: Path,
+    *,
+    id_column: str = "",
+    label: str = "",
+    label_party: str = "",
+    options: Mapping[str, str] | None = None,
+    ask: Ask,
 ) -> str:
     """Write a commented configuration for these tables, once their headers were checked; return the label party.
 
@@ -94,38 +129,43 @@ def write_first_config(
         The file to write; an existing one is not replaced.
     id_column, label, label_party : str
         Column of the ID, column of the label, and its party; "" to ask where the headers leave a choice.
+    options : Mapping, optional
+        Further options of `files`, such as "encoding" or "delimiter.bank", as texts.
     ask : callable
         Function that asks the user, or raises without a terminal.
 
     Raises
     ------
     ConfigError
-        When `out` exists, or a column is not in the files that need it.
+        When `out` exists or is no .toml, an option is wrong, or a column is not in the files that need it.
     DataError
         When a file is missing or cannot be read.
     """
+    if out.suffix != ".toml":
+        raise ConfigError(f"a configuration is a .toml file: --out {out}.toml")
     if out.exists():
         raise ConfigError(f"{out} exists already; name another file with --out")
-    if not files:
-        raise ConfigError("name each party's file: flower-vfl init bank=bank.csv shop=shop.csv")
-    delimiters = {party: _delimiter(path) for party, path in files.items()}
-    headers = {party: list(read_header(path, Dialect(delimiters[party])).column_names) for party, path in files.items()}
+    given = _given_options(files, options or {})
+    dialects = {party: _dialect(path, given.dialect(party)) for party, path in files.items()}
+    headers = {party: list(read_header(path, dialects[party]).column_names) for party, path in files.items()}
     id_column = _id_column(headers, id_column, label, ask)
-    label = label or ask("--label", f"column of the label, of {named(_columns(headers, id_column))}", "")
+    label = label or _choice("--label", "column of the label", _columns(headers, id_column), "", ask)
     holders = [party for party, names in headers.items() if label in names]
     if not holders:
         raise ConfigError(f"no file has the label column {label!r}; {suggestion(label, _columns(headers, id_column))}")
     holder = label_party or (
         holders[0]
         if len(holders) == 1
-        else ask("--label-party", f"the party with the {label!r} that counts", holders[0])
+        else _choice("--label-party", f"the party with the {label!r} that counts", holders, holders[0], ask)
     )
     if holder not in holders:
         raise ConfigError(f"the label {label!r} is in the file of {' and '.join(holders)}, not in that of {holder!r}")
     chosen = {"id": id_column, "label": label, "label_party": holder, "join": "inner", "missing": "mean"}
-    lines = [f"files.{json.dumps(party)} = {json.dumps(str(path.resolve()))}" for party, path in files.items()]
-    lines += [f"delimiter.{json.dumps(party)} = {json.dumps(found)}" for party, found in delimiters.items() if found]
-    lines += [f"{key} = {json.dumps(value)}" for key, value in chosen.items()]
+    delimiters = {party: dialect.delimiter for party, dialect in dialects.items() if dialect.delimiter}
+    written = {**chosen, **given.model_dump(exclude_unset=True), **({"delimiter": delimiters} if delimiters else {})}
+    if set(headers[holder]) <= {id_column, label} and len(files) > 1:
+        written = _with_labels_file(written, holder)
+    lines = [line for key, value in written.items() for line in _lines(key, value)]
     text = _TEMPLATE.format(
         parties=", ".join(files), id=id_column, holder=holder, label=label, name=out, options="\n".join(lines)
     )
@@ -133,10 +173,49 @@ def write_first_config(
     return holder
 
 
-def _delimiter(path: Path) -> str:
+def _given_options(files: Mapping[str, Path], options: Mapping[str, str]) -> FilesOptions:
+    """Return the files and the further options, checked."""
+    for key, instead in _ARGUMENTS.items():
+        if key in {name.partition(".")[0] for name in options}:
+            raise ConfigError(f"--set {key} is not for init: use {instead}")
+    paths = {party: str(path.resolve()) for party, path in files.items()}
+    given = build_options(Files(), {"files": paths, **options})
+    if not isinstance(given, FilesOptions):
+        raise TypeError(type(given))
+    return given
+
+
+def _dialect(path: Path, given: Dialect) -> Dialect:
+    """Return the syntax of a file: as given, the delimiter from its header where none is given."""
     if not path.exists():
         raise DataError(f"there is no file {path}")
-    return delimiter_of(path)
+    return given if given.delimiter else replace(given, delimiter=delimiter_of(path, given))
+
+
+def _with_labels_file(options: Mapping[str, Any], holder: str) -> dict[str, Any]:
+    """Return the options with the label party's file, which has no columns for the model, as the file of the labels."""
+    by_party = {key: options[key] for key in ("files", "delimiter", "encoding") if isinstance(options.get(key), dict)}
+    renamed = {
+        key: {LABELS if party == holder else party: value for party, value in values.items()}
+        for key, values in by_party.items()
+    }
+    return {"labels_file": renamed["files"].pop(LABELS), **options, **renamed}
+
+
+def _lines(key: str, value: object) -> list[str]:
+    """Return the TOML of an option, a line for each entry of a table."""
+    if isinstance(value, Mapping):
+        return [f"{key}.{json.dumps(name)} = {json.dumps(one)}" for name, one in value.items()]
+    return [f"{key} = {json.dumps(value)}"]
+
+
+def _choice(option: str, question: str, choices: Sequence[str], usual: str, ask: Ask) -> str:
+    """Ask until the answer is one of the choices."""
+    question = f"{question}, of {', '.join(choices)}"
+    answer = ask(option, question, usual)
+    while answer not in choices:
+        answer = ask(option, f"{answer!r} is none of them; {question}", usual)
+    return answer
 
 
 def _columns(headers: Mapping[str, Sequence[str]], id_column: str) -> list[str]:
@@ -150,7 +229,7 @@ def _id_column(headers: Mapping[str, Sequence[str]], given: str, label: str, ask
     if not shared:
         raise ConfigError("no column is in all files; an ID column of one name must be in each")
     usual = next((name for name in shared if name.lower() in ("id", "uid", "key")), shared[0])
-    chosen = given or (shared[0] if len(shared) == 1 else ask("--id", f"column of the ID, of {named(shared)}", usual))
+    chosen = given or (shared[0] if len(shared) == 1 else _choice("--id", "column of the ID", shared, usual, ask))
     if chosen not in shared:
         lacking = [party for party, names in headers.items() if chosen not in names]
         raise ConfigError(

@@ -108,12 +108,13 @@ def _budget(outcome: Outcome, config: Config) -> dict[str, Any]:
     return {"budget": entry} if entry else {}
 
 
-def describe_data(dataset: VerticalData, labels: Labels) -> dict[str, Any]:
-    """Return the `dataset` entry."""
+def describe_data(dataset: VerticalData, labels: Labels, *, validation_rows: int) -> dict[str, Any]:
+    """Return the `dataset` entry; `rows` are those of training, `validation_rows` of them for validation alone."""
     positives = np.count_nonzero(labels.train) / max(1, len(labels.train)) if labels.classes == 2 else None
     return {
         "name": dataset.name,
         "rows": dataset.alignment.rows,
+        "validation_rows": validation_rows,
         "test_rows": dataset.alignment.test_rows,
         "positives": positives,
         "classes": labels.classes,

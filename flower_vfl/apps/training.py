@@ -22,6 +22,7 @@ from flower_vfl.errors import InputError, StorageError
 from flower_vfl.protocol.printable import words_of
 from flower_vfl.strategies.base import HookedStrategy
 from flower_vfl.training.context import TrainingContext
+from flower_vfl.training.factories import schedule_of
 from flower_vfl.training.grids import is_simulation
 from flower_vfl.training.probe import answer, fixed_rows, warn_of_learning
 from flower_vfl.training.run import TrainingRun
@@ -59,7 +60,9 @@ def train_and_write(
             features=base.parties,
         )
         resume_storage = None if is_simulation(grid) else storage
-        described = describe_data(dataset, base.labels)
+        rows, test_rows, periods = len(base.labels.train), len(base.labels.test), dataset.alignment.periods
+        schedule = schedule_of(base.config, rows, test_rows, periods=periods)
+        described = describe_data(dataset, base.labels, validation_rows=schedule.validation_rows)
         _train(grid, strategy, context, described, folder, resume_storage, journal, on_result, card)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flower_vfl.cli.parameters import Command, SetOption
+from flower_vfl.cli.parameters import Command
 
 data_app = typer.Typer(help="List the data sets, and prepare your own.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -33,13 +33,22 @@ def data_prepare(
     as_published: Annotated[
         bool, typer.Option("--as-published", help="Repeat the preprocessing of the papers' authors (criteo, avazu).")
     ] = False,
-    set_: SetOption = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="OPTION=VALUE", help="Set one option of the data set; repeatable."),
+    ] = None,
 ) -> None:
-    """Prepare a data set from raw files.
+    """Prepare a data set from raw files. The data set `files` is your own.
+
+    \b
+      flower-vfl data prepare files --out own --set files.bank=bank.csv
+        --set files.shop=shop.csv --set id=customer --set label=default
+
+    `flower-vfl data list files` shows the options that --set takes.
 
     The result is one folder a party, memory-mapped columns, and a manifest.
     Criteo and Avazu are read in pieces of bounded memory. After a kill the same command goes on where it was.
-    """
+    """  # noqa: D301 - click wants the backspace
     from flower_vfl.config.parsing import parse_assignments
     from flower_vfl.data.sources.names import check_name
 
@@ -60,9 +69,9 @@ def data_show(
     For each: its party, its kind with the reason, and the option that changes the kind.
     The data of a configuration is prepared first, as a run does.
     """
-    from flower_vfl.simulations.tables import data_of, print_columns
+    from flower_vfl.simulations.tables import show_data
 
-    print_columns(data_of(source))
+    show_data(source)
 
 
 @data_app.command("part", cls=Command)
@@ -88,16 +97,29 @@ def init(
     id_: Annotated[str, typer.Option("--id", help="Column of the ID, the same in all files.")] = "",
     label: Annotated[str, typer.Option(help="Column of the label.")] = "",
     label_party: Annotated[str, typer.Option(help="Party whose label is used, where several files have it.")] = "",
-    out: Annotated[Path, typer.Option(help="The configuration to write.")] = Path("run.toml"),
+    out: Annotated[Path, typer.Option(help="The configuration to write, a .toml file.")] = Path("run.toml"),
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="OPTION=VALUE",
+            help="An option of the files, such as encoding=cp1252, delimiter.bank=tab, decimal=, or "
+            "missing_values=-999; repeatable.",
+        ),
+    ] = None,
 ) -> None:
     """Write a commented configuration for tables of your own.
 
     It asks for what is not given.
     """
-    from flower_vfl.apps.first_config import ask_person, files_of, write_first_config
+    from flower_vfl.apps.first_config import ask_files, ask_person, files_of, write_first_config
+    from flower_vfl.config.parsing import parse_assignments
 
-    given = files_of(files or [])
-    holder = write_first_config(given, out, id_column=id_, label=label, label_party=label_party, ask=ask_person)
+    given = files_of(files or ask_files(ask_person))
+    options = parse_assignments(set_ or [])
+    holder = write_first_config(
+        given, out, id_column=id_, label=label, label_party=label_party, options=options, ask=ask_person
+    )
     path = shlex.quote(str(out))
     typer.echo(f"{holder} is the label party. How columns are read: flower-vfl data show {path}")
     typer.echo(f"Next: flower-vfl run {path}")

@@ -254,10 +254,12 @@ def _path_of(key: str) -> tuple[str, str]:
 def _key_hint(key: str, known: Mapping[str, Any]) -> str:
     """Return a hint for an unknown key: the nearest keys, or the command that lists all."""
     listed = len(known) > SHOWN and not nearest(key, known)
+    section, dot, _ = key.partition(".")
+    no_section = dot and not any(path.startswith(f"{section}.") for path in known)
     meant = suggestion(key, known)
     if listed:
         meant = f"none of the {len(known)} keys is near: `flower-vfl config` lists them"
-    if "data.options" in known and (listed or key.startswith("data.")):
+    if "data.options" in known and (listed or key.startswith("data.") or no_section):
         meant += f"; an option of the data set is set as data.options.{key.removeprefix('data.')}"
     return meant
 

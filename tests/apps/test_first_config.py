@@ -2,8 +2,9 @@
 
 import pytest
 
-from flower_vfl.apps.first_config import files_of, write_first_config
+from flower_vfl.apps.first_config import ask_files, files_of, write_first_config
 from flower_vfl.config import load_config
+from flower_vfl.data.sources.catalog import load
 from flower_vfl.errors import ConfigError, DataError
 
 BANK, SHOP = "customer,income,default\nc1,3,0\n", "customer,town,spent\nc1,Ulm,4\n"
@@ -61,6 +62,29 @@ def test_invalid_pairs_of_party_and_file_are_refused(files):
         files_of(files)
 
 
+def test_an_answer_that_is_no_choice_is_asked_again(tmp_path):
+    asked, answers = [], iter(["defualt", "default"])
+
+    def ask(option, question, usual):
+        asked.append(question)
+        return next(answers)
+
+    assert begin(tmp_path, ask) == "bank"
+    listed = "column of the label, of default, income, spent, town"
+    assert asked == [listed, f"'defualt' is none of them; {listed}"]
+
+
+def test_files_that_are_not_given_are_asked_for():
+    assert ask_files(lambda *question: "bank='my bank.csv' shop=shop.csv") == ["bank=my bank.csv", "shop=shop.csv"]
+    with pytest.raises(ConfigError, match="a quote is left open"):
+        ask_files(lambda *question: "bank='my")
+
+
+def test_a_configuration_is_a_toml_file(tmp_path):
+    with pytest.raises(ConfigError, match=r"--out .*/own\.toml"):
+        write_first_config({}, tmp_path / "own", ask=no_answer)
+
+
 def test_a_configuration_that_is_there_stays(tmp_path):
     (tmp_path / "run.toml").write_text("seed = 1\n")
     with pytest.raises(ConfigError, match="exists already"):
@@ -71,3 +95,45 @@ def test_a_configuration_that_is_there_stays(tmp_path):
 def test_a_delimiter_that_a_file_needs_is_found_and_written(tmp_path):
     begin(tmp_path, bank=BANK.replace(",", ";"), label="default")
     assert load_config(str(tmp_path / "run.toml")).data.options["delimiter"] == {"bank": ";"}
+    assert '\n# positive = "yes" ' in (tmp_path / "run.toml").read_text()
+
+
+def test_options_of_the_files_are_used_and_written(tmp_path):
+    german, options = "customer;income;Größe;default\nc1;3;1;0\n", {"encoding.bank": "cp1252", "decimal": ","}
+    (tmp_path / "bank.csv").write_bytes(german.encode("cp1252"))
+    (tmp_path / "shop.csv").write_text(SHOP)
+    files = files_of([f"bank={tmp_path}/bank.csv", f"shop={tmp_path}/shop.csv"])
+    out = tmp_path / "run.toml"
+    with pytest.raises(DataError, match="--set encoding=cp1252 of init"):
+        write_first_config(files, out, label="default", ask=no_answer)
+    given = {**options, "missing_values": "-999,unknown", "missing": "error"}
+    write_first_config(files, out, label="default", options=given, ask=no_answer)
+    written = load_config(str(out)).data.options
+    assert (written["encoding"], written["decimal"]) == ({"bank": "cp1252"}, ",")
+    assert (written["delimiter"], written["missing"]) == ({"bank": ";"}, "error")
+    assert written["missing_values"] == ["-999", "unknown"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"encodign": "cp1252"}, "did you mean 'encoding'"),
+        ({"encoding": "cp125x"}, "there is no encoding 'cp125x'"),
+        ({"label": "x"}, "use --label"),
+    ],
+)
+def test_options_that_init_cannot_use_are_refused(options, words, tmp_path):
+    with pytest.raises(ConfigError, match=words):
+        begin(tmp_path, label="default", options=options)
+
+
+def test_a_file_of_ids_and_labels_becomes_the_file_of_the_labels(tmp_path):
+    bank = "customer;default\n" + "".join(f"c{row};{row % 2}\n" for row in range(40))
+    shop = "customer,spent\n" + "".join(f"c{row},{row % 5}\n" for row in range(40))
+    assert begin(tmp_path, bank=bank, shop=shop, label="default", options={"encoding.bank": "cp1252"}) == "bank"
+    options = load_config(str(tmp_path / "run.toml")).data.options
+    assert options["files"] == {"shop": f"{tmp_path}/shop.csv"}
+    assert options["labels_file"] == f"{tmp_path}/bank 'x'.csv"
+    assert (options["delimiter"], options["encoding"]) == ({"labels": ";"}, {"labels": "cp1252"})
+    dataset = load("files", options=options, cache=tmp_path / "cache")
+    assert (dataset.label_party, dataset.parties, len(dataset.labels().train) > 20) == ("bank", ("shop",), True)

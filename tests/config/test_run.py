@@ -136,7 +136,7 @@ def test_an_unknown_key_in_a_file_gives_the_nearest_name(values, path, meant):
         build_config(values)
 
 
-@pytest.mark.parametrize("given", ["unlabelled", "data.unlabelled", "dtype.zip_code"])
+@pytest.mark.parametrize("given", ["unlabelled", "data.unlabelled", "dtype.zip_code", "dtype.plz", "delimiter.bank"])
 def test_an_option_of_the_data_set_that_is_named_as_a_key_gives_the_key(given):
     meant = f"set as data.options.{given.removeprefix('data.')}"
     with pytest.raises(ConfigError, match=meant):

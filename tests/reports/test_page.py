@@ -65,6 +65,11 @@ def test_a_run_without_defense_says_what_leaks_and_that_nothing_was_done_about_i
     assert "No defense was used" in text
     assert 'defenses = ["local_head(epsilon=1)"]' in text
     assert "149,271 people, 8.3 % of them positive" in text
+    change(folder, lambda result: result["dataset"].update(rows=1102, validation_rows=110))
+    assert (
+        "trained on 992 people and validated on 110 others, 8.3 % of all of them positive"
+        in page(render([folder])).text
+    )
     assert "75,034 others. Epochs: 6." in text
     assert "The feature parties a and b have columns about the same people. They exchange" in text
     worst = max(entry["q95"] for entry in json.loads((folder / "result.json").read_text())["leakage"])

@@ -114,3 +114,19 @@ def test_a_table_of_results_keeps_names_and_numbers_whole_where_there_is_just_ro
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]
     for name, parameter in names.items():
         assert [f"{name}({parameter}=1)", "0.9332", "0.1552", "–", "–", "–"] in shown
+
+
+def test_a_run_on_own_files_names_the_positive_class_and_the_rows_for_validation(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    for name in ("files", "toy"):
+        data = replace(toy_data(), name=name)
+        summary = run(toy_config(), data=lambda config, data=data: data).summary
+        print_results([summary])
+        shown = capsys.readouterr().out
+        rows, validated, tested = (summary["dataset"][key] for key in ("rows", "validation_rows", "test_rows"))
+        assert validated == rows // 10
+        words = f"Trained on {rows - validated} rows and tested on {tested}; {validated} others are for validation"
+        assert (words in shown) == (name == "files")
+        assert ("Positive class: '1' (the label whose probability is predicted, against '0')" in shown) == (
+            name == "files"
+        )

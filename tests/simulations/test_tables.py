@@ -1,6 +1,9 @@
+import re
+
 import pytest
 
 from flower_vfl.data.sources import catalog
+from flower_vfl.errors import ConfigError
 from flower_vfl.simulations import listing, tables
 
 
@@ -10,6 +13,15 @@ def test_an_install_command_is_shown_with_its_extra(monkeypatch, capsys):
     monkeypatch.setattr(catalog, "available", lambda: [entry])
     listing.print_data_set("digits")
     assert "pip install 'flower-vfl[mnist]'" in capsys.readouterr().out
+
+
+def test_a_data_set_is_listed_with_its_options_and_show_of_its_name_refers_to_them(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+    listing.print_data_set("files")
+    assert re.search(r"\n *labels_file  +file of the labels; empty: ", capsys.readouterr().out)
+    with pytest.raises(ConfigError, match="`flower-vfl data list files` shows its options"):
+        tables.data_of("files")
 
 
 def test_a_folder_is_named_with_its_brackets(monkeypatch, capsys, tmp_path):

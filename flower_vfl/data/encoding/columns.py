@@ -34,8 +34,8 @@ class Column:
         For a category: share of the training rows whose value is too rare for an id.
     why : str
         Reason for the kind, where the data gives one.
-    change : str
-        Option that sets another kind.
+    change : tuple of str or None
+        Column of the file and another kind, which the option dtype can set; None where no option does.
     """
 
     party: str
@@ -45,7 +45,7 @@ class Column:
     values: int | None = None
     rare: float | None = None
     why: str = ""
-    change: str = ""
+    change: tuple[str, str] | None = None
 
 
 def columns_of(dataset: Dataset) -> list[Column]:
@@ -80,15 +80,15 @@ def _columns_with_reasons(dataset: Dataset, party: str) -> Iterator[Column]:
     readings = {name: reading for reading in reader.columns for name in reading.columns} if reader else {}
     for column in _encoded_columns(dataset, party):
         reading = readings.get(column.name)
-        yield replace(column, why=reading.why, change=_option(reading)) if reading else column
+        yield replace(column, why=reading.why, change=_change(reading)) if reading else column
     for reading in reader.columns if reader else ():
         if not reading.columns:
-            yield Column(party, reading.name, "left out", why=reading.why, change=_option(reading))
+            yield Column(party, reading.name, "left out", why=reading.why, change=_change(reading))
 
 
-def _option(reading: Reading) -> str:
-    """Return the option that sets another kind for a column."""
-    return f"dtype.{reading.name}={'ignore' if reading.kind == 'category' else 'category'}"
+def _change(reading: Reading) -> tuple[str, str]:
+    """Return a column of the file and another kind for it."""
+    return reading.name, "ignore" if reading.kind == "category" else "category"
 
 
 def _encoded_columns(dataset: Dataset, party: str) -> Iterator[Column]:

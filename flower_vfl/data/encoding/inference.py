@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from flower_vfl.data.encoding.dates import FORMATS, parts
-from flower_vfl.data.encoding.number_texts import NumberStyle, decimal_of, signs, styles
+from flower_vfl.data.encoding.number_texts import NumberStyle, decimal_of, mixed_notations, styles
 from flower_vfl.data.encoding.reading import (
     FALSE,
     TRUE,
@@ -157,7 +157,7 @@ class _Column:
             or self._date("", named=False)
             or self._boolean()
         )
-        return found or self._category()
+        return found or self._category(decimal=decimal)
 
     def _codes(self) -> Reading | None:
         """Return a category if all values are digits of one length, some with a leading zero; else None."""
@@ -240,15 +240,14 @@ class _Column:
             return Reading(self.name, "boolean", "yes and no in words")
         return None
 
-    def _category(self, why: str = "") -> Reading:
+    def _category(self, why: str = "", decimal: str = "") -> Reading:
         rows, counts = len(self.known), pc.value_counts(self.known).field(1)
         alone = pc.sum(pc.equal(counts, 1)).as_py() / rows
         words = pc.mean(pc.add(pc.count_substring_regex(self.different, r"\s+"), 1)).as_py()
+        mixed = "" if why else mixed_notations(self.name, self.different, decimal)
         if rows >= _LEAST_ROWS and words >= _FREE_TEXT_WORDS and 2 * len(self.different) > rows:
-            return Reading(self.name, "ignore", f"free text, {words:.0f} words on average")
+            return Reading(self.name, "ignore", mixed or f"free text, {words:.0f} words on average")
         if rows >= _LEAST_ROWS and alone >= _UNIQUE_SHARE:
-            return Reading(self.name, "ignore", f"{alone:.0%} of its values occur in one training row only")
-        mixed = sorted(signs(self.different))
-        if len(mixed) > 1 and not why:
-            why = f"numbers with different signs: {', '.join(mixed)}"
-        return Reading(self.name, "category", why or "texts")
+            once = f"{alone:.0%} of its values occur in one training row only"
+            return Reading(self.name, "ignore", mixed or once)
+        return Reading(self.name, "category", why or mixed or "texts")

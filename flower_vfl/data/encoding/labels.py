@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from flower_vfl.data.encoding.reading import FALSE
 from flower_vfl.data.encoding.values import Place, parse_numbers, texts
 from flower_vfl.errors import DataError
 from flower_vfl.registry import suggestion
@@ -21,7 +22,7 @@ _TENSOR_TYPES = frozenset({"uint8", "int8", "int16", "int32", "int64"})
 MAX_CLASSES = 1000
 _FEW = 20
 _ABSENT = ("", "na", "n/a", "#n/a", "<na>", "nan", "null", "?")
-_NEGATIVES = ("0", "-1", "false", "no", "n", "negative")
+_NEGATIVES = ("0", "-1", "negative", *FALSE)
 _log = logging.getLogger(__name__)
 
 
@@ -45,8 +46,9 @@ class EncodedLabels:
 def encode_labels(train: pa.ChunkedArray, test: pa.ChunkedArray, place: Place, positive: str = "") -> EncodedLabels:
     """Return labels as classes, which are those of the training rows.
 
-    Two values become 0 and 1: 1 is `positive`, else the value that is not 0, -1, false, no or negative, else the
-    later one in sorting. More values become classes in sorted order, or, with `positive`, that value against the rest.
+    Two values become 0 and 1: 1 is `positive`, else the value that is not 0, -1, negative or one of `FALSE` (no,
+    nein, non), else the later one in sorting. More values become classes in sorted order, or, with `positive`, that
+    value against the rest.
 
     Parameters
     ----------

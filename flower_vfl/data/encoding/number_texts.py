@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -21,6 +22,8 @@ _GROUPS = {",": "commas", ".": "points", " ": "spaces", "'": "apostrophes"}
 _SIGN = "|".join(re.escape(sign) for sign in SIGNS)
 _AFFIXED = re.compile(rf"^[-+(]?\s*({_SIGN})?\s*[-+]?\s*[0-9.,' ]*[0-9][0-9.,' ]*\s*({_SIGN})?\s*\)?\s*-?$")
 _SAMPLE = 2000
+_ALMOST_ALL = 0.95
+"""Share of texts that are numbers from which a column looks like numbers."""
 
 
 @dataclass(frozen=True)
@@ -126,12 +129,50 @@ def styles(values: pa.Array, decimal: str = "") -> list[tuple[NumberStyle, int]]
     found = signs(values)
     if len(found) > 1:
         return [(NumberStyle(), int(parse_numbers(values)[1].sum()))]
-    marks = [decimal] if decimal else [".", ","]
-    groups = ["", ",", ".", " ", "'"]
-    sign = next(iter(found), "")
-    known = [NumberStyle(mark, group, sign) for mark, group in product(marks, groups) if group != mark]
+    known = _known([decimal] if decimal else [".", ","], next(iter(found), ""))
     counted = [(style, int(style.parse(values)[1].sum())) for style in known]
     return sorted(counted, key=lambda pair: pair[1])
+
+
+def _known(marks: Sequence[str], sign: str) -> list[NumberStyle]:
+    groups = ["", ",", ".", " ", "'"]
+    return [NumberStyle(mark, group, sign) for mark, group in product(marks, groups) if group != mark]
+
+
+def mixed_notations(name: str, values: pa.Array, decimal: str = "") -> str:
+    """Return why texts that are numbers in several notations are not read as numbers; "" if they are other texts.
+
+    Parameters
+    ----------
+    name : str
+        Name of the column.
+    values : pyarrow.Array of texts, (N,)
+        Different values of a column that no style reads; only the first `_SAMPLE` are read.
+    decimal : {"", ".", ","}
+        Decimal mark; "" where it is not known.
+
+    Examples
+    --------
+    >>> mixed_notations("x", pa.array(["12.5", "7.25"]), ",")
+    "numbers such as '12.5', which decimal=, does not read: leave the option decimal out"
+    >>> mixed_notations("x", pa.array(["blue", "red"]))
+    ''
+    """
+    values = values.slice(0, _SAMPLE)
+    found = sorted(signs(values))
+    read = [~style.parse(values)[1] for sign in ["", *found] for style in _known([".", ","], sign)]
+    if not len(values) or np.logical_or.reduce(read).mean() < _ALMOST_ALL:
+        return ""
+    style = styles(values, decimal)[0][0]
+    bad = style.parse(values)[1]
+    other = values[int(bad.argmax())].as_py()
+    if decimal and not styles(values)[0][1]:
+        return f"numbers such as {other!r}, which decimal={decimal} does not read: leave the option decimal out"
+    kept = f"write them in one, or dtype.{name}=category keeps them as categories"
+    if len(found) > 1:
+        return f"numbers with different signs: {', '.join(found)}, such as {other!r}: {kept}"
+    first = values[int(bad.argmin())].as_py()
+    return f"numbers in different notations, such as {first!r} and {other!r}: {kept}"
 
 
 def decimal_of(values: pa.Array) -> str:

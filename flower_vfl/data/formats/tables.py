@@ -6,12 +6,14 @@ import codecs
 import csv
 import gzip
 import io
+import json
 import logging
 import re
+import shlex
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 _BLOCK = 2**20
 _TABS = ("tab", "\\t", "\t")
-_DELIMITERS = "a value that holds the delimiter needs quotes; the option delimiter names another one"
+_QUOTES = "a value that holds the delimiter needs quotes"
 _VIEWS = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
 
 
@@ -45,10 +47,13 @@ class Dialect:
         One character, or "tab"; "" for tabs in files called .tsv and commas in others.
     encoding : str
         Python's name of the encoding; "" for UTF-8.
+    trained : bool
+        True for new rows, which need the syntax of the training file: no option changes it.
     """
 
     delimiter: str = ""
     encoding: str = ""
+    trained: bool = False
 
     def __post_init__(self) -> None:
         if len(self.delimiter) > 1 and self.delimiter not in _TABS:
@@ -65,15 +70,25 @@ class Dialect:
         usual = "\t" if _kind(path) == ".tsv" else ","
         return "\t" if self.delimiter in _TABS else self.delimiter or usual
 
+    def cure(self, option: str, value: str) -> str:
+        """Return the way to read a file whose delimiter or encoding is another one, for messages."""
+        if self.trained:
+            return f"save it with the {option} of the training file"
+        return (
+            f"or name it in the option {option}: --set {option}={shlex.quote(value)} of init and data prepare, in a "
+            f"configuration {option} = {json.dumps(value)} below [data.options]"
+        )
+
 
 PLAIN = Dialect()
 """Dialect of texts in UTF-8 whose separator follows from the file's name."""
 
 
-def dialect_of(options: Mapping[str, Any], key: str) -> Dialect:
+def dialect_of(options: Mapping[str, Any], key: str, *, trained: bool = False) -> Dialect:
     """Return the dialect of a party's file, from the options `delimiter` and `encoding`: texts, or texts by party."""
     given = (options.get(name, "") for name in ("delimiter", "encoding"))
-    return Dialect(*(str(one.get(key, "")) if isinstance(one, Mapping) else str(one) for one in given))
+    delimiter, encoding = (str(one.get(key, "")) if isinstance(one, Mapping) else str(one) for one in given)
+    return Dialect(delimiter, encoding, trained)
 
 
 def read_table(path: Path, only: str = "", dialect: Dialect = PLAIN) -> pa.Table:
@@ -99,13 +114,13 @@ def read_table(path: Path, only: str = "", dialect: Dialect = PLAIN) -> pa.Table
     try:
         table = _read_parquet(path, names) if _is_parquet(path) else _read_csv(path, names, dialect)
         table.validate(full=True)  # texts that are no UTF-8, for instance
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
-        _check_encoding(path, dialect)
+    except (OSError, EOFError, zlib.error, UnicodeError, pa.ArrowException) as error:
+        _check_encoding(path, dialect, error)
         # Arrow's message ends with the content of the wrong row: data, which messages do not repeat.
         words = re.sub("(?<=got )([0-9]+):.*", r"\1", str(error), flags=re.DOTALL)
         place = re.search("Row #([0-9]+)", words)
         number = f" (row {int(place[1]) - 1} below the header)" if place else ""
-        cure = f"; {_DELIMITERS}" if place else ""
+        cure = f"; {_QUOTES}{'' if dialect.trained else '; the option delimiter names another one'}" if place else ""
         raise DataError(f"{path} cannot be read: {re.sub('Row #[0-9]+: ', '', words)}{number}{cure}") from None
     if not table.num_rows:
         raise DataError(f"{path} has no rows")
@@ -126,8 +141,8 @@ def read_header(path: Path, dialect: Dialect = PLAIN) -> pa.Table:
                 f"{path}: files end in .csv, .tsv, .txt (each also .gz), .parquet, .pq or .npz (numpy.savez of IDs and "
                 "features); images lie in a folder"
             )
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
-        _check_encoding(path, dialect)
+    except (OSError, EOFError, zlib.error, UnicodeError, pa.ArrowException) as error:
+        _check_encoding(path, dialect, error)
         raise DataError(f"{path} cannot be read: {error}") from None
     except csv.Error as error:
         raise _stray_quote(path, 0, error) from None
@@ -135,12 +150,19 @@ def read_header(path: Path, dialect: Dialect = PLAIN) -> pa.Table:
         raise DataError(f"{path} is empty")
     _refuse_duplicates(header.column_names, path)
     if len(header.column_names) == 1 and not _is_parquet(path):
-        _refuse_delimiter(header.column_names[0], path, dialect.between(path))
+        _refuse_delimiter(header.column_names[0], path, dialect)
     return header
 
 
-def delimiter_of(path: Path) -> str:
+def delimiter_of(path: Path, dialect: Dialect = PLAIN) -> str:
     """Return the option `delimiter` that a file needs, from its header; "" where none is needed.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    dialect : Dialect
+        Its encoding.
 
     Raises
     ------
@@ -148,11 +170,11 @@ def delimiter_of(path: Path) -> str:
         As `read_header`, when no delimiter helps.
     """
     try:
-        read_header(path)
+        read_header(path, dialect)
     except DataError:
         for delimiter in () if _is_parquet(path) else SEPARATORS:
             with suppress(DataError):
-                if len(read_header(path, Dialect(delimiter)).column_names) > 1:
+                if len(read_header(path, replace(dialect, delimiter=delimiter)).column_names) > 1:
                     return "tab" if delimiter == "\t" else delimiter
         raise
     return ""
@@ -166,18 +188,27 @@ def _is_parquet(path: Path) -> bool:
     return _kind(path) in (".parquet", ".pq")
 
 
-def _check_encoding(path: Path, dialect: Dialect) -> None:
+def _check_encoding(path: Path, dialect: Dialect, error: Exception) -> None:
+    """Refuse a file that could not be read if its encoding is the reason, or that it is gzipped."""
     if _is_parquet(path):
         return
+    if dialect.encoding and isinstance(error, UnicodeError):
+        cure = (
+            dialect.cure("encoding", "")
+            if dialect.trained
+            else "files of several encodings have one each, as in encoding.bank"
+        )
+        raise DataError(
+            f"{path} is no text in {dialect.encoding}, which the option encoding names ({error}); {cure}"
+        ) from None
     if not dialect.encoding:
         try:
             with opened(path) as file:
                 check_encoding(path, file)
-        except DataError as error:
-            likely = "utf-16" if "UTF-16" in str(error) else "cp1252"
-            named = f"; or name its encoding in the option encoding, as in encoding={likely}"
-            cure = named if "UTF" in str(error) else ""
-            raise DataError(f"{error}{cure}") from None
+        except DataError as reason:
+            likely = "utf-16" if "UTF-16" in str(reason) else "cp1252"
+            cure = f"; {dialect.cure('encoding', likely)}" if "UTF" in str(reason) else ""
+            raise DataError(f"{reason}{cure}") from None
     with path.open("rb") as file:
         if path.suffix != ".gz" and file.read(len(GZIP)) == GZIP:
             raise DataError(f"{path} is gzipped: let its name end in {path.suffix}.gz")
@@ -258,15 +289,16 @@ def _read_csv(path: Path, wanted: list[str], dialect: Dialect) -> pa.Table:
         return read(threads=False)  # for the number of the row, which several threads do not report
 
 
-def _refuse_delimiter(name: str, path: Path, own: str) -> None:
+def _refuse_delimiter(name: str, path: Path, dialect: Dialect) -> None:
     """Refuse a file whose only column is the whole header, because another character separates its fields."""
+    own = dialect.between(path)
     found = next((other for other in SEPARATORS if other != own and other in name), None)
     if found:
         needed = "commas, or tabs in a file that is called .tsv," if own == "," else SEPARATORS.get(own, repr(own))
         named = "tab" if found == "\t" else found
         raise DataError(
-            f"{path}: fields are separated by {SEPARATORS[found]}; {needed} are needed, or the option "
-            f'delimiter="{named}"'
+            f"{path}: fields are separated by {SEPARATORS[found]}; {needed} are needed: "
+            f"{dialect.cure('delimiter', named)}"
         )
 
 

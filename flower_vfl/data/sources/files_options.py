@@ -16,6 +16,7 @@ from flower_vfl.data.encoding.values import Missing
 from flower_vfl.data.formats.tables import Dialect, dialect_of
 from flower_vfl.data.sources.recipe import Options
 from flower_vfl.data.store.dataset import Part
+from flower_vfl.registry import suggestion
 
 LABELS = "labels"
 """Key of the labels' file among the files of the parties."""
@@ -76,9 +77,16 @@ class FilesOptions(Options):
         for column, given in self.dtype.items():
             kind, _, text = given.partition(":")
             if kind not in (*KINDS, "integer") or (text and kind != "date"):
-                raise ValueError(f"dtype of column {column!r} is one of {', '.join(KINDS)}, or date:FORMAT")
+                raise ValueError(
+                    f"dtype of column {column!r} is one of {', '.join(KINDS)}, or date:FORMAT; given {given!r}"
+                )
             DateFormat(text)
-        for key in (*self.files, LABELS):
+        known = [*self.files, *([LABELS] if self.labels_file else [])]
+        for option, by_party in {"delimiter": self.delimiter, "encoding": self.encoding}.items():
+            for party in by_party if isinstance(by_party, dict) else ():
+                if party not in known:
+                    raise ValueError(f"{option}.{party}: no file is that of {party!r}; {suggestion(party, known)}")
+        for key in known:
             self.dialect(key)
         for one, other in combinations(("numeric", "categorical", "ignore", "dtype"), 2):
             if both := sorted(set(getattr(self, one)) & set(getattr(self, other))):

@@ -119,7 +119,8 @@ class Files(Recipe):
             if labels is None:
                 _log.warning("%s: column %r, called like the label, is no feature of %r", path, options.label, party)
         if not columns:
-            raise DataError(f"{path}: no column is left for party {party!r} besides ID and label")
+            cure = f"; name it in labels_file = {path!r} in place of files.{party}" if labels is not None else ""
+            raise DataError(f"{path}: no column is left for party {party!r} besides ID and label{cure}")
         used, own = (read_ids(table, options.id, path) for table in (tables["train"], raw["train"][party].table))
         rows = np.asarray(pc.index_in(used, value_set=own), dtype=np.int64)
         reader = infer(tables["train"].select(columns), options.rules(columns), path, rows)

@@ -102,8 +102,10 @@ def build_options(recipe: Recipe, given: Mapping[str, Any]) -> Options:
 
 
 def _explain(recipe: Recipe, problem: Any) -> str:
-    path = ".".join(str(part) for part in problem["loc"]) or "options"
+    path = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         return f"{recipe.name} has no option {path!r}; {suggestion(path, recipe.options.model_fields)}"
     message = str(problem["msg"]).removeprefix("Value error, ")
+    if not problem["loc"]:  # of several options: the message names them
+        return f"options of {recipe.name}: {message}"
     return f"option {path} of {recipe.name}: {message}, given {problem['input']!r}"

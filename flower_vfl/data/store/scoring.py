@@ -199,7 +199,8 @@ def new_rows(path: Path, trained: VerticalData) -> ScoreRows:
         return rows_of(open_dataset(path))
     files = _files(path, trained)
     column, whole = id_column(trained), trained.options.get("dtype", {}).get(id_column(trained)) == "integer"
-    tables = {party: read_table(file, dialect=dialect_of(trained.options, party)) for party, file in files.items()}
+    dialects = {party: dialect_of(trained.options, party, trained=True) for party in files}
+    tables = {party: read_table(file, dialect=dialects[party]) for party, file in files.items()}
     if whole:
         tables = {party: whole_ids(table, column, str(files[party])) for party, table in tables.items()}
     own = {party: read_ids(table, column, str(files[party])) for party, table in tables.items()}

@@ -1,6 +1,8 @@
 """Types and statistics of columns, as the command line shows them, compared with the files."""
 
+import shlex
 import shutil
+import tomllib
 
 import numpy as np
 import pytest
@@ -62,12 +64,12 @@ def test_columns_have_the_types_the_missing_shares_and_the_values_of_the_trainin
             int((counts >= 2).sum()),
             rare / len(towns),
             why="texts",
-            change="dtype.town=ignore",
+            change=("town", "ignore"),
         ),
         ("bank", "height"): Column(
-            "bank", "height", "number", 0.0, why="reads as numbers", change="dtype.height=category"
+            "bank", "height", "number", 0.0, why="reads as numbers", change=("height", "category")
         ),
-        ("bank", "code"): Column("bank", "code", "number", 0.0, why="reads as numbers", change="dtype.code=category"),
+        ("bank", "code"): Column("bank", "code", "number", 0.0, why="reads as numbers", change=("code", "category")),
     }
     for key, column in expected.items():
         assert found[key] == column
@@ -84,7 +86,7 @@ def test_a_type_that_is_named_is_the_one_that_is_shown(own_tables):
     found = {column.name: column for column in columns_of(dataset)}
     assert (found["code"].kind, found["code"].values) == ("category", 5)
     height = found["height"]
-    assert (height.kind, height.change) == ("left out", "dtype.height=category")
+    assert (height.kind, height.change) == ("left out", ("height", "category"))
 
 
 @pytest.mark.parametrize(("min_count", "known"), [(1, True), (3, True), (150, False)])
@@ -160,6 +162,7 @@ def test_the_command_line_shows_the_columns_after_preparing_and_later(own_tables
     counts = f"'0': {negatives}, '1': {positives}" if negatives >= positives else f"'1': {positives}, '0': {negatives}"
     for text in (prepared, shown):
         assert f"training rows of 2 classes: {counts}" in text
+        assert "Positive class: '1' (the label whose probability is predicted, against '0')" in text
 
 
 def test_the_columns_of_a_configuration_and_of_a_run_are_shown_without_preparing_by_hand(own_tables, tmp_path, capsys):
@@ -168,13 +171,30 @@ def test_the_columns_of_a_configuration_and_of_a_run_are_shown_without_preparing
     config.write_text(to_toml(build_config({"data": {"name": "files", "options": options}})))
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.toml").write_text(config.read_text())
-    print_columns(load("files", options=options))
+    print_columns(load("files", options=options), toml=True)
     expected = capsys.readouterr().out
-    for source in (config, tmp_path / "run"):
+    for source, where in ((config, str(config)), (tmp_path / "run", "the configuration of another run")):
         with pytest.raises(SystemExit) as done:
             main(["data", "show", str(source)])
         assert done.value.code == 0
-        assert capsys.readouterr().out == expected
+        line = f"to change the type of a column, write the line behind it below [data.options] in {where}\n"
+        assert capsys.readouterr().out == expected + line
+
+
+def test_an_option_that_changes_a_column_works_where_it_is_shown(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    rows = [f"p{number},{number},{number % 9},{number % 2}" for number in range(60)]
+    (tmp_path / "a.csv").write_text("id,letzter Kontakt,größe,label\n" + "\n".join(rows) + "\n")
+    options = {"files": {"a": str(tmp_path / "a.csv")}}
+    dataset = prepare("files", out=tmp_path / "whole", options=options)
+    shown = {}
+    for toml in (False, True):
+        print_columns(dataset, toml=toml)
+        shown[toml] = [line.split("│")[-2].strip() for line in capsys.readouterr().out.splitlines() if "│" in line]
+    given = {"letzter Kontakt": "category", "größe": "category"}
+    assert tomllib.loads("\n".join(shown[True])) == {"dtype": given}
+    words = [shlex.split(line) for line in shown[False]]
+    assert words == [["--set", f"dtype.{name}={kind}"] for name, kind in given.items()]
 
 
 def test_a_table_that_does_not_fit_becomes_lines_with_whole_names_and_options(tmp_path, capsys, monkeypatch):
@@ -187,17 +207,18 @@ def test_a_table_that_does_not_fit_becomes_lines_with_whole_names_and_options(tm
         monkeypatch.setenv("COLUMNS", str(width))
         print_columns(dataset)
         shown[width] = capsys.readouterr().out.splitlines()
-    assert shown[60] == shown[80]
-    assert max(map(len, shown[80])) <= 80
+    columns = len(dataset.encoding("a").reader.columns) * 3 + 1
+    assert shown[60][:columns] == shown[80][:columns]
+    assert max(len(line) for line in shown[80] if "to change" not in line) <= 80  # an option is not broken
     assert f"a: {long}" in shown[80]
-    assert f"    to change: dtype.{long}=category" in shown[80]
+    assert f"    to change: --set dtype.{long}=category" in shown[80]
     assert "    category; missing 0 %; 3 values; rare 0 %; texts" in shown[80]
     monkeypatch.setenv("COLUMNS", "40")
     print_columns(dataset)
     narrow = capsys.readouterr().out.splitlines()
     place = narrow.index("a: colour") + 1
     assert narrow[place : place + 2] == ["    category; missing 0 %; 3 values;", "    rare 0 %; texts"]
-    assert any(f"│ {long} " in line and f" dtype.{long}=category │" in line for line in shown[200])
+    assert any(f"│ {long} " in line and f" --set dtype.{long}=category │" in line for line in shown[200])
 
 
 def test_only_the_largest_of_many_classes_are_counted_out_and_none_without_labels(tmp_path, capsys, monkeypatch):

@@ -26,6 +26,8 @@ def encode(train, test=None, positive=""):
         (["yes", "no"], [1, 0]),
         (["Yes", "No"], [1, 0]),
         (["False", "True"], [0, 1]),
+        (["ja", "nein"], [1, 0]),
+        (["Oui", "Non"], [1, 0]),
         (["bad", "good"], [0, 1]),
         ([1, 2], [0, 1]),
         ([10, 9], [1, 0]),

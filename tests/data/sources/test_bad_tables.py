@@ -19,8 +19,12 @@ def with_value(row, place, value):
 
 
 BAD = {
-    "delimiter": (text(delimiter=";"), [], ["separated by semicolons", 'option delimiter=";"']),
-    "tabs": (text(delimiter="\t"), [], ["separated by tabs", 'option delimiter="tab"']),
+    "delimiter": (
+        text(delimiter=";"),
+        [],
+        ["separated by semicolons", "option delimiter: --set delimiter=';' of init"],
+    ),
+    "tabs": (text(delimiter="\t"), [], ["separated by tabs", 'delimiter = "tab"']),
     "encoding": (with_value(4, 1, "é").encode("cp1252"), [], ["line 5", "UTF-8", "encoding=cp1252"]),
     "utf-16": (text().encode("utf-16"), [], ["UTF-16", "option encoding", "encoding=utf-16"]),
     "repeated id": (with_value(9, 0, "p2"), [], ["'id'", "rows 3, 9", "option id"]),

@@ -127,6 +127,8 @@ def test_new_rows_need_no_label(trained, tmp_path):
         ({"new.csv": "id,spent,city\nc,1,Bonn\na,1,Kiel\nb,oops,Bonn\n"}, "shop", "row 3 holds 'oops'"),
         ({"new.csv": "id,spent,city\na,1,Bonn\na,2,Kiel\n"}, "shop", "occur more than once, in rows 1, 2"),
         ({"new.csv": "id,spent,city\n"}, "shop", "has no rows"),
+        ({"new.csv": "id;spent;city\n"}, "shop", "are needed: save it with the delimiter of the training file$"),
+        ({"new.csv": "id,city\né,x\n"}, "shop", "in UTF-8; .*; save it with the encoding of the training file$"),
         ({"shop.csv": "id,spent,city\na,1,Bonn\n", "bank.csv": "id,debt\nb,1\n"}, "shop", "1 of 1 IDs"),
         ({"bank.csv": "id,debt\nb,1\n"}, "shop", "holds no file of party 'shop'; it holds bank"),
         ({"clinic.csv": "id\nb\n"}, "shop", r"neither a CSV or Parquet file, .* \(shop.csv, bank.csv\)"),
@@ -134,7 +136,7 @@ def test_new_rows_need_no_label(trained, tmp_path):
 )
 def test_new_rows_that_do_not_fit_are_refused(trained, tmp_path, files, party, words):
     for name, text in files.items():
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_text(text, encoding="cp1252")
     path = tmp_path / "new.csv" if "new.csv" in files else tmp_path
     with pytest.raises(DataError, match=words):
         new_rows(path, trained[1]).features(party)
