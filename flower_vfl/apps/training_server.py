@@ -202,8 +202,9 @@ def _fitted_settings(settings: Config, dataset: VerticalData, labels: Labels) ->
     if schedule.steps < min(FEW_STEPS, most // 4):
         _log.warning(
             '%s steps are few: with training.epochs and training.batch_size at "auto", there are up to %s (%s epochs, '
-            "%s rows a step), and training ends when validation no longer improves",
+            "%s rows a step)%s",
             *(f"{count:,}" for count in (schedule.steps, most, free.epochs, free.batch_size)),
+            ", and training ends when validation no longer improves" if free.patience else "",
         )
     return fitted
 

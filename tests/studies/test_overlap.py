@@ -39,7 +39,7 @@ def test_the_page_has_the_gain_and_the_recovered_share_of_each_seed(tmp_path):
     page.write_text("".join(f"<!-- begin {name} -->\n<!-- end {name} -->\n" for name in blocks))
     study.make_page(tmp_path / "runs", tmp_path)
     text = page.read_text()
-    assert "| 5 % | 0.9050 ± 0.0635 | 0.9250 ± 0.0635 | +0.0200, +0.0200 |" in text
+    assert "| 5 % | 0.9050 ± 0.0635 | 0.9250 ± 0.0635 | 0.0200 ± 0.0000; +0.0200 to +0.0200 |" in text
     assert "| at 5 %, at least half of the distance to all rows is recovered | holds | 0.67 ± 0.00; each" in text
     assert "| 1 % | 0.8000 | not run |  |" in text
     assert "| 6 | 1 | 0.5000 | 0.5000 |  |" in text  # one seed has both, and 18 passes validate better
