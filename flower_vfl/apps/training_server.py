@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid
 
@@ -196,6 +197,13 @@ def _fitted_settings(settings: Config, dataset: VerticalData, labels: Labels) ->
         f"{schedule.epochs} epoch{'s' * (schedule.epochs > 1)}",
         f"{schedule.batch_size:,}",
     )
+    tested = len(np.unique(labels.test))
+    if dataset.name == OWN_DATA and tested < labels.classes:
+        _log.warning(
+            "rows of the test part: %d, of %d of the %d classes: no AUC is known for the others, and accuracy means "
+            "little; more rows with labels are needed, or a larger data.options.test_fraction",
+            *(len(labels.test), tested, labels.classes),
+        )
     automatic = settings.training.model_copy(update={"epochs": 0, "batch_size": 0})
     free = settings.model_copy(update={"training": automatic}).fitted(rows).training
     most = schedule_of(settings.model_copy(update={"training": free}), rows, len(labels.test), periods=periods).steps

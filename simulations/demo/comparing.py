@@ -159,17 +159,25 @@ class _Demo:
             WorkerPool(work, places, environment) as pool,
         ):
             self._submit(pool, waiting)
-            for event in pool.events():
-                countdown.take(event)
-                match event:
-                    case Failed():
-                        self._failed(event)
-                        news = f"{event.name} failed: {shortened(event.reason, _MOST_SHOWN)}"
-                        display.line(len(self._finished), pool.waiting, news)
-                    case Ended():
-                        self._ended(event, pool, display)
-                    case _:
-                        display.refresh(len(self._finished), pool.waiting)
+            try:
+                self._follow(pool, display, countdown)
+            except KeyboardInterrupt:
+                console().print("the runs under way write what was measured; Ctrl-C again ends them at once")
+                raise
+
+    def _follow(self, pool: WorkerPool, display: Display, countdown: Countdown) -> None:
+        """Show the progress of the runs until none is left."""
+        for event in pool.events():
+            countdown.take(event)
+            match event:
+                case Failed():
+                    self._failed(event)
+                    news = f"{event.name} failed: {shortened(event.reason, _MOST_SHOWN)}"
+                    display.line(len(self._finished), pool.waiting, news)
+                case Ended():
+                    self._ended(event, pool, display)
+                case _:
+                    display.refresh(len(self._finished), pool.waiting)
 
     def finish(self) -> list[dict[str, Any]]:
         """Write the summary and the comparison of the runs that have finished, and return their results."""

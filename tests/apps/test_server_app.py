@@ -4,6 +4,7 @@ import gc
 import subprocess
 import sys
 import weakref
+from dataclasses import replace
 
 import pytest
 from flwr.app import Context, RecordDict
@@ -12,6 +13,7 @@ from flwr.clientapp import ClientApp
 from flower_vfl.apps import make_server_app, run
 from flower_vfl.apps.factories import default_bottom
 from flower_vfl.apps.local_grid import LocalGrid
+from flower_vfl.apps.result_schema import OWN_DATA
 from flower_vfl.errors import ConfigError
 from flower_vfl.tracking import read_steps
 from tests.toys import toy_config, toy_data
@@ -84,6 +86,14 @@ def test_so_few_steps_that_nothing_is_learned_are_a_warning_and_the_log_says_wha
     caplog.clear()
     run(toy_config(training={"epochs": 10, "batch_size": 20}), data=lambda _: toy_data())
     assert "are few" not in caplog.text
+
+
+def test_a_test_part_of_own_data_without_rows_of_a_class_is_a_warning(caplog):
+    for test_rows in (40, 1):
+        assert "rows of the test part" not in caplog.text
+        data = replace(toy_data(test_rows=test_rows), name=OWN_DATA)
+        run(toy_config(), data=lambda _, data=data: data)
+    assert "rows of the test part: 1, of 1 of the 2 classes: no AUC is known for the others" in caplog.text
 
 
 def test_a_run_to_resume_is_named_and_not_given_a_new_folder():

@@ -201,6 +201,7 @@ def test_interrupting_the_command_ends_with_130_and_says_how_to_resume(stage):
     done = flower_vfl("demo", "--out", stage.out, "--set", "data.name=toy-gap")
     signal.signal(signal.SIGTERM, before)
     assert done.returncode == 130
+    assert "the runs under way write what was measured; Ctrl-C again ends them at once" in done.stderr
     assert f"flower-vfl demo --out {stage.out} --resume --set data.name=toy-gap" in done.stderr
     assert done.stderr.splitlines()[-1] == "flower-vfl: interrupted; what was measured is kept"
 
