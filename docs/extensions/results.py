@@ -109,6 +109,7 @@ KEYS: Mapping[str, str] = {
     "leakage[].rows": "Rows that were scored.",
     "leakage[].positives": "Positives among them.",
     "leakage[].rows_of": "`train` or `test`.",
+    "leakage[].turned": "`true` where the scores of a joint attack were on the wrong side, and were negated.",
     "leakage[].known": "Rows whose labels the reader was fitted to.",
     "leakage[].baseline": "What the same kind of reader reaches without the gradients, or without the trained model.",
     "leakage[].baseline_reader": "Kind of the best reader without the gradients.",
