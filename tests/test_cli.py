@@ -91,7 +91,9 @@ def test_a_run_leaves_what_the_contract_names(finished):
         "test_rows": result["dataset"]["test_rows"],
         "positives": result["dataset"]["positives"],
         "classes": 2,
+        "class_rows": result["dataset"]["class_rows"],
     }
+    assert sum(result["dataset"]["class_rows"]) == result["dataset"]["rows"]
     assert result["defenses"] == []
     for moment in ("last", "best"):
         assert {"test_auc", "test_loss", "test_ace", "test_accuracy", "train_loss", "epoch"} <= set(

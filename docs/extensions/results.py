@@ -23,6 +23,7 @@ KEYS: Mapping[str, str] = {
     "dataset.test_rows": "Test rows.",
     "dataset.positives": "Share of positives among the training rows; null for more than two classes.",
     "dataset.classes": "Number of classes.",
+    "dataset.class_rows": "Training rows of each class.",
     "parties": "Who took part.",
     "parties.features": "Names of the feature parties.",
     "parties.label_features": "Whether the label party used columns of its own.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,11 +117,14 @@ class TrainedRun:
         The label party's weights and their card.
     weights : Mapping[str, str]
         Digest of each feature party's weights, as it reported after training.
+    class_rows : sequence of int
+        (C,) training rows of each class where training weighted the classes; else empty.
     """
 
     folder: Path
     model: Model
     weights: Mapping[str, str]
+    class_rows: Sequence[int]
 
 
 def read_run(folder: Path) -> TrainedRun:
@@ -146,7 +149,21 @@ def read_run(folder: Path) -> TrainedRun:
             f"{folder / CONFIG} was changed after training ({', '.join(different)}); put back what the weights "
             "were trained with"
         )
-    return TrainedRun(folder.absolute(), model, weights)
+    weighted = model.card.config.training.class_weights != "none"
+    return TrainedRun(folder.absolute(), model, weights, _class_rows(result, folder) if weighted else [])
+
+
+def _class_rows(result: Mapping[str, Any], folder: Path) -> list[int]:
+    dataset = result.get("dataset")
+    found = dataset.get("class_rows") if isinstance(dataset, dict) else None
+    classes = dataset.get("classes") if isinstance(dataset, dict) else None
+    if (
+        not isinstance(found, list)
+        or len(found) != classes
+        or not all(type(rows) is int and rows > 0 for rows in found)
+    ):
+        raise DataError(f"{folder / RESULT} lacks the training rows of each class (dataset.class_rows): train again")
+    return found
 
 
 def _read_result(folder: Path) -> dict[str, Any]:
@@ -201,7 +218,7 @@ def score(
     if simulation and not isinstance(grid, LocalGrid):
         wait_for_workers(len(card.features), at_once=config.transport.kind == "stream")
     _log.info("%d rows are scored with %s", len(chosen), ", ".join(card.features))
-    with computing(config), writing(request.out, card.classes) as writer:
+    with computing(config), writing(request.out, card.classes, run.class_rows) as writer:
         done = 0
         with closing(run_prediction(strategy, grid, ask, run.model.load_into, offer, sign)) as predicted:
             for positions, logits in predicted:

@@ -118,6 +118,7 @@ def describe_data(dataset: VerticalData, labels: Labels, *, validation_rows: int
         "test_rows": dataset.alignment.test_rows,
         "positives": positives,
         "classes": labels.classes,
+        "class_rows": np.bincount(labels.train, minlength=labels.classes).tolist(),
     }
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
@@ -15,6 +16,7 @@ from flower_vfl.errors import ConfigError, DataError, OutputExistsError
 from flower_vfl.files import replacing
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
 _WRITERS = {".csv": pa_csv.CSVWriter, ".parquet": pq.ParquetWriter}
@@ -52,14 +54,25 @@ class ScoreWriter:
         A writer of tables of `schema`.
     classes : tuple of str
         Names of the classes.
+    class_rows : sequence of int
+        (C,) training rows of each class, where training weighted classes inversely to them; else empty. A weighted
+        model gives the probabilities of classes of equal size, and the scores are those of classes of these sizes.
+        `predicted` is the class that the model prefers.
     """
 
-    def __init__(self, writer: pa_csv.CSVWriter | pq.ParquetWriter, classes: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        writer: pa_csv.CSVWriter | pq.ParquetWriter,
+        classes: tuple[str, ...],
+        class_rows: Sequence[int] = (),
+    ) -> None:
         self._writer, self._classes = writer, classes
+        self._offsets = np.log(class_rows or np.ones(len(classes)))
 
     def write(self, ids: pa.Array, logits: Tensor) -> None:
         """Append rows with the IDs (B,) and the logits (B,) or (B, C)."""
-        self._writer.write_table(pa.table([ids, *_columns(logits, self._classes)], schema=schema_of(self._classes)))
+        columns = _columns(logits, self._classes, self._offsets)
+        self._writer.write_table(pa.table([ids, *columns], schema=schema_of(self._classes)))
 
 
 def schema_of(classes: tuple[str, ...]) -> pa.Schema:
@@ -70,19 +83,19 @@ def schema_of(classes: tuple[str, ...]) -> pa.Schema:
     return pa.schema([("id", pa.string()), *score])
 
 
-def _columns(logits: Tensor, classes: tuple[str, ...]) -> list[pa.Array]:
+def _columns(logits: Tensor, classes: tuple[str, ...], offsets: NDArray[np.float64]) -> list[pa.Array]:
     import torch
 
     if logits.dim() == 1:
-        return [pa.array(torch.sigmoid(logits.double()).numpy())]
-    scores = torch.softmax(logits.double(), dim=1)
+        return [pa.array(torch.sigmoid(logits.double() + (offsets[1] - offsets[0])).numpy())]
+    scores = torch.softmax(logits.double() + torch.from_numpy(offsets), dim=1)
     predicted = pa.array(classes, pa.string()).take(pa.array(logits.argmax(dim=1).numpy()))
     return [predicted, *(pa.array(column.contiguous().numpy()) for column in scores.T)]
 
 
 @contextmanager
-def writing(path: Path, classes: tuple[str, ...]) -> Iterator[ScoreWriter]:
+def writing(path: Path, classes: tuple[str, ...], class_rows: Sequence[int] = ()) -> Iterator[ScoreWriter]:
     """Yield the writer of a file, open to its owner only, that appears at `path` if the block ends without error."""
     schema = schema_of(classes)
     with replacing(path) as temporary, _WRITERS[path.suffix.lower()](temporary, schema) as writer:
-        yield ScoreWriter(writer, classes)
+        yield ScoreWriter(writer, classes, class_rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.csv as pa_csv
@@ -16,6 +17,7 @@ from flower_vfl.apps import predict, prediction_server, run
 from flower_vfl.apps.model import load_card
 from flower_vfl.config import build_config
 from flower_vfl.data.sources.catalog import load, prepare
+from flower_vfl.data.store.dataset import Labels
 from flower_vfl.errors import ConfigError, DataError, InputError, OutputExistsError, PartyError
 from flower_vfl.metrics import leak_auc, macro_auc
 from flower_vfl.strategies import Observer
@@ -113,6 +115,21 @@ def test_scores_carry_the_ids_of_the_data(finished):
     found = read(folder / "scores.csv")
     assert found["id"] == dataset.ids("test")
     assert leak_auc(np.array(found["score"]), dataset.labels().test) == result.test_auc
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_scores_of_weighted_classes_are_probabilities_with_the_frequencies_of_training(classes, tmp_path):
+    sixths = toy_data(rows=2000, test_rows=1000, classes=6)
+    train, test = (np.maximum(y - 6 + classes, 0) for y in (sixths.target.train, sixths.target.test))
+    data = replace(sixths, target=Labels(train, test, classes))
+    training = {"class_weights": "balanced", "epochs": 8, "learning_rate": 0.02}
+    run(toy_config(training=training, attack={"names": []}), data=lambda _: data, out=tmp_path / "run")
+    predict(tmp_path / "run", tmp_path / "scores.csv", data=lambda _: data)
+    found = read(tmp_path / "scores.csv")
+    means = [np.mean(scores) for name, scores in found.items() if name.startswith("score")]
+    shares = [np.mean(test == number) for number in range(classes)]
+    assert max(shares) > 0.6  # uncorrected, the means would be much closer to each other
+    np.testing.assert_allclose(means, shares[1:] if classes == 2 else shares, atol=0.08)
 
 
 def test_given_ids_are_scored_in_their_order_training_rows_too(finished, tmp_path):

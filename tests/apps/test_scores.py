@@ -45,6 +45,23 @@ def test_more_classes_give_one_probability_each_and_the_likeliest_by_its_name(tm
     assert found["predicted"].to_pylist() == names[scores.argmax(axis=1)].tolist()
 
 
+@pytest.mark.parametrize("class_rows", [(900, 100), (700, 200, 100)])
+def test_scores_of_a_weighted_model_are_bayes_rule_with_the_frequencies_of_training(tmp_path, class_rows):
+    classes = len(class_rows)
+    logits = torch.randn(30, *((classes,) if classes > 2 else ()), generator=torch.Generator().manual_seed(2))
+    with writing(tmp_path / "s.csv", ("a", "b", "c")[:classes], class_rows) as writer:
+        writer.write(pa.array([str(row) for row in range(30)]), logits)
+    found = read(tmp_path / "s.csv")
+    equal = logits.double().numpy()  # probabilities where all classes are equally frequent
+    equal = np.stack([1 - expit(equal), expit(equal)], axis=1) if classes == 2 else softmax(equal, axis=1)
+    expected = equal * np.array(class_rows)
+    expected /= expected.sum(axis=1, keepdims=True)
+    scores = np.stack([found[name].to_numpy() for name in found.column_names if name.startswith("score")], axis=1)
+    np.testing.assert_allclose(scores, expected[:, 1:] if classes == 2 else expected, rtol=1e-12)
+    if classes > 2:
+        assert found["predicted"].to_pylist() == [("a", "b", "c")[place] for place in equal.argmax(axis=1)]
+
+
 def test_ids_with_commas_quotes_and_lines_come_back_as_they_were(tmp_path):
     ids = ["a,b", 'say "x"', "two\nlines", "ü"]
     with writing(tmp_path / "s.csv", ("0", "1")) as writer:
