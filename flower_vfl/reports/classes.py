@@ -72,10 +72,11 @@ class Classes(NamedTuple):
         worst = self.worst
         if worst.recall == 1.0:
             return f"Of {self.total} classes each test row is recognised."
+        rare = ' For rare classes there is training.class_weights = "balanced".' if worst.recall == 0.0 else ""
         missed = f"; it is most often taken for {worst.taken_for}" if worst.taken_for else ""
         return (
             f"Of {self.total} classes {worst.name} is recognised least: {number(worst.recall, 4)} of its "
-            f"{worst.rows:,} test rows{missed}."
+            f"{worst.rows:,} test rows{missed}.{rare}"
         )
 
 

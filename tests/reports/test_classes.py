@@ -48,6 +48,8 @@ def test_the_line_names_the_class_with_the_lowest_recall_and_its_most_frequent_e
     assert found.line == (
         "Of 3 classes hamster is recognised least: 0.2000 of its 5 test rows; it is most often taken for cat."
     )
+    never = classes_in({"classes": describe_classes(PETS, [[5, 0, 0], [0, 5, 0], [2, 0, 0]])})
+    assert never.line.endswith('taken for cat. For rare classes there is training.class_weights = "balanced".')
     perfect = classes_in({"classes": describe_classes(PETS, [[1, 0, 0], [0, 2, 0], [0, 0, 0]])})
     assert perfect.line == "Of 3 classes each test row is recognised."
     assert perfect.shown[2] == ("hamster", 0, None, None, "")
