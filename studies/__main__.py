@@ -1,4 +1,7 @@
-"""`python -m studies NAME run` does the runs of a page, `python -m studies NAME page` makes it."""
+"""`python -m studies NAME run` does the runs of a page, `python -m studies NAME page` makes it.
+
+The study `headline` has commands of its own, which `--help` shows.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ def main() -> None:
     """Run a study's command line, or list the studies."""
     names = sorted(path.parent.name for path in Path(__file__).parent.glob("*/study.py"))
     if len(sys.argv) < 2 or sys.argv[1] not in names:
-        print("python -m studies NAME run|page [options]; NAME is one of", *names, sep="\n  ")
+        print("python -m studies NAME run|page [options]; headline has other commands than run, see its --help")
+        print("NAME is one of", *names, sep="\n  ")
         raise SystemExit(0 if sys.argv[1:] in ([], ["--help"], ["-h"]) else 2)
     name = sys.argv.pop(1)
     sys.argv[0] = f"python -m studies {name}"

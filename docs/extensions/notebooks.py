@@ -36,5 +36,5 @@ def _on_source_read(app: Sphinx, name: str, source: list[str]) -> None:
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Tell Sphinx what to call."""
-    app.connect("source-read", _on_source_read, priority=600)  # after links were looked at
+    app.connect("source-read", _on_source_read, priority=600)  # after links were resolved
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -50,7 +50,7 @@ def linked(text: str, source: Path, page: Path, pages: dict[Path, str], docs: Pa
     page : Path
         The page that shows it.
     pages : dict[Path, str]
-        What `homes` returns.
+        The pages of files, as `homes` returns them.
     docs : Path
         The folder of all pages.
     """

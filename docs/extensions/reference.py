@@ -43,5 +43,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Tell Sphinx what to call."""
     app.connect("builder-inited", lambda app: api.write_pages(Path(app.srcdir)))
     app.connect("autodoc-process-docstring", api.plain_commands)
-    app.connect("source-read", _on_source_read, priority=400)  # before links are looked at
+    app.connect("source-read", _on_source_read, priority=400)  # before links are resolved
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,7 +1,7 @@
 """The results of a run: the keys of `result.json` and the columns of `steps.parquet`.
 
 Types, and which keys must be there, come from the code that reads them. What a key means is written here, and a test
-runs a training and looks for keys that nothing is said of.
+runs a training and fails for each key without a description.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ KEYS: Mapping[str, str] = {
     "leakage[].party": "Who reads; `a+b` for parties that collude.",
     "leakage[].sees": "What the reader has: gradients, columns, embeddings.",
     "leakage[].q95": "The leak AUC that 5 % of the steps exceed; null where there is one value only.",
-    "leakage[].q95_null": "What scores that know nothing reach in the same measure.",
+    "leakage[].q95_null": "What random scores reach in the same measure.",
     "leakage[].q95_turned": "The same with all scores negated: an attack that is wrong reads as much.",
-    "leakage[].q95_p_value": "How likely a score that knows nothing reaches the larger of `q95` and `q95_turned`, on "
+    "leakage[].q95_p_value": "How likely a random score reaches the larger of `q95` and `q95_turned`, on "
     "either side, in these very batches (`flower_vfl.metrics.quantile_p_value`); of AUCs of single steps alone.",
     "leakage[].mean": "Mean leak AUC, or the only one.",
     "leakage[].max": "Largest leak AUC of a step.",
@@ -123,7 +123,7 @@ KEYS: Mapping[str, str] = {
     "leakage[].measures.*": "Further metrics of an attack on the trained model, each with its own numbers.",
     "leakage[].reader": "Kind of the informed reader: linear, quadratic, trees, network, energy or values.",
     "leakage[].span": "What it reads at once: a `batch`, an `epoch` or all `epochs`.",
-    "leakage[].positive_class": "The class that the attack looks for.",
+    "leakage[].positive_class": "The class that the attack detects.",
     "leakage[].candidates[].*": "The informed readers that were tried on validation rows, best first.",
     "leakage[].worst_class.*": "The same measures for the class that leaks most; for more than two classes.",
     "leakage[].macro_*": "Means over the classes; for more than two classes.",

@@ -238,8 +238,8 @@ class PrivacyLedger:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ArgumentError):
             pass  # this class writes no such content
         raise DataError(
-            f"the privacy ledger {self.path} is not as it was written: somebody changed or shortened it, or its key is "
-            "another one. Restore both files from a copy; without them nobody knows what is spent of these labels"
+            f"the privacy ledger {self.path} failed its integrity check: the file was modified or truncated, or the "
+            "key is wrong. Restore both files from a copy; nothing else records what is spent of these labels"
         )
 
     def _write(self, account: Account, key: bytes) -> None:
@@ -303,9 +303,9 @@ def _check_entry(account: Account, entry: Entry, path: Path) -> bool:
             return False
     if repeated:
         raise PermissionDeniedError(
-            f"the secret of this training has drawn the noise of an earlier one, of {repeated[0].time}, and noise that "
-            "comes twice can be subtracted: take a new secret (in a simulation another `seed`), or the same rows, "
-            "labels and settings with noise that is drawn once"
+            f"this secret already generated noise for an earlier training, of {repeated[0].time}; reused noise can be "
+            "subtracted. Use a new secret (in a simulation another `seed`); the same secret is allowed only for the "
+            "same rows, labels and settings with noise that is drawn once"
         )
     if not account.allows(entry.release):
         _raise_limit_exceeded(account, entry, path)

@@ -171,7 +171,7 @@ def checked_training(training: object) -> str:
         When it is something else.
     """
     if not isinstance(training, str) or not re.fullmatch(r"[0-9a-f]{32}", training):
-        raise ProtocolError(f"a training is called by 32 hexadecimal digits, given {training!r:.60}")
+        raise ProtocolError(f"a training ID must have 32 hexadecimal digits, given {training!r:.60}")
     return training
 
 

@@ -55,7 +55,7 @@ class Canaries:
         most = int(len(trained) * LARGEST_SHARE)
         if count and not FEWEST <= count <= most:
             raise ConfigError(
-                f"attack.canaries is {count}; of these {len(trained)} rows {FEWEST} to {most} can be some, or none: 0"
+                f"attack.canaries is {count}; it must be 0 (off) or {FEWEST} to {most} for {len(trained)} training rows"
             )
         generator = np.random.default_rng(secret.seed("canaries"))
         rows = np.sort(generator.choice(trained, size=count, replace=False))

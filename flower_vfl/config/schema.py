@@ -369,7 +369,7 @@ class AttackConfig(Section):
     )
     snapshots: list[int] = Field(
         default_factory=lambda: [100, 200, 300, 400, 500],
-        description="steps of which the label party keeps the parts of the gradients, for its own report",
+        description="steps whose gradient components the label party stores for its report",
     )
 
     embeddings: int = Field(

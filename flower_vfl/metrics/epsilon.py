@@ -267,6 +267,6 @@ def guesses_needed(true: float, claimed: float, *, power: float = 0.95, beta: fl
 
 def _check(right: NDArray[np.int64], guesses: NDArray[np.int64], beta: float) -> None:
     if not 0.0 < beta < 1.0:
-        raise ArgumentError(f"beta is {beta}: one less the confidence lies between 0 and 1, such as 0.05.")
+        raise ArgumentError(f"beta is {beta}; give 1 minus the confidence, above 0 and below 1, such as 0.05.")
     if bool(np.any((right < 0) | (right > guesses))):
         raise ArgumentError("Right guesses are at least 0 and no more than guesses.")

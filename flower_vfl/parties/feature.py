@@ -49,7 +49,7 @@ class Store(Protocol):
     """A party's store of states, on its own disk."""
 
     def save(self, step: int, state: Any, *, hold: int) -> None:
-        """Save the state after `step` steps, and keep that after `hold` steps."""
+        """Save the state after `step` steps; do not delete the one after `hold` steps."""
 
     def load(self, step: int) -> Any:
         """Return the state after `step` steps; `DataError` where it is missing or belongs to another run."""
@@ -240,7 +240,7 @@ class FeatureParty:
     def _learn(self, step: int, frame: Frame) -> None:
         if not self._pending or self._pending[0].step != step:
             expected = self._pending[0].step if self._pending else "none"
-            raise ProtocolError(f"the gradient of step {step} came, that of step {expected} was expected")
+            raise ProtocolError(f"received the gradient of step {step}, expected step {expected}")
         pending = self._pending[0]
         shape = (len(pending.rows), *self._shape)
         gradient = frame.tensor("gradient", shape=shape, dtype=self._dtype).to(self._placement.device)
@@ -304,7 +304,9 @@ class FeatureParty:
         if self._pending:
             raise ProtocolError(f"a {frame.kind} frame came while {len(self._pending)} steps wait for their gradient")
         if frame.step != self._next_step:
-            raise ProtocolError(f"a state after {frame.step} steps was asked for, {self._next_step} are done")
+            raise ProtocolError(
+                f"asked to save the state after step {frame.step}, but this party is at step {self._next_step}"
+            )
         self.settle()
         self._store.save(frame.step, self.state(), hold=self._schedule.epoch_start(frame.step))
         return Frame(Kind.SAVED, frame.step)
@@ -327,7 +329,9 @@ class FeatureParty:
         if self._pending:
             raise ProtocolError(f"a {frame.kind} frame came while {len(self._pending)} steps wait for their gradient")
         if frame.step != self._next_step:
-            raise ProtocolError(f"the model after {frame.step} steps is the best, {self._next_step} are done")
+            raise ProtocolError(
+                f"asked to keep the model after step {frame.step}, but this party is at step {self._next_step}"
+            )
         self._best = BestModel.of(self.bottom, frame.step)
 
     def _settle_depth(self, frame: Frame) -> Frame | None:

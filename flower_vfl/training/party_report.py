@@ -97,7 +97,7 @@ def read_report(party: str, frame: Frame, attacks: Sequence[AttackMethod]) -> di
     except ValidationError as error:
         wrong = error.errors()[0]
         where = ".".join(map(str, wrong["loc"]))
-        raise ProtocolError(f"party {party!r} sent a report that is none, at {where!r:.100}: {wrong['msg']}") from None
+        raise ProtocolError(f"party {party!r} sent an invalid report; field {where!r:.100}: {wrong['msg']}") from None
     known = {attack.label: attack for attack in attacks}
     return {**report, "leakage": [_attributed(entry, party, known) for entry in report["leakage"]]}
 

@@ -39,7 +39,9 @@ def own_pretraining(strategy: TrainedStrategy, label: LabelParty, schedule: Sche
     if labels.unaligned is None or adds_to_logits(bottom):
         return None
     if names := [one.name for one in strategy.chain() if one.writes("prepare_labels") or one.guarantee() is not None]:
-        _log.info("the label party's unaligned rows are not used: %s answers for each use of labels", ", ".join(names))
+        _log.info(
+            "the label party's unaligned rows are not used: %s accounts for each use of a label", ", ".join(names)
+        )
         return None
     placement, secret = Placement.of(config), base.secret
     width = math.prod(embed(bottom, table.train, schedule.train_batch(0)[:2], placement).shape[1:])

@@ -72,8 +72,8 @@ def open_account(
     if ledger is None:
         if defense is not None and not simulation:
             _log.warning(
-                "%s counts this one training; nobody adds up what several trainings tell of the same labels: begin a "
-                "ledger with `flower-vfl budget FILE --limit EPSILON` and name it in %s",
+                "%s counts this one training; epsilons of several trainings on the same labels are not added up: begin "
+                "a ledger with `flower-vfl budget FILE --limit EPSILON` and name it in %s",
                 defense.name,
                 LEDGER_VARIABLE,
             )

@@ -104,7 +104,7 @@ class Traffic:
             When the other end has confirmed none of the last 256 messages.
         """
         if len(self._kept) == KEPT:
-            raise PartyError(f"of the last {KEPT} messages the other side has confirmed none")
+            raise PartyError(f"the other side has not confirmed any of the last {KEPT} messages")
         self._kept.append(data)
         return self._message(data)
 

@@ -50,7 +50,7 @@ def strips(begin: int, end: int) -> Iterator[tuple[slice, slice]]:
 
 
 def blocks_of_one_class(head: slice, runs: list[Run]) -> Iterator[tuple[slice, slice]]:
-    """Yield the blocks of the strip of these rows that hold pairs of one class; each is such a strip itself."""
+    """Yield the sub-blocks of a strip of rows that contain same-class pairs."""
     for begin, end in runs:
         if begin < head.stop and end > head.start:
             first = max(begin, head.start) - head.start

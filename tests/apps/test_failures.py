@@ -140,7 +140,7 @@ def falsified(key, value):
     ("falsify", "where"),
     [
         (lambda _: [], "cannot be read"),
-        (lambda _: {}, "'weights'"),
+        (lambda _: {}, "sent an invalid report; field 'weights'"),
         (lambda report: {**report, "weights": ["0" * 64]}, "'weights'"),
         (lambda report: {**report, "weights": "the best"}, "'weights'"),
         (falsified(None, {}), "'leakage'"),

@@ -238,7 +238,7 @@ def test_of_the_configuration_only_addresses_and_the_like_may_change():
 
 @pytest.mark.parametrize("name", ["", "../../etc", "A" * 32, "0" * 31, "0" * 33, 7, None, "0" * 31 + "/"])
 def test_a_training_is_called_by_digits_because_they_become_a_path(tmp_path, name):
-    with pytest.raises(ProtocolError, match="32 hexadecimal digits"):
+    with pytest.raises(ProtocolError, match="a training ID must have 32 hexadecimal digits"):
         PartyStorage.of_feature_party(tmp_path, "a", name)
 
 

@@ -154,7 +154,13 @@ def test_canaries_are_coins_in_a_part_of_their_own_and_all_are_followed():
     assert np.isin(drawn.rows, Membership(split, labels, 3, 200).all()).all()
 
 
-@pytest.mark.parametrize(("count", "words"), [(99, "100 to 180 can be some"), (181, "100 to 180 can be some")])
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (99, "must be 0 .off. or 100 to 180 for 1800 training rows"),
+        (181, "must be 0 .off. or 100 to 180 for 1800 training rows"),
+    ],
+)
 def test_too_few_and_too_many_canaries_are_refused(count, words):
     with pytest.raises(ConfigError, match=words):
         Canaries.draw(np.arange(1800), count, 2, Secret.for_simulation(0, "label"))

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("flower_vfl", "strategies", "simulations")
+FOLDERS = ("flower_vfl", "strategies", "simulations", "examples/own_methods", "docs/extensions")
+TEMPLATES = "flower_vfl/reports/templates"
 FIRST_WORDS = {"What", "Who", "Whether", "How", "Where", "Which", "Whose"}
 BANNED = {
     "is told": "receives",
@@ -45,7 +46,8 @@ BANNED = {
 NAMES = {"told", "said", "hears", "heard", "cards", "on_card"}
 """Identifiers that name no thing of the field: write scores, answer, side rows, progress, GPU."""
 
-_BANNED = re.compile(rf"\b({'|'.join(map(re.escape, BANNED))})\b")
+_BANNED = re.compile(rf"\b({'|'.join(BANNED)})\b".replace(" ", r"\s+"))
+_CODE = re.compile(r"<[^>]*>|\{[{%#].*?[}%#]\}", re.DOTALL)
 
 
 def texts(tree: ast.AST) -> Iterator[tuple[int, str, bool]]:
@@ -75,10 +77,20 @@ def problems(source: str) -> list[tuple[int, str]]:
                 found.append(
                     (line + offset, f"it begins with {first!r}: begin with an imperative verb or a noun phrase")
                 )
-        for match in _BANNED.finditer(text):
-            inside = text.count("\n", 0, match.start())
-            found.append((line + inside, f"{match[0]!r}: write {BANNED[match[0]]!r} or the like"))
+        found.extend((line + inside, words) for inside, words in banned(text))
     return found
+
+
+def banned(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the offset of the line of each banned word, which may be broken over two lines, and what to write."""
+    for match in _BANNED.finditer(text):
+        words = " ".join(match[0].split())
+        yield text.count("\n", 0, match.start()), f"{words!r}: write {BANNED[words]!r} or the like"
+
+
+def prose(template: str) -> str:
+    """Return a template without its tags and expressions; lines stay."""
+    return _CODE.sub(lambda match: "\n" * match[0].count("\n"), template)
 
 
 def identifiers(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -106,6 +118,22 @@ def test_docstrings_and_messages_are_plain_english():
         for line, words in problems((ROOT / path).read_text(encoding="utf8"))
     ]
     assert not found, "\n".join(found)
+
+
+def test_the_prose_of_templates_is_plain_english():
+    paths = sorted((ROOT / TEMPLATES).glob("*.html.j2"))
+    found = [
+        f"{path.relative_to(ROOT)}:{1 + offset}: {words}"
+        for path in paths
+        for offset, words in banned(prose(path.read_text(encoding="utf8")))
+    ]
+    assert paths
+    assert not found, "\n".join(found)
+
+
+def test_banned_words_in_a_template_are_found_in_its_prose_alone():
+    text = '<p class="cards"\nid="x">{{ cards }}\nA rule that knows\nnothing</p>'
+    assert [line for line, _ in banned(prose(text))] == [2]
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_an_audit_of_randomised_response_nearly_reaches_its_epsilon():
     ("call", "words"),
     [
         (lambda: coin_bound(3, 2), "no more than guesses"),
-        (lambda: coin_bound(2, 2, beta=0.0), "beta is 0.0"),
+        (lambda: coin_bound(2, 2, beta=0.0), "beta is 0.0; give 1 minus the confidence"),
         (lambda: coin_bound(2, 2, delta=1e-5), "number of canaries is needed"),
         (lambda: odds_bound(1, [1.0]), "between 0 and 1"),
         (lambda: odds_bound(1, [0.5], eta=-1.0), "eta is at least 0"),

@@ -61,7 +61,7 @@ def fill(party, in_flight):
     [
         (request(1), "step 1 was asked for, the next one is 0"),
         (request(99), "step 99"),
-        (request(0, 0, torch.zeros(16, 4)), "gradient of step 0 came, that of step none"),
+        (request(0, 0, torch.zeros(16, 4)), "gradient of step 0, expected step none"),
         (Frame(Kind.STEP, 0), "integer field 'gradient_of'"),
         (Frame(Kind.STEP, 0, {"gradient_of": True}), "integer field"),
         (Frame(Kind.EVALUATE, 0, {"part": "train"}), "no evaluation batch"),
@@ -358,9 +358,9 @@ def test_the_state_with_which_an_epoch_began_is_held_until_the_next_one_has_ende
         ([Frame(Kind.RESTORE, 0)], None, "keeps no checkpoints"),
         ([request(0), Frame(Kind.SAVE, 0)], MemoryStore(), "1 steps wait"),
         ([request(0), Frame(Kind.BEST, 1)], None, "1 steps wait"),
-        ([Frame(Kind.BEST, 3)], None, "after 3 steps is the best, 0 are done"),
+        ([Frame(Kind.BEST, 3)], None, "keep the model after step 3, but this party is at step 0"),
         ([Frame(Kind.RESTORE, 0)], MemoryStore(), "integer field 'count'"),
-        ([Frame(Kind.SAVE, 3)], MemoryStore(), "after 3 steps was asked for, 0 are done"),
+        ([Frame(Kind.SAVE, 3)], MemoryStore(), "save the state after step 3, but this party is at step 0"),
     ],
 )
 def test_a_state_that_cannot_be_kept_is_refused(frames, store, reason):

@@ -172,5 +172,6 @@ def test_one_command_lists_the_studies_and_refuses_other_names():
     assert listed.returncode == 0
     names = {path.parent.name for path in (ROOT / "studies").glob("*/study.py")}
     assert set(listed.stdout.split()[-len(names) :]) == names
+    assert "headline has other commands" in listed.stdout
     assert run("nothing").returncode == 2
     assert run("shapes", "page", "--help").returncode == 0

@@ -115,7 +115,7 @@ def test_an_interrupted_training_is_charged_once_and_its_resumption_is_free(ledg
 
 def test_a_ledger_that_somebody_edited_stops_a_training_at_once(ledger, tmp_path):
     ledger.path.write_text(ledger.path.read_text().replace("1.5", "9.5"))
-    with pytest.raises(DataError, match="not as it was written"):
+    with pytest.raises(DataError, match="failed its integrity check"):
         train(config(ledger), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -155,7 +155,7 @@ def test_without_a_ledger_a_deployed_label_party_is_warned(monkeypatch, caplog):
         opened(strategy(LocalHead), simulation=True)()
         assert not caplog.messages
         opened(strategy(LocalHead))()
-    assert "nobody adds up what several trainings tell" in caplog.text
+    assert "several trainings on the same labels are not added up" in caplog.text
 
 
 def test_of_several_proofs_the_smallest_counts(ledger):

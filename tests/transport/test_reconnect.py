@@ -417,7 +417,9 @@ def test_a_party_that_confirms_nothing_does_not_fill_the_memory():
         link = arrived(endpoint)
         for _ in range(KEPT):
             link.send(Frame(Kind.STEP, 0, {"gradient_of": -1}))
-        with pytest.raises(PartyError, match="party 'a': of the last 256 messages the other side has confirmed none"):
+        with pytest.raises(
+            PartyError, match="party 'a': the other side has not confirmed any of the last 256 messages"
+        ):
             link.send(Frame(Kind.STEP, 0, {"gradient_of": -1}))
 
 

@@ -18,7 +18,7 @@ def score(g: Tensor, k: int = 1) -> Tensor:
     g : Tensor
         (..., B, D) gradients, one row an example.
     k : int
-        Which entry; of rows with fewer, the smallest counts.
+        Rank of the entry; of rows with fewer, the smallest counts.
 
     Returns
     -------
@@ -34,7 +34,7 @@ class PeakAttack(RowAttack):
     Parameters
     ----------
     k : int
-        Which entry, at least 1.
+        Rank of the entry, at least 1.
     """
 
     name: ClassVar[str] = "peak"
@@ -46,7 +46,7 @@ class PeakAttack(RowAttack):
 
     @property
     def params(self) -> dict[str, Any]:
-        """Which entry."""
+        """The rank of the entry."""
         return {"k": self.k}
 
     def rate(self, rows: Tensor, known: Tensor | None) -> Tensor:

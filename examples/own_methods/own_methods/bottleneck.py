@@ -36,7 +36,7 @@ class Bottleneck(Defense):
     Parameters
     ----------
     strategy : HookedStrategy
-        What it wraps.
+        The wrapped strategy.
     weight : float
         Weight of the divergence in the loss, at least 0.
 

@@ -59,7 +59,7 @@ class Quantise(GradientDefense):
     Parameters
     ----------
     strategy : HookedStrategy
-        What it wraps.
+        The wrapped strategy.
     bits : int
         The fewer, the more is hidden: 1 to 16.
     scope : {"joint", "per-party"}

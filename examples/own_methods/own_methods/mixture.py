@@ -14,13 +14,13 @@ from flower_vfl.strategies import GradientDefense, HookedStrategy, StepView
 class LabelMixture(GradientDefense):
     r"""Sends a mixture of the gradients of both labels, :math:`(1 - m) \, g(y) + m \, g(1 - y)`.
 
-    The weight m of each row is drawn anew in each step, uniform between 0 and `most`. At 0.5 both labels give the same
+    The weight m of each row is drawn again in each step, uniform between 0 and `most`. At 0.5 both labels give the same
     gradient; below, the true label's side stays the likelier one, and `norm` and `direction` read it.
 
     Parameters
     ----------
     strategy : HookedStrategy
-        What it wraps.
+        The wrapped strategy.
     most : float
         Largest weight of the other label's gradient, above 0 and at most 1.
     scope : {"joint", "per-party"}

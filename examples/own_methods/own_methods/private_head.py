@@ -31,7 +31,7 @@ class PrivateHead(Defense):
     Parameters
     ----------
     strategy : HookedStrategy
-        What it wraps.
+        The wrapped strategy.
     epsilon : float
         The privacy of each label, above 0.
     """

@@ -56,7 +56,7 @@ class RandomTopK(Defense):
     Parameters
     ----------
     strategy : HookedStrategy
-        What it wraps.
+        The wrapped strategy.
     share : float
         Share of the entries that is kept, above 0 and at most 1; never fewer than one.
     explore : float

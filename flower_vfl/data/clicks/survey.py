@@ -234,8 +234,8 @@ def _refuse_repeated(path: Path, keys: NDArray[np.uint64], source: Source, work:
         for name, row in zip(suspects["id"].to_pylist(), suspects["row"].to_pylist(), strict=True):
             if name in found:
                 raise DataError(
-                    f"{path}: rows {found[name]} and {row} have the same ID, and there may be {len(twice):,} such IDs; "
-                    "leave one row of each"
+                    f"{path}: rows {found[name]} and {row} have the same ID; up to {len(twice):,} IDs occur more "
+                    "than once; keep one row for each"
                 )
             found[name] = row
 
