@@ -16,7 +16,7 @@ from flower_vfl.auditing.conditional import ConditionalOracle, log_ratio
 from flower_vfl.auditing.noise import WIDEST, GaussianNoise, LineNoise, hypotheses
 from flower_vfl.reports.leaks import side_information
 from flower_vfl.strategies import Iso, Marvell, MarvellFull, MaxNorm, VerticalStrategy
-from tests.statistics import generator
+from tests.sampling import generator
 from tests.toys import toy_config, toy_data
 
 ROWS = 40_000

@@ -9,7 +9,7 @@ import torch
 from flower_vfl.data.store.dataset import FeatureSpec
 from flower_vfl.errors import ConfigError
 from flower_vfl.nn.pretraining import BLOCK, IMAGE_RATE, LEVELS, TABLE_RATE, reconstruction_of
-from tests.statistics import generator
+from tests.sampling import generator
 
 LARGE = LEVELS + 9
 

@@ -15,7 +15,7 @@ from torch import nn
 from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.strategies import VerticalStrategy
 from flower_vfl.strategies.gradients.iso import Iso, perturb
-from tests.statistics import ALARM, generator, within
+from tests.sampling import ALARM, generator, within
 
 D = 6
 

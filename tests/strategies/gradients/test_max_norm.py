@@ -16,7 +16,7 @@ from torch import nn
 from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.strategies import VerticalStrategy
 from flower_vfl.strategies.gradients.max_norm import MaxNorm, perturb
-from tests.statistics import ALARM, generator, within
+from tests.sampling import ALARM, generator, within
 
 
 def defense(**more):

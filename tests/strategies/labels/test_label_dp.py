@@ -18,7 +18,7 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import Iso, LabelDP, VerticalStrategy
 from flower_vfl.strategies.labels.label_dp import epsilon_of, flip, rate_of
-from tests.statistics import ALARM, generator, within
+from tests.sampling import ALARM, generator, within
 from tests.strategies.test_vertical import Spy, Values, federation, strategy_for
 from tests.toys import toy_config, toy_data
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from flower_vfl.strategies import VerticalStrategy
 from flower_vfl.strategies.gradients.marvell.isotropic import Marvell
-from tests.statistics import generator
+from tests.sampling import generator
 from tests.toys import toy_config
 
 B, D = 30_000, 6

@@ -14,7 +14,7 @@ from scipy.stats import chi2, norm
 from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.metrics import auc_bound, detection_error, leak_auc
 from flower_vfl.strategies.gradients.marvell.isotropic import optimal_noise, perturb
-from tests.statistics import ALARM, generator, within
+from tests.sampling import ALARM, generator, within
 from tests.strategies.gradients.marvell.marvell_batches import B, D, batch, defense, estimates
 
 
