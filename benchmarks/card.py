@@ -112,7 +112,7 @@ def main() -> None:
         found = {preset: ratio(preset, given.quick, device, given.precision) for preset in ("isic", "criteo")}
     report(
         "card",
-        target=f"on a card <= {TARGET} times the whole network's step",
+        target=f"on a GPU <= {TARGET} times the whole network's step",
         met={preset: gpu and one["ratio"]["median"] <= TARGET for preset, one in found.items()},
         quick=given.quick,
         card=torch.cuda.get_device_name() if gpu else "none: not measured, these are processors",

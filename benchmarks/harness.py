@@ -274,11 +274,12 @@ def compare(
     return Measured([Times(seen) for seen in clocks], results)
 
 
-def take_turns(
-    lanes: Sequence[Lane], *, blocks: int, steps: int, warm_up: int = 2, seconds: float = math.inf
-) -> list[list[Clock]]:
-    """Return the times of blocks that lanes do in turn, at least two each; pairs are at equal positions."""
-    for _ in range(warm_up):
+def take_turns(lanes: Sequence[Lane], *, blocks: int, steps: int, seconds: float) -> list[list[Clock]]:
+    """Return the times of blocks that lanes do in turn, at least two each; pairs are at equal positions.
+
+    Two blocks of each lane before them are not measured.
+    """
+    for _ in range(2):
         for lane in lanes:
             lane.block(steps)
     measured: list[list[Clock]] = [[] for _ in lanes]

@@ -56,7 +56,7 @@ def prepared(table: Table, folder: Path, split: int) -> Any:
     return load("files", cache=folder / "prepared", options=options)
 
 
-def measure(table: Table, scores: Any, truth: Any) -> float:
+def measure(scores: Any, truth: Any) -> float:
     """Return the AUC for two classes, the accuracy for more."""
     from sklearn.metrics import roc_auc_score
 
@@ -81,7 +81,7 @@ def boosted(table: Table, columns: list[str], train: Any, test: Any) -> float:
     _, truth = np.unique(table.label, return_inverse=True)
     model = HistGradientBoostingClassifier(random_state=0, categorical_features=[name in texts for name in columns])
     model.fit(frame.iloc[train].to_numpy(float), truth[train])
-    return measure(table, model.predict_proba(frame.iloc[test].to_numpy(float)), truth[test])
+    return measure(model.predict_proba(frame.iloc[test].to_numpy(float)), truth[test])
 
 
 def federated(data: Any, seed: int, settings: dict[str, str]) -> tuple[float, float]:

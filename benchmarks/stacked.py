@@ -125,7 +125,7 @@ def main() -> None:
     measured = (on_gpu if gpu else on_processors)(configs, 1 if given.quick else 3)
     report(
         "stacked",
-        target=f"on a card <= {TARGET} times one run; on processors none",
+        target=f"on a GPU <= {TARGET} times one run; on processors none",
         met=measured["ratio"] <= TARGET if gpu else True,
         quick=given.quick,
         device=torch.cuda.get_device_name() if gpu else "cpu",

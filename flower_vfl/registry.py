@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from inspect import Parameter, signature
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Generic, Protocol, TypeGuard, TypeVar, cast
 
 from flower_vfl.errors import ConfigError, FlowerVflError
 
@@ -173,6 +173,11 @@ class Listed(Generic[M]):
     source: str
     method: type[M] | None
     problem: str = ""
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return True if a parameter is an int or a float, which results can hold; a bool is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def parameters(method: type) -> Mapping[str, Parameter]:

@@ -6,6 +6,7 @@ Importing this package, `Observer` or `Outcome` loads no torch; the other names 
 from typing import TYPE_CHECKING
 
 from flower_vfl.lazy import lazy_names
+from flower_vfl.registry import DEFENSE_NAMES
 
 if TYPE_CHECKING:
     from flower_vfl.accounting import Guarantee
@@ -47,20 +48,13 @@ __all__ = [
 ]
 
 _HOMES = {
+    **{name: module for module, name in (method.split(":") for method in DEFENSE_NAMES.builtin.values())},
     "Guarantee": "flower_vfl.accounting",
     **dict.fromkeys(("Defense", "HookedStrategy"), "flower_vfl.strategies.base"),
     **dict.fromkeys(("DEFENSES", "DEFENSE_METHODS"), "flower_vfl.strategies.defenses"),
-    "DistanceCorrelation": "flower_vfl.strategies.embeddings.distance_correlation",
     "GradientDefense": "flower_vfl.strategies.gradients.base",
-    "Iso": "flower_vfl.strategies.gradients.iso",
-    "LabelDP": "flower_vfl.strategies.labels.label_dp",
-    "LocalHead": "flower_vfl.strategies.labels.local_head",
-    "Marvell": "flower_vfl.strategies.gradients.marvell.isotropic",
-    "MarvellFull": "flower_vfl.strategies.gradients.marvell.full",
-    "MaxNorm": "flower_vfl.strategies.gradients.max_norm",
     "Observer": "flower_vfl.training.observer",
     "Outcome": "flower_vfl.training.outcome",
-    "PotentialEnergy": "flower_vfl.strategies.embeddings.potential_energy",
     "StepView": "flower_vfl.parties.hooks",
     "VerticalStrategy": "flower_vfl.strategies.vertical",
 }

@@ -288,34 +288,30 @@ def places(summary: Summary, settings: Sequence[str]) -> dict[str, list[int]]:
     return {setting: [of.index(seed) for seed in shared] for setting, of in seeds.items()}
 
 
-def share_below(ours: Values, theirs: Values, points: int = 500) -> float:
-    """Return the share of the utilities that both curves reach at which `ours` leaks less.
+def share_below(ours: Values, theirs: Values) -> float:
+    """Return the share of 500 evenly spaced utilities that both curves reach at which `ours` leaks less.
 
     Parameters
     ----------
     ours, theirs : (N, 2) and (M, 2)
         Points (utility, leak) of one method each; between neighbours in utility, leak is interpolated.
-    points : int
-        Number of utilities that are compared, evenly spaced.
     """
     ours, theirs = ours[ours[:, 0].argsort()], theirs[theirs[:, 0].argsort()]
     low, high = max(ours[0, 0], theirs[0, 0]), min(ours[-1, 0], theirs[-1, 0])
     if not low < high:
         return float("nan")
     # Without the ends: at the right one both curves may be the same undefended run.
-    at = np.linspace(low, high, points + 2)[1:-1]
+    at = np.linspace(low, high, 502)[1:-1]
     return float((np.interp(at, *ours.T) < np.interp(at, *theirs.T)).mean())
 
 
-def share_with_interval(ours: Values, theirs: Values, draws: int = 2000) -> dict[str, float]:
-    """Return `share_below` of the means over seeds, with its 95 % bootstrap interval over seeds.
+def share_with_interval(ours: Values, theirs: Values) -> dict[str, float]:
+    """Return `share_below` of the means over seeds, with its 95 % interval from 2,000 bootstrap draws of seeds.
 
     Parameters
     ----------
     ours, theirs : (N, 2, S) and (M, 2, S)
         Points (utility, leak) of one method each, with seeds in the last dimension.
-    draws : int
-        Number of draws of seeds.
     """
     seeds = ours.shape[2]
     share = share_below(ours.mean(axis=2), theirs.mean(axis=2))
@@ -323,7 +319,7 @@ def share_with_interval(ours: Values, theirs: Values, draws: int = 2000) -> dict
         return {"share": share, "low": 0.0, "high": 1.0}
     drawn = [
         share_below(ours[:, :, rows].mean(axis=2), theirs[:, :, rows].mean(axis=2))
-        for rows in np.random.default_rng(0).integers(0, seeds, (draws, seeds))
+        for rows in np.random.default_rng(0).integers(0, seeds, (2000, seeds))
     ]
     low, high = np.nanquantile(drawn, (0.025, 0.975))
     return {"share": share, "low": float(low), "high": float(high)}

@@ -13,12 +13,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, TypeGuard
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flower_vfl.errors import ArgumentError
+from flower_vfl.registry import is_number
 
 Floats = NDArray[np.float64]
 
@@ -326,7 +327,7 @@ def check_epsilon(epsilon: object) -> None:
     ArgumentError
         When it is none; the message names the allowed values.
     """
-    if not _is_number(epsilon) or not 0.0 <= epsilon < math.inf:
+    if not is_number(epsilon) or not 0.0 <= epsilon < math.inf:
         raise ArgumentError(f"epsilon must be a finite number of at least 0, given {epsilon!r}")
 
 
@@ -338,7 +339,7 @@ def check_delta(delta: object) -> None:
     ArgumentError
         When it is none; the message names the allowed values.
     """
-    if not _is_number(delta) or not 0.0 <= delta < 1.0:
+    if not is_number(delta) or not 0.0 <= delta < 1.0:
         raise ArgumentError(f"delta must be a number from 0 to below 1, such as 1e-6, given {delta!r}")
 
 
@@ -358,7 +359,7 @@ def check_target(epsilon: float) -> None:
 
 
 def _check_above_zero(name: str, parameter: str, value: object) -> None:
-    if not _is_number(value) or not 0.0 < value < math.inf:
+    if not is_number(value) or not 0.0 < value < math.inf:
         raise ArgumentError(f"{name}: {parameter} must be a finite number above 0, given {value!r}")
 
 
@@ -367,7 +368,3 @@ def _check_coordinates(name: str, value: object) -> None:
         raise ArgumentError(
             f"{name}: coordinates must be 1, for a target of 0 or 1, or 2, for a one-hot target, given {value!r}"
         )
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -11,7 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -111,11 +111,6 @@ def whole(attack: str, name: str, value: int) -> int:
     if not is_whole(value):
         raise ConfigError(f"{attack}: {name} is {value!r}; give a whole number from 1")
     return value
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Return True if a value is a whole or a floating point number; a bool is none."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def truth(attack: str, name: str, value: bool) -> bool:

@@ -25,6 +25,7 @@ from flower_vfl.errors import ArgumentError, ConfigError
 from flower_vfl.metrics import LeakSummary, auc_interval, leak_auc
 from flower_vfl.metrics.arrays import as_numpy
 from flower_vfl.metrics.paired import auc_difference, auc_p_value
+from flower_vfl.metrics.summary import none_if_nan
 from flower_vfl.protocol.printable import reason_of
 from flower_vfl.registry import from_elsewhere
 from flower_vfl.rng import scattered
@@ -173,7 +174,7 @@ class JointEvaluator:
             **self._base(attack, rows_of),
             **found,
             **gain,
-            "baselines": {name: _or_none(reached[name][rows_of]) for name in reached},
+            "baselines": {name: none_if_nan(reached[name][rows_of]) for name in reached},
             "baseline_reader": best or None,
         }
 
@@ -184,7 +185,7 @@ def measured(scores: NDArray[Any], truth: Labels) -> dict[str, Any]:
     interval = auc_interval(scores, truth)
     auc = leak_auc(scores, truth) if interval is not None else math.nan
     return {
-        "mean": _or_none(auc),
+        "mean": none_if_nan(auc),
         "interval95": None if interval is None else list(interval),
         "p_value": None if interval is None else auc_p_value(auc, len(truth) - positives, positives),
         "rows": len(truth),
@@ -196,7 +197,7 @@ def advantage(scores: NDArray[Any], baseline: NDArray[Any], truth: Labels) -> di
     """Return the advantage in AUC of scores over a baseline on the same rows, with its paired interval."""
     found = auc_difference(scores, baseline, truth)
     return {
-        "baseline": _or_none(leak_auc(baseline, truth)),
+        "baseline": none_if_nan(leak_auc(baseline, truth)),
         "advantage": None if found is None else found.value,
         "advantage_interval95": None if found is None else list(found.interval95),
         "advantage_p_value": None if found is None else found.p_value,
@@ -276,7 +277,3 @@ def _with_turn(entry: dict[str, Any]) -> dict[str, Any]:
 
 def _nan_as_lowest(auc: float) -> float:
     return -1.0 if math.isnan(auc) else auc
-
-
-def _or_none(value: float) -> float | None:
-    return None if math.isnan(value) else value

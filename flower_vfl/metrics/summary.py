@@ -120,14 +120,14 @@ class LeakSummary:
             "defended": self.defended,
             "layer": self.layer,
             "party": self.party,
-            "q95": _or_none(q95),
-            "q95_null": _or_none(null),
-            "q95_turned": _or_none(turned),
-            "q95_p_value": _or_none(self._p_value(max(q95, turned), null)) if tested else None,
-            "mean": _or_none(float(values.mean()) if values.size else math.nan),
-            "max": _or_none(float(values.max()) if values.size else math.nan),
-            "detection_error_mean": _or_none(float(errors.mean()) if errors.size else math.nan),
-            "detection_error_q05": _or_none(nearest_rank(errors, 0.05)),
+            "q95": none_if_nan(q95),
+            "q95_null": none_if_nan(null),
+            "q95_turned": none_if_nan(turned),
+            "q95_p_value": none_if_nan(self._p_value(max(q95, turned), null)) if tested else None,
+            "mean": none_if_nan(float(values.mean()) if values.size else math.nan),
+            "max": none_if_nan(float(values.max()) if values.size else math.nan),
+            "detection_error_mean": none_if_nan(float(errors.mean()) if errors.size else math.nan),
+            "detection_error_q05": none_if_nan(nearest_rank(errors, 0.05)),
             "steps": values.size + self.one_class_steps,
             "one_class_steps": self.one_class_steps,
             "baseline": baseline,
@@ -139,5 +139,6 @@ class LeakSummary:
         return 1.0 if value <= null else min(1.0, 2.0 * quantile_p_value(self.class_counts.elements(), value))
 
 
-def _or_none(value: float) -> float | None:
+def none_if_nan(value: float) -> float | None:
+    """Return a value for ``result.json``, which has no NaN."""
     return None if math.isnan(value) else value

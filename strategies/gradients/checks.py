@@ -11,13 +11,14 @@ from torch import Tensor
 from flower_vfl.errors import ConfigError, UnprotectedBatchError
 
 
-def is_number(value: object) -> bool:
-    """Return True if a value is a real number other than true and false.
+def is_real(value: object) -> bool:
+    """Return True if a value is a real number, one of numpy included; a bool is none.
 
     Examples
     --------
-    >>> is_number(2), is_number(True), is_number("2")
-    (True, False, False)
+    >>> import numpy as np
+    >>> is_real(2), is_real(np.int64(2)), is_real(True), is_real("2")
+    (True, True, False, False)
     """
     return isinstance(value, Real) and not isinstance(value, bool)
 
@@ -37,7 +38,7 @@ def strength(what: str, value: float) -> float:
     ConfigError
         When it is no number, negative or not finite.
     """
-    if not is_number(value) or not 0.0 <= value < math.inf:
+    if not is_real(value) or not 0.0 <= value < math.inf:
         raise ConfigError(f"{what} must be a finite number of at least 0, given {value!r}")
     return float(value)
 

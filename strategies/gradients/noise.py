@@ -22,7 +22,7 @@ from flower_vfl.parties.hooks import Log, StepView
 from flower_vfl.rng import NOISE_KEY_FILE_VARIABLE, SECRET_FILE_VARIABLE
 from flower_vfl.strategies.base import HookedStrategy
 from flower_vfl.strategies.gradients.base import GradientDefense, Scope
-from flower_vfl.strategies.gradients.checks import is_number
+from flower_vfl.strategies.gradients.checks import is_real
 from flower_vfl.strategies.gradients.units import each_run
 
 _WORDS = 4
@@ -170,7 +170,7 @@ class NoiseDefense(GradientDefense):
 
     def __init__(self, strategy: HookedStrategy, *, scope: Scope = "joint", rho: float = 0.0) -> None:
         super().__init__(strategy, scope=scope)
-        if not is_number(rho) or not 0.0 <= rho <= 1.0:
+        if not is_real(rho) or not 0.0 <= rho <= 1.0:
             raise ConfigError(f"{self.name}: rho must be a number from 0 to 1, given {rho!r}")
         self.rho = float(rho)
         self._noise_models: dict[int, Callable[[], NoiseModel]] = {}

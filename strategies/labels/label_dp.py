@@ -13,7 +13,7 @@ from flower_vfl.config import Config
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.hooks import Log
 from flower_vfl.strategies.base import Defense, HookedStrategy
-from flower_vfl.strategies.gradients.checks import is_number
+from flower_vfl.strategies.gradients.checks import is_real
 from flower_vfl.strategies.labels.checks import check_task
 
 _DEFAULT_FLIP = 0.02
@@ -101,7 +101,7 @@ def rate_of(epsilon: float, classes: int, *, name: str = "label_dp") -> float:
     >>> round(rate_of(3.8918, 2), 4)
     0.02
     """
-    if not is_number(epsilon) or not 0.0 < epsilon < math.inf:
+    if not is_real(epsilon) or not 0.0 < epsilon < math.inf:
         raise ConfigError(
             f"{name}: epsilon must be a finite number above 0, given {epsilon!r}; 0 would leave nothing of the labels"
         )
@@ -124,7 +124,7 @@ def label_dependent_ends(config: Config) -> list[str]:
 def _check_rate(rate: float, classes: int) -> None:
     if classes < 2:
         raise ConfigError(f"label_dp: two classes at least are needed, given {classes}")
-    if not is_number(rate) or not 0.0 <= rate < (classes - 1) / classes:
+    if not is_real(rate) or not 0.0 <= rate < (classes - 1) / classes:
         raise ConfigError(
             f"label_dp: flip must be at least 0 and below {(classes - 1) / classes:.4g} for {classes} classes, given "
             f"{rate!r}; at that rate nothing is left of the labels"

@@ -16,15 +16,12 @@ from flower_vfl.auditing.conditional import ConditionalOracle, log_ratio
 from flower_vfl.auditing.noise import WIDEST, GaussianNoise, LineNoise, hypotheses
 from flower_vfl.reports.leaks import side_information
 from flower_vfl.strategies import Iso, Marvell, MarvellFull, MaxNorm, VerticalStrategy
+from tests.sampling import generator
 from tests.toys import toy_config, toy_data
 
 ROWS = 40_000
 ALARM = 4.5
 """Tolerance in standard errors: correct code exceeds it with a probability of 7e-6."""
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def labels_of(rows, share=0.25):

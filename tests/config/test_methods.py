@@ -2,6 +2,7 @@
 
 import pytest
 
+from flower_vfl import attacks, strategies
 from flower_vfl.attacks import ATTACK_METHODS
 from flower_vfl.config import build_config
 from flower_vfl.config.methods import check_methods
@@ -12,6 +13,13 @@ from flower_vfl.strategies import DEFENSE_METHODS
 def test_every_built_in_method_has_the_name_under_which_it_is_listed():
     for methods in (ATTACK_METHODS, DEFENSE_METHODS):
         assert [method.name for method in methods.builtin.values()] == list(methods.builtin)
+
+
+@pytest.mark.parametrize(("package", "methods"), [(attacks, ATTACK_METHODS), (strategies, DEFENSE_METHODS)])
+def test_every_built_in_method_can_be_imported_from_its_package(package, methods):
+    for method in methods.builtin.values():
+        assert getattr(package, method.__name__, None) is method
+        assert method.__name__ in package.__all__
 
 
 @pytest.mark.parametrize("values", [{"attack.names": "norm, nrom"}, {"defenses": "iso(t=1.0), max_nrom"}], ids=str)

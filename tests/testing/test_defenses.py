@@ -1,7 +1,6 @@
 """`check_defense`: every built-in defense passes, and each mistake is found and named."""
 
 import logging
-import math
 
 import pytest
 import torch
@@ -150,12 +149,8 @@ def test_a_strength_of_zero_is_a_finding(defense, params):
 
 
 def test_an_inf_that_a_docstring_announces_may_be_logged():
-    class Announced(right.Right):
+    class Announced(broken.Endless):
         """Logs `length`, which is inf here; `scope` is that of `GradientDefense`."""
-
-        def perturb(self, g, y):
-            """Add noise."""
-            return g + self.noise(g), {"length": math.inf}
 
     check_defense(Announced)
 

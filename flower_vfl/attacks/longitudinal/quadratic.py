@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from flower_vfl.attacks.base import is_number
 from flower_vfl.attacks.longitudinal.learned import History, LearnedAttack
 from flower_vfl.attacks.readers import Reader, quadratic, standardising
 from flower_vfl.errors import ConfigError
+from flower_vfl.registry import is_number
 
 if TYPE_CHECKING:
     from torch import Tensor

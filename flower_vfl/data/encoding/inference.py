@@ -179,12 +179,12 @@ class _Column:
     def _number(self, decimal: str, why: str) -> Reading | None:
         style, bad = styles(self.different, decimal)[0] if len(self.different) else (NumberStyle(), 0)
         if bad and not why:
-            self._refuse_almost(*style.parse(self.known), f"numbers{f' ({style.words})' if style.words else ''}")
+            self._refuse_almost(style.parse(self.known)[1], f"numbers{f' ({style.words})' if style.words else ''}")
             return None
         described = style.words or "reads as numbers"
         return Reading(self.name, "number", f"{why}; {described}" if why and style.words else why or described, style)
 
-    def _refuse_almost(self, read: object, bad: np.ndarray, what: str) -> None:
+    def _refuse_almost(self, bad: np.ndarray, what: str) -> None:
         number = int(bad.sum())
         if 1.0 - number / len(bad) >= _ALMOST_ALL:
             first = min(np.flatnonzero(bad), key=lambda place: int(self.rows[place]))
@@ -201,7 +201,7 @@ class _Column:
         if least:
             if least < len(self.different):
                 _, bad = read_dates(self.known, fitting[0])
-                self._refuse_almost(None, bad, f"dates ({fitting[0]})")
+                self._refuse_almost(bad, f"dates ({fitting[0]})")
             if named:
                 bad = read_dates(self.known, fitting[0])[1]
                 raise DataError(

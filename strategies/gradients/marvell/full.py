@@ -27,7 +27,7 @@ from flower_vfl.protocol.schedule import Rows
 from flower_vfl.strategies.base import HookedStrategy
 from flower_vfl.strategies.gradients.accounted import AccountedNoise
 from flower_vfl.strategies.gradients.base import Scope
-from flower_vfl.strategies.gradients.checks import is_number, strength
+from flower_vfl.strategies.gradients.checks import is_real, strength
 from flower_vfl.strategies.gradients.deviation_correlation import deviations
 from flower_vfl.strategies.gradients.marvell import strengths
 from flower_vfl.strategies.gradients.marvell.full_accountant import (
@@ -135,7 +135,7 @@ def _model(noise: FullNoise, unit: float) -> GaussianNoise:
 
 
 def _check_spread(spread: float) -> float:
-    if not is_number(spread) or not 0.0 < spread < 1.0:
+    if not is_real(spread) or not 0.0 < spread < 1.0:
         raise ConfigError(f"marvell_full: spread must be above 0 and below 1, given {spread!r}")
     return float(spread)
 

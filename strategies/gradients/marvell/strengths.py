@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from flower_vfl.errors import ConfigError, UnprotectedBatchError
-from flower_vfl.strategies.gradients.checks import is_number, strength
+from flower_vfl.strategies.gradients.checks import is_real, strength
 
 DEFAULT_S = 4.0
 """Default strength: the power relative to the squared distance of the class means."""
@@ -39,11 +39,11 @@ def chosen(defense: str, **given: float | None) -> tuple[str, float]:
         *names, last = given
         raise ConfigError(f"{defense}: give one strength, of {', '.join(names)} or {last}; given {words}")
     ((name, value),) = found.items() if found else (("s", DEFAULT_S),)
-    if name == "sum_kl" and not (is_number(value) and 0.0 < value < math.inf):
+    if name == "sum_kl" and not (is_real(value) and 0.0 < value < math.inf):
         raise ConfigError(
             f"{defense}: sum_kl must be a finite number above 0, given {value!r}; no noise of finite power reaches 0"
         )
-    if name == "detection_error" and not (is_number(value) and 0.0 < value < 0.5):
+    if name == "detection_error" and not (is_real(value) and 0.0 < value < 0.5):
         raise ConfigError(
             f"{defense}: detection_error must be above 0 and below 0.5, given {value!r}; 0.5 is guessing, and no noise "
             "of finite power reaches it"

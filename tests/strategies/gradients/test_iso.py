@@ -15,22 +15,13 @@ from torch import nn
 from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.strategies import VerticalStrategy
 from flower_vfl.strategies.gradients.iso import Iso, perturb
+from tests.sampling import ALARM, generator, within
 
-ALARM = 1e-7
 D = 6
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def defense(**more):
     return Iso(VerticalStrategy(nn.Linear(4, 1), torch.tensor([0, 1])), **more)
-
-
-def within(value, distribution):
-    """Return True if a value lies in the interval that has all but ALARM of the distribution's probability."""
-    return distribution.ppf(ALARM / 2) <= value <= distribution.isf(ALARM / 2)
 
 
 def batch(dtype=torch.float64):

@@ -16,21 +16,11 @@ from torch import nn
 from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.strategies import VerticalStrategy
 from flower_vfl.strategies.gradients.max_norm import MaxNorm, perturb
-
-ALARM = 1e-7
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+from tests.sampling import ALARM, generator, within
 
 
 def defense(**more):
     return MaxNorm(VerticalStrategy(nn.Linear(4, 1), torch.tensor([0, 1])), **more)
-
-
-def within(value, distribution):
-    """Return True if a value lies in the interval that has all but ALARM of the distribution's probability."""
-    return distribution.ppf(ALARM / 2) <= value <= distribution.isf(ALARM / 2)
 
 
 ROWS = torch.tensor([[3.0, 0.0, 4.0], [0.6, -0.8, 0.0], [0.0, 0.0, 2.0], [1e-3, 1e-3, -1e-3]], dtype=torch.float64)

@@ -18,15 +18,11 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import Iso, LabelDP, VerticalStrategy
 from flower_vfl.strategies.labels.label_dp import epsilon_of, flip, rate_of
+from tests.sampling import ALARM, generator, within
 from tests.strategies.test_vertical import Spy, Values, federation, strategy_for
 from tests.toys import toy_config, toy_data
 
-ALARM = 1e-7
 N = 200_000
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def strategy(classes=2, **more):
@@ -34,17 +30,12 @@ def strategy(classes=2, **more):
     return VerticalStrategy(nn.Linear(4, classes), torch.arange(classes), config=config, **more)
 
 
-def within(count, trials, rate):
-    """Return True if a count lies in the interval that has all but ALARM of the binomial distribution's probability."""
-    return binom.ppf(ALARM / 2, trials, rate) <= count <= binom.isf(ALARM / 2, trials, rate)
-
-
 @pytest.mark.parametrize(("classes", "rate"), [(2, 0.02), (2, 0.16), (2, 0.499), (3, 0.6), (10, 0.01), (10, 0.89)])
 def test_labels_are_flipped_at_the_rate_and_equally_often_to_each_other_class(classes, rate):
     y = torch.arange(N) % classes
     flipped = flip(y, classes=classes, rate=rate, generator=generator())
     changed = flipped != y
-    assert within(int(changed.sum()), N, rate)
+    assert within(int(changed.sum()), binom(N, rate))
     assert flipped.min() >= 0
     assert flipped.max() < classes
     steps = torch.bincount((flipped - y)[changed] % classes, minlength=classes)[1:].double()
@@ -57,9 +48,9 @@ def test_the_flip_depends_neither_on_the_label_nor_on_other_rows():
     y = torch.randint(2, (N,), generator=generator(1))
     changed = flip(y, classes=2, rate=0.2, generator=generator()) != y
     for part in (y == 0, y == 1):
-        assert within(int(changed[part].sum()), int(part.sum()), 0.2)
+        assert within(int(changed[part].sum()), binom(int(part.sum()), 0.2))
     pairs = changed[:-1:2] & changed[1::2]
-    assert within(int(pairs.sum()), len(pairs), 0.04)
+    assert within(int(pairs.sum()), binom(len(pairs), 0.04))
 
 
 def test_a_rate_of_zero_keeps_every_label_and_the_generator_decides_all():
@@ -149,7 +140,8 @@ def test_the_draw_is_that_of_the_secret_and_the_rate_and_never_another():
     assert torch.equal(first, drawn(b"x" * 32, Iso, flip=0.1))  # another defense within changes no draw
     for other in (drawn(b"y" * 32, flip=0.1), drawn(b"x" * 32, flip=0.1000001)):
         both = (first != y) & (other != y)
-        assert within(int(both.sum()), 5000, 0.01)  # independent, not nested: a difference would reveal the true label
+        # Independent, not nested: a difference would reveal the true label.
+        assert within(int(both.sum()), binom(5000, 0.01))
 
 
 def test_the_inner_strategy_prepares_flipped_labels():
@@ -183,4 +175,4 @@ def test_one_draw_serves_the_whole_training_and_is_logged_before_it():
     expected = np.sort(outer.prepare_labels(torch.from_numpy(data.target.train))[0].numpy())
     assert all(np.array_equal(np.sort(batch.numpy()), expected) for batch in batches)
     assert values.values["label_dp.epsilon"] == [pytest.approx(math.log(4))]
-    assert within(round(values.values["label_dp.flipped"][0] * 200), 200, 0.2)
+    assert within(round(values.values["label_dp.flipped"][0] * 200), binom(200, 0.2))

@@ -9,15 +9,11 @@ from torch import nn
 
 from flower_vfl.strategies import VerticalStrategy
 from flower_vfl.strategies.gradients.marvell.isotropic import Marvell
+from tests.sampling import generator
 from tests.toys import toy_config
 
-ALARM = 1e-7
 B, D = 30_000, 6
 P = 0.2
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def batch(rows=B, width=D, *, u=0.5, v=0.8, gap=2.0, scale=1.0, seed=1, dtype=torch.float64):
@@ -42,8 +38,3 @@ def estimates(g, y):
 def defense(**more):
     config = toy_config(attack={"names": []})
     return Marvell(VerticalStrategy(nn.Linear(D, 1), torch.arange(2), config=config), **more)
-
-
-def within(value, distribution):
-    """Return True if a value lies in the interval that has all but ALARM of the distribution's probability."""
-    return distribution.ppf(ALARM / 2) <= value <= distribution.isf(ALARM / 2)

@@ -16,7 +16,8 @@ from flower_vfl.checkpoint import load_state, save_state
 from flower_vfl.strategies import Iso, VerticalStrategy
 from flower_vfl.strategies.gradients.marvell.estimates import RunningEstimates, estimate
 from flower_vfl.strategies.gradients.marvell.isotropic import Marvell, optimal_noise
-from tests.strategies.gradients.marvell.marvell_batches import D, batch, defense, estimates, within
+from tests.sampling import within
+from tests.strategies.gradients.marvell.marvell_batches import D, batch, defense, estimates
 from tests.strategies.test_vertical import Values
 from tests.toys import toy_config, toy_data
 

@@ -35,7 +35,7 @@ from flower_vfl.strategies.gradients.marvell.full import (
     perturb,
 )
 from flower_vfl.strategies.gradients.noise import Noise
-from tests.strategies.gradients.marvell.marvell_batches import ALARM, generator
+from tests.sampling import ALARM, generator
 from tests.toys import toy_config, toy_data
 
 

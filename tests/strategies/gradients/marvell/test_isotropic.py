@@ -14,7 +14,8 @@ from scipy.stats import chi2, norm
 from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.metrics import auc_bound, detection_error, leak_auc
 from flower_vfl.strategies.gradients.marvell.isotropic import optimal_noise, perturb
-from tests.strategies.gradients.marvell.marvell_batches import ALARM, B, D, batch, defense, estimates, generator, within
+from tests.sampling import ALARM, generator, within
+from tests.strategies.gradients.marvell.marvell_batches import B, D, batch, defense, estimates
 
 
 @pytest.fixture(scope="module", params=[(0.5, 0.8), (0.8, 0.5)], ids=["u < v", "u > v"])

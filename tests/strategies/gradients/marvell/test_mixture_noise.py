@@ -20,7 +20,7 @@ from flower_vfl.strategies.gradients.marvell.mixture_noise import ROWS, WIDEST, 
 from flower_vfl.strategies.gradients.noise import Noise
 from flower_vfl.testing.subject import same, strategy
 from flower_vfl.training.factories import schedule_of
-from tests.strategies.gradients.marvell.marvell_batches import generator
+from tests.sampling import generator
 from tests.toys import toy_config, toy_data
 
 KEY = bytes(range(16))

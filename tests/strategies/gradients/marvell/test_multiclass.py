@@ -17,7 +17,7 @@ from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.metrics import accuracy_bound, auc_bound, leak_auc, one_against_rest_bound
 from flower_vfl.strategies import Marvell, VerticalStrategy
 from flower_vfl.strategies.gradients.marvell.multiclass import ManyEstimates, estimate, perturb, principal_axes
-from tests.strategies.gradients.marvell.marvell_batches import ALARM, generator, within
+from tests.sampling import ALARM, generator, within
 from tests.toys import toy_config, toy_data
 
 C, D, SHARES = 4, 6, (0.1, 0.2, 0.3, 0.4)

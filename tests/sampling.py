@@ -1,0 +1,17 @@
+"""Seeded random numbers for tests, and the intervals with which they compare statistics."""
+
+from __future__ import annotations
+
+import torch
+
+ALARM = 1e-7
+"""Probability that a statistical comparison fails on correct code."""
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def within(value, distribution):
+    """Return True if a value lies in the interval that has all but ALARM of the distribution's probability."""
+    return distribution.ppf(ALARM / 2) <= value <= distribution.isf(ALARM / 2)
