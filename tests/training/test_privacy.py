@@ -75,7 +75,7 @@ def test_the_same_secret_with_another_mechanism_draws_other_noise_and_is_refused
     first, other = ({"name": "local_head", "epsilon": 0.5, "mechanism": name} for name in ("laplace", "alibi"))
     train(config(ledger, defense=first))
     assert train(config(ledger, defense=first)).summary["account"]["epsilon"] == 0.5
-    with pytest.raises(PermissionDeniedError, match="take a new secret"):
+    with pytest.raises(PermissionDeniedError, match="Use a new secret"):
         train(config(ledger, defense=other))
 
 
@@ -109,7 +109,7 @@ def test_an_interrupted_training_is_charged_once_and_its_resumption_is_free(ledg
     assert [entry.release for entry in ledger.read().entries] == [Release(Laplace(4.0), draws=2)]
     resumed = train(setting, out=tmp_path / "run", resume=True).summary
     assert (resumed["status"], resumed["account"]["trainings"]) == ("finished", 1)
-    with pytest.raises(PermissionDeniedError, match="take a new secret"):
+    with pytest.raises(PermissionDeniedError, match="Use a new secret"):
         train(setting, out=tmp_path / "new")
 
 
