@@ -1,4 +1,4 @@
-"""The log of this package: in the processes that Flower starts, and left out where it would mislead."""
+"""The log of this package: shown in the processes that Flower starts, and suppressed within a block."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def log_as_flower_does() -> None:
 
 @contextmanager
 def without_log(name: str) -> Iterator[None]:
-    """Leave out what a logger writes meanwhile.
+    """Suppress the records of a logger within a block.
 
     Examples
     --------

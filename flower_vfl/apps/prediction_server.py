@@ -160,7 +160,7 @@ def _class_rows(result: Mapping[str, Any], folder: Path) -> list[int]:
     if (
         not isinstance(found, list)
         or len(found) != classes
-        or not all(type(rows) is int and rows > 0 for rows in found)
+        or not all(type(rows) is int and rows >= 0 for rows in found)
     ):
         raise DataError(f"{folder / RESULT} lacks the training rows of each class (dataset.class_rows): train again")
     return found

@@ -67,7 +67,8 @@ class ScoreWriter:
         class_rows: Sequence[int] = (),
     ) -> None:
         self._writer, self._classes = writer, classes
-        self._offsets = np.log(class_rows or np.ones(len(classes)))
+        sizes = class_rows or np.ones(len(classes))
+        self._offsets = np.log(np.maximum(sizes, 1))  # training counts an absent class as one row, too
 
     def write(self, ids: pa.Array, logits: Tensor) -> None:
         """Append rows with the IDs (B,) and the logits (B,) or (B, C)."""

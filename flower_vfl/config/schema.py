@@ -292,7 +292,7 @@ class TrainingConfig(Section):
     def fitted(self, rows: int, steps: int = STEPS) -> Self:
         """Return the section with each "auto" replaced by a number for `rows` training rows, validation included.
 
-        There are `steps` steps, or a few more, within the bounds of `EPOCHS`.
+        A run has about `steps` steps, within the bounds of `EPOCHS`.
 
         Examples
         --------

@@ -163,7 +163,7 @@ def test_the_networks_of_the_papers_end_with_the_joined_weights(network, split, 
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_texts_with_word_vectors_end_with_the_joined_weights_and_their_labels_can_be_read(classes):
+def test_a_split_text_network_equals_the_joined_one_and_its_labels_are_read(classes):
     data = text_data(200, 100, classes=classes)
     config = toy_config(
         model=DEFAULT_MODEL | {"network": "textcnn", "cut": 12},

@@ -247,7 +247,7 @@ def test_a_party_with_another_configuration_does_not_fit(change):
         start(toy_data(), toy_data(), toy_config(), toy_config(training=change))
 
 
-def test_a_party_with_another_version_of_the_package_does_not_fit_and_both_hosts_get_the_instruction(monkeypatch):
+def test_a_party_with_another_package_version_is_refused_on_both_hosts(monkeypatch):
     other = {**software(), "version": "0.0.9", "build": "f00"}
     monkeypatch.setattr("flower_vfl.parties.feature.software", lambda: other)
     words = (

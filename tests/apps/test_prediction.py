@@ -117,6 +117,15 @@ def test_scores_carry_the_ids_of_the_data(finished):
     assert leak_auc(np.array(found["score"]), dataset.labels().test) == result.test_auc
 
 
+def test_a_weighted_run_predicts_where_a_class_has_no_training_row(tmp_path):
+    data = toy_data(classes=2)
+    data = replace(data, target=Labels(data.target.train, data.target.test, 3))
+    training = {"class_weights": "balanced", "epochs": 1}
+    run(toy_config(training=training, attack={"names": []}), data=lambda _: data, out=tmp_path / "run")
+    predict(tmp_path / "run", tmp_path / "scores.csv", data=lambda _: data)
+    assert np.isfinite([scores for name, scores in read(tmp_path / "scores.csv").items() if "score" in name]).all()
+
+
 @pytest.mark.parametrize("classes", [2, 3])
 def test_scores_of_weighted_classes_are_probabilities_with_the_frequencies_of_training(classes, tmp_path):
     sixths = toy_data(rows=2000, test_rows=1000, classes=6)

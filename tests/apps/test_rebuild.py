@@ -28,7 +28,7 @@ CURVE = [entry(4, 0.80, 0.6), entry(1, 0.62, 0.55), entry(16, 0.86, 0.81), entry
     ("share", "k", "alone"),
     [(0.1, 1, 1), (0.2, 1, 4), (0.725, 2, 16), (0.75, 4, 16), (0.85, 16, None), (1, None, None)],
 )
-def test_the_least_numbers_of_labels_that_reach_the_target_are_named_with_the_model_and_from_scratch(share, k, alone):
+def test_the_fewest_labels_that_reach_the_target_with_the_model_and_from_scratch(share, k, alone):
     (found,) = rebuild(CURVE, {"test_auc": 0.9}, classes=2, share=share)
     assert found["target"] == pytest.approx(0.5 + share * 0.4)
     assert (found["k"], found["alone_k"]) == (k, alone)
@@ -76,7 +76,7 @@ def test_parties_layers_attacks_and_views_are_kept_apart_and_other_attacks_are_l
     assert len(answers) == 5
 
 
-def test_a_users_own_attack_counts_by_its_number_of_labels_whatever_the_name_of_the_parameter():
+def test_the_number_of_labels_of_a_custom_attack_is_read_from_any_parameter():
     own = [{**entry(k, mean), "attack": "mine", "params": {"labelled": k}} for k, mean in ((8, 0.9), (2, 0.9))]
     assert [(e["params"], e["k"]) for e in rebuild(own, {"test_auc": 0.9}, classes=2, share=0.8)] == [
         ({"labelled": 8}, 8),

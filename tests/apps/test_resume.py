@@ -152,7 +152,7 @@ def in_flower(config, out, *, title, resume):
 
 @pytest.mark.parametrize("go_on", [run_here, observed, in_flower])
 @pytest.mark.parametrize("left", [None, "interrupted"])
-def test_a_run_that_has_ended_without_its_report_gets_one_also_in_place_of_an_earlier_attempts(tmp_path, go_on, left):
+def test_resuming_an_ended_run_writes_a_missing_or_outdated_report(tmp_path, go_on, left):
     config = in_processes(
         build_config({"data": {"name": "breast-cancer"}, "training": {"epochs": 1}, "attack": {"informed": 0}})
     )
@@ -187,7 +187,7 @@ class Leaving(Observer):
         self.path.write_bytes(b"half")
 
 
-def test_half_written_weights_of_a_party_that_was_killed_in_the_last_part_of_a_run_are_removed(tmp_path):
+def test_partial_weights_of_a_killed_party_are_removed(tmp_path):
     weights = tmp_path / "run" / "weights"
     run(
         toy_config(),

@@ -45,7 +45,7 @@ def test_more_classes_give_one_probability_each_and_the_likeliest_by_its_name(tm
     assert found["predicted"].to_pylist() == names[scores.argmax(axis=1)].tolist()
 
 
-@pytest.mark.parametrize("class_rows", [(900, 100), (700, 200, 100)])
+@pytest.mark.parametrize("class_rows", [(900, 100), (700, 200, 100), (700, 0, 100)])
 def test_scores_of_a_weighted_model_are_bayes_rule_with_the_frequencies_of_training(tmp_path, class_rows):
     classes = len(class_rows)
     logits = torch.randn(30, *((classes,) if classes > 2 else ()), generator=torch.Generator().manual_seed(2))
@@ -54,7 +54,7 @@ def test_scores_of_a_weighted_model_are_bayes_rule_with_the_frequencies_of_train
     found = read(tmp_path / "s.csv")
     equal = logits.double().numpy()  # probabilities where all classes are equally frequent
     equal = np.stack([1 - expit(equal), expit(equal)], axis=1) if classes == 2 else softmax(equal, axis=1)
-    expected = equal * np.array(class_rows)
+    expected = equal * np.maximum(class_rows, 1)
     expected /= expected.sum(axis=1, keepdims=True)
     scores = np.stack([found[name].to_numpy() for name in found.column_names if name.startswith("score")], axis=1)
     np.testing.assert_allclose(scores, expected[:, 1:] if classes == 2 else expected, rtol=1e-12)

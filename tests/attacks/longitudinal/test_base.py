@@ -47,7 +47,7 @@ def dense(memory, kept):
 
 
 @pytest.mark.parametrize("piece", [1, 7, 100, 1 << 20])
-def test_a_memory_gives_mean_last_and_difference_of_the_rows_that_occurred_in_pieces_of_any_size(piece, monkeypatch):
+def test_row_memory_gives_mean_last_and_difference_in_pieces_of_any_size(piece, monkeypatch):
     monkeypatch.setattr(base, "PIECE", piece)
     x = history()
     memory = memory_of(x)
