@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
 
 from flower_vfl.attacks.base import RowAttack, is_whole, whole
@@ -158,7 +159,7 @@ def _split(values: Tensor) -> Tensor:
 
     With a common mean of 0, the groups' means explain S^2 (1 / k + 1 / (B - k)), S the sum of the k smallest.
     """
-    ordered = values.sort(dim=-1).values
+    ordered = _sorted(values)
     count = values.shape[-1]
     clamped = count // ODD
     ordered = ordered.clamp(ordered[..., clamped, None], ordered[..., count - 1 - clamped, None])
@@ -167,6 +168,12 @@ def _split(values: Tensor) -> Tensor:
     best = explained.argmax(dim=-1, keepdim=True)
     threshold = ordered.gather(-1, best + ends).mean(dim=-1, keepdim=True)
     return (values - threshold) * sides[best]
+
+
+def _sorted(values: Tensor) -> Tensor:
+    """Return values (..., B) in order; NumPy takes a tenth of the time of PyTorch, which also returns positions."""
+    on_gpu = values.device.type != "cpu"
+    return values.sort(dim=-1).values if on_gpu else torch.from_numpy(np.sort(values.numpy(), axis=-1))
 
 
 @lru_cache(maxsize=16)
