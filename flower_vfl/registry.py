@@ -6,6 +6,7 @@ Attacks and defenses may also come from other installed packages: by an entry po
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from functools import cached_property, lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from inspect import Parameter, signature
+from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeGuard, TypeVar, cast
 
 from flower_vfl.errors import ConfigError, FlowerVflError
@@ -201,11 +203,33 @@ def _unknown_parameter(method: type, given: int, params: Iterable[str]) -> str:
         known = list(parameters(method).values())[given:]
     except (TypeError, ValueError):
         return ""
-    names = [parameter.name for parameter in known]
-    unknown = [name for name in params if name not in names]
-    if not unknown or any(parameter.kind is Parameter.VAR_KEYWORD for parameter in known):
+    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in known):
         return ""
-    return f"there is no parameter {unknown[0]!r}; {suggestion(unknown[0], names)}"
+    return _not_among([parameter.name for parameter in known], params)
+
+
+def _not_made(kind: str, name: str, params: object, why: str) -> str:
+    return f"the {kind} {name!r} cannot be made with {params}: {why}"
+
+
+def _not_among(names: Sequence[str], params: Iterable[str]) -> str:
+    """Return a message about the first of `params` that is none of `names`; else empty."""
+    unknown = [name for name in params if name not in names]
+    return f"there is no parameter {unknown[0]!r}; {suggestion(unknown[0], names)}" if unknown else ""
+
+
+def _written_parameters(reference: str) -> list[str] | None:
+    """Return the constructor's parameters of a class of this package, from its source; None where it inherits them.
+
+    To import a method takes seconds, because it imports torch.
+    """
+    module, _, name = reference.partition(":")
+    source = Path(__file__).parent.joinpath(*module.split(".")[1:]).with_suffix(".py").read_text("utf8")
+    (method,) = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == name)
+    for node in method.body:
+        if isinstance(node, ast.FunctionDef) and node.name == "__init__" and node.args.kwarg is None:
+            return [argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)]
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,19 +244,24 @@ class MethodNames:
         Entry-point group in which other packages declare their methods.
     builtin
         The module and class of each built-in method, as ``module:Class``.
+    own_arguments
+        Number of the constructor's first parameters that no configuration sets.
     """
 
     kind: str
     group: str
     builtin: Mapping[str, str]
+    own_arguments: int = 0
 
-    def check(self, given: str) -> None:
-        """Refuse an unknown name; a `module:Class` passes.
+    def check(self, given: str, params: Mapping[str, object] | None = None) -> None:
+        """Refuse an unknown name, or a parameter that a built-in method does not have; a `module:Class` passes.
+
+        Nothing is imported. Parameters that a class inherits are not checked.
 
         Raises
         ------
         ConfigError
-            When the name is unknown; the message gives the nearest ones.
+            When the name or a parameter is unknown; the message gives the nearest ones.
 
         Examples
         --------
@@ -246,6 +275,10 @@ class MethodNames:
                 f"there is no {self.kind} named {given!r}; "
                 f"{suggestion(given, known, other='module:Class of what is installed')}"
             )
+        written = _written_parameters(self.builtin[given]) if params and given in self.builtin else None
+        why = _not_among(written[1 + self.own_arguments :], params) if params and written is not None else ""
+        if why:
+            raise ConfigError(_not_made(self.kind, given, params, why))
 
     def known(self) -> set[str]:
         """Return all names."""
@@ -331,7 +364,7 @@ class Methods(Generic[M]):
             if isinstance(error, FlowerVflError):
                 raise
             why = _unknown_parameter(method, len(arguments), params) or str(error)
-            raise ConfigError(f"the {self.kind} {method.name!r} cannot be made with {params}: {why}") from error
+            raise ConfigError(_not_made(self.kind, method.name, params, why)) from error
         try:
             json.dumps(made.params, allow_nan=False)
         except (TypeError, ValueError) as error:
@@ -471,5 +504,6 @@ DEFENSE_NAMES = MethodNames(
         "max_norm": "flower_vfl.strategies.gradients.max_norm:MaxNorm",
         "potential_energy": "flower_vfl.strategies.embeddings.potential_energy:PotentialEnergy",
     },
+    own_arguments=1,  # the strategy that a defense wraps
 )
 """The built-in defenses and those of other installed packages."""

@@ -7,16 +7,17 @@ from flower_vfl.registry import ATTACK_NAMES, DEFENSE_NAMES
 
 
 def check_methods(config: Config) -> None:
-    """Refuse a configuration that names an attack or a defense which no installed package has.
+    """Refuse an attack or a defense that no installed package has, and a parameter that a built-in one does not have.
 
     Only the part that composes a run needs the methods: a host without attacks may lack a package of attacks. So
-    reading a configuration does not include this check. A `module:Class` is not checked.
+    reading a configuration does not include this check. A `module:Class` is not checked, nor are parameters that a
+    class inherits.
 
     Raises
     ------
     ConfigError
-        When a name is unknown; the message gives the nearest ones.
+        When a name or a parameter is unknown; the message gives the nearest ones.
     """
     for names, calls in ((ATTACK_NAMES, config.attack.calls), (DEFENSE_NAMES, config.defenses)):
         for call in calls:
-            names.check(call["name"])
+            names.check(call["name"], {key: value for key, value in call.items() if key != "name"})

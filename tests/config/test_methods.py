@@ -7,6 +7,7 @@ from flower_vfl.attacks import ATTACK_METHODS
 from flower_vfl.config import build_config
 from flower_vfl.config.methods import check_methods
 from flower_vfl.errors import ConfigError
+from flower_vfl.registry import parameters
 from flower_vfl.strategies import DEFENSE_METHODS
 
 
@@ -35,3 +36,24 @@ def test_a_name_that_nobody_has_is_refused_as_it_is_where_methods_are_loaded(val
 
 def test_names_of_methods_and_classes_by_reference_pass():
     check_methods(build_config({}, {"attack.names": "norm, nowhere.at_all:Attack", "defenses": "iso(t=1.0)"}))
+
+
+@pytest.mark.parametrize(
+    ("values", "allowed"),
+    [
+        ({"defenses": "iso(x=1)"}, ["rho", "scope", "t"]),
+        ({"attack.names": "norm, hint(x=1)"}, ["k", "measure"]),
+        ({"defenses": "marvell(s=4, x=1)"}, ["P", "detection_error", "rho", "s", "scope", "sum_kl"]),
+    ],
+    ids=str,
+)
+def test_an_unknown_parameter_is_refused_before_its_method_is_loaded(values, allowed):
+    with pytest.raises(ConfigError, match=f"there is no parameter 'x'; Allowed: {', '.join(allowed)}$"):
+        check_methods(build_config({}, values))
+
+
+@pytest.mark.parametrize("methods", [ATTACK_METHODS, DEFENSE_METHODS], ids=["attacks", "defenses"])
+def test_every_parameter_of_a_built_in_method_passes(methods):
+    for name, method in methods.builtin.items():
+        known = list(parameters(method))[methods.names.own_arguments :]
+        methods.names.check(name, dict.fromkeys(known, 1))
