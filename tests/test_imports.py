@@ -142,7 +142,8 @@ from flower_vfl.cli import main
 for words in ("runn", "run censsus", "run census --set epochs=1", "run census --set training.epochs=x",
               "demo --set training.epoch=1", "run census --resume", "align nothing.toml --out x", "config epochs",
               "methods nrom", "run census --set attack.names=nrom", "demo --set attack.names=nrom",
-              "run census --set defenses=marvel(s=4)", "tune census --set defenses=marvel",
+              "run census --set defenses=marvel(s=4)", "run census --set defenses=iso(s=4)",
+              "tune census --set defenses=marvel",
               "run census --set data.name=cenus", "demo --set data.name=cenus", "tune census --set data.name=cenus",
               "data prepare cenus --out x", "data list cenus", "watch nowhere", "report nowhere"):
     try:
