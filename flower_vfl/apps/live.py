@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,13 +22,16 @@ from flower_vfl.transport.base import Link
 
 LIVE, LOG = "live.json", "run.log"
 WRITE_SECONDS = 2.0
-"""Smallest number of seconds between two writes of the state."""
+"""Number of seconds between two writes of the state."""
 
 _MOST_BYTES = 2**20
 
 
 class LiveState(Observer):
-    """An observer that writes the progress and the speed of a training, and the traffic of its sessions.
+    """An observer that writes the progress and the speed of a training, and the state of its sessions.
+
+    A thread writes them every two seconds, also while no step ends: a state that is older is that of a process that is
+    gone.
 
     Parameters
     ----------
@@ -40,67 +44,77 @@ class LiveState(Observer):
         self._folder: Path | None = None
         self._links: Mapping[str, Link] = {}
         self._state: dict[str, Any] = {}
-        self._since: tuple[float, int] = (0.0, 0)
-        self._due = 0.0
+        self._measured: tuple[float, int] | None = None
+        self._lock, self._closed = threading.Lock(), threading.Event()
+        self._writer = threading.Thread(target=self._keep_writing, name="live-state", daemon=True)
 
     def open(self, folder: Path) -> None:
-        """Set the run's folder, and write the first state."""
+        """Set the run's folder, write the first state, and go on to write."""
         self._folder = folder
-        self._write()
+        self._state = {"began": time.time()}
+        self.write()
+        self._writer.start()
 
     def close(self) -> None:
         """Remove the file and drop the links: the training has ended."""
+        self._closed.set()
         if self._folder is not None:
+            self._writer.join()
             with suppress(OSError):
                 (self._folder / LIVE).unlink(missing_ok=True)
         self._folder, self._links = None, {}
 
     def on_links(self, links: Mapping[str, Link]) -> None:
-        """Set the links, which count bytes, reconnects and queued frames of the parties."""
+        """Set the links, which know bytes, reconnects, queued frames and broken streams of the parties."""
         self._links = {} if self._folder is None else links
-        self._write()
+        self.write()
 
     def on_start(self, steps: int, epochs: int, parties: tuple[str, ...]) -> None:
         """Set the number of steps."""
         self._state |= {"steps": steps, "epochs": epochs}
-        self._write()
+        self.write()
 
     def on_step(self, step: int, epoch: int, loss: float, leak: float) -> None:
-        """Update the state with a step; between epochs it is written every two seconds at most."""
-        now = self._clock()
+        """Update the state with a step."""
         self._state |= {"step": step + 1, "epoch": epoch, "stepped": time.time()}
-        if not self._since[0]:
-            self._since = (now, step + 1)
-        if now >= self._due:
-            began, first = self._since
-            if now > began:
-                self._state["speed"] = (step + 1 - first) / (now - began)
-            self._since = (now, step + 1)
-            self._write()
+        self._measured = self._measured or (self._clock(), step + 1)
 
-    def on_epoch(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Write the state after an epoch: no step may follow for a long time."""
-        self._write()
+    def _keep_writing(self) -> None:
+        while not self._closed.wait(WRITE_SECONDS):
+            self.write()
 
-    def _write(self) -> None:
+    def write(self) -> None:
         """Replace the file; errors are ignored, and the disk is not waited for: the training matters more."""
         if self._folder is None:
             return
-        self._due = self._clock() + WRITE_SECONDS
-        parties = {
-            party: {
-                "bytes_up": link.bytes_up,
-                "bytes_down": link.bytes_down,
-                "reconnects": link.reconnects,
-                "queued": link.queued,
+        with self._lock:
+            self._measure_speed()
+            parties = {
+                party: {
+                    "bytes_up": link.bytes_up,
+                    "bytes_down": link.bytes_down,
+                    "reconnects": link.reconnects,
+                    "queued": link.queued,
+                    "away": link.away,
+                }
+                for party, link in list(self._links.items())
             }
-            for party, link in list(self._links.items())
-        }
-        temporary = self._folder / f".{LIVE}.tmp"
-        with suppress(OSError):
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf8") as file:
-                json.dump({**self._state, "written": time.time(), "parties": parties}, file)
-            os.replace(temporary, self._folder / LIVE)
+            temporary = self._folder / f".{LIVE}.tmp"
+            with suppress(OSError):
+                with open(
+                    os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf8"
+                ) as file:
+                    json.dump({**self._state, "written": time.time(), "parties": parties}, file)
+                os.replace(temporary, self._folder / LIVE)
+
+    def _measure_speed(self) -> None:
+        """Set the speed to that since the last write, if there was a step."""
+        if self._measured is None:
+            return
+        (since, first), now, step = self._measured, self._clock(), self._state["step"]
+        if step > first and now > since:
+            self._state["speed"] = (step - first) / (now - since)
+            self._measured = (now, step)
 
 
 def read_live(folder: Path) -> dict[str, Any] | None:

@@ -38,6 +38,7 @@ _FAMILIES = {
     "frame_bytes_total": ("counter", "Bytes of frames of a party's present session."),
     "reconnects_total": ("counter", "How often a party's present session went on after a break."),
     "queued_frames": ("gauge", "Frames of a party that have come and wait to be read."),
+    "away_seconds": ("gauge", "Seconds since a party's stream broke; 0 while it is connected."),
 }
 
 Sample = tuple[str, Mapping[str, str], float]
@@ -105,6 +106,7 @@ class TrainingMetrics(Observer):
             yield "frame_bytes_total", {"party": party, "direction": "down"}, link.bytes_down
             yield "reconnects_total", {"party": party}, link.reconnects
             yield "queued_frames", {"party": party}, link.queued
+            yield "away_seconds", {"party": party}, link.away
 
 
 def _line(name: str, labels: Mapping[str, str], value: float) -> str:

@@ -51,6 +51,8 @@ class Link(ABC):
         Bytes of frames handed to the transport; with `inproc`, bytes of the tensors.
     reconnects, queued : int
         Number of reconnects of a broken stream, and of received frames that are unread; 0 for transports without them.
+    away : float
+        Number of seconds since the party's stream broke; 0 while it is connected, and for transports without streams.
     watch : Callable[[], None]
         Function that is called repeatedly while a link waits for a party to reconnect; it raises PartyLostError when
         the party will not.
@@ -73,6 +75,11 @@ class Link(ABC):
     def queued(self) -> int:
         """The number of received frames that are unread."""
         return 0
+
+    @property
+    def away(self) -> float:
+        """The number of seconds since the party's stream broke."""
+        return 0.0
 
     @abstractmethod
     def send(self, frame: Frame) -> None:

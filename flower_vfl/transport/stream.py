@@ -126,6 +126,10 @@ class StreamLink(Link):
     def queued(self) -> int:  # noqa: D102
         return self.incoming.qsize()
 
+    @property
+    def away(self) -> float:  # noqa: D102
+        return max(0.0, time.monotonic() - self._broken)
+
     def attach(self, context: Any, taken: int, certificate: bytes = b"") -> _Connection:
         """Go on over a new stream with a party that has taken `taken` frames, and end the old one.
 

@@ -63,6 +63,7 @@ def test_a_running_training_shows_steps_loss_leak_bytes_breaks_and_queues():
             assert values["frame_bytes_total", f'party="a",direction="{direction}"'] > 0
         assert values["reconnects_total", 'party="a"'] == 0
         assert values["queued_frames", 'party="a"'] >= 0
+        assert values["away_seconds", 'party="a"'] == 0
     last = read(scraper.last)
     assert last["epoch_metric", 'name="train_loss"'] > 0
     assert 0.0 <= last["leak_auc", ""] <= 1.0

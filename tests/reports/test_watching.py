@@ -46,8 +46,9 @@ def folder(tmp_path):
 
 
 def write_state(folder, step=5, **more):
-    state = {"steps": 100, "epochs": 4, "epoch": 1, "step": step, "speed": 2.5, "stepped": time.time(), **more}
-    (folder / LIVE).write_text(json.dumps({"parties": {"a": {"bytes_up": 2048, "reconnects": 3}}, **state}))
+    state = {"steps": 100, "epochs": 4, "epoch": 1, "step": step, "speed": 2.5}
+    state |= {"stepped": time.time(), "written": time.time(), "parties": {"a": {"bytes_up": 2048, "reconnects": 3}}}
+    (folder / LIVE).write_text(json.dumps(state | more))
 
 
 @contextmanager
@@ -133,7 +134,7 @@ def test_the_page_shows_loss_leak_beside_guessing_speed_parties_and_log(folder):
         "Loss of the last step 0.0333",
         f"0.900 The largest: norm, party a, cut layer . Guessing stays at or below {chance:.3f}".replace(" .", "."),
         "Steps a second 2.5 At most 38.0 s left",
-        "a 2.0 KiB – 3 –",
+        "a unknown 2.0 KiB – 3 –",
         "all 1 parties have arrived: a",
     ):
         assert words in text
@@ -174,12 +175,23 @@ def test_a_run_that_has_ended_says_so_and_links_to_its_report(tmp_path):
     assert "Step 5 of 100" in View(Follower(tmp_path / "ended")).page()  # it goes on
 
 
-def test_a_run_without_steps_for_a_while_is_said_to_wait_or_to_be_gone(folder):
-    write_state(folder, stepped=time.time() - 90.0)
+def test_a_run_without_steps_for_a_while_is_said_to_wait_and_shows_the_party_that_is_away(folder):
+    parties = {"a": {"away": 80.0}, "b": {"away": 0.0}}
+    write_state(folder, stepped=time.time() - 90.0, parties=parties)
     page = View(Follower(folder)).part()
-    assert "Nothing new for 90." in page
+    assert "No step for 90." in page
     assert "2.5" not in page  # nor how long the rest would take at that speed
     assert "s left" not in page
+    assert re.findall(r"<tr><td>(\w)</td><td[^>]*>([^<]+)</td>", page) == [("a", "away for 80.0 s"), ("b", "connected")]
+
+
+def test_a_run_whose_process_is_gone_says_so(folder):
+    write_state(folder, stepped=time.time() - 90.0, written=time.time() - 90.0)
+    page = View(Follower(folder)).part()
+    assert "has written nothing for 90." in page
+    assert "No step for" not in page
+    assert "s left" not in page
+    assert re.findall(r"<tr><td>a</td><td[^>]*>([^<]+)</td>", page) == ["unknown"]
 
 
 def test_a_run_that_was_interrupted_says_how_it_goes_on(folder):

@@ -346,6 +346,29 @@ def test_who_has_the_offer_of_an_open_session_cannot_take_it_over():
     assert session.errors == []
 
 
+def test_a_link_says_for_how_long_its_party_is_away():
+    with listening(reconnect=20.0) as endpoint:
+        session = Session(endpoint, FakeParty(), 20.0)
+        link = arrived(endpoint)
+        fit(link)
+        assert link.away == 0.0
+        session.line.held.set()
+        session.line.cut()
+        deadline = time.monotonic() + 20.0
+        while link.away < 0.5:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        session.line.held.clear()
+        session.line.cut()
+        converse({"a": link}, 2)
+        assert link.away == 0.0
+        link.send(Frame(Kind.FINISH))
+        assert link.receive(30).kind is Kind.REPORT
+        endpoint.close()
+        session.end()
+    assert session.errors == []
+
+
 def test_an_offer_opens_no_connection_once_it_has_expired_and_its_party_comes_back():
     with listening(reconnect=20.0, offer_seconds=2.0) as endpoint:
         session = Session(endpoint, FakeParty(), 20.0)

@@ -153,8 +153,14 @@ class Follower:
     def quiet(self) -> float:
         """Seconds since the last step, or since a journal was written."""
         state = read_live(self.folder) or {}
-        latest = max([float(state.get("stepped", state.get("written", 0.0))), *self._journal_times()], default=0.0)
+        latest = max([float(state.get("stepped", state.get("began", 0.0))), *self._journal_times()], default=0.0)
         return max(0.0, self._clock() - latest)
+
+    @property
+    def silent(self) -> float:
+        """Seconds since the run's process wrote its state, which it does every few seconds; 0 where there is none."""
+        written = (read_live(self.folder) or {}).get("written")
+        return 0.0 if written is None else max(0.0, self._clock() - written)
 
     def log(self) -> str:
         """Return the last lines of the run's log, with control characters escaped."""

@@ -19,7 +19,10 @@ from flower_vfl.reports.page import PAGE, fill
 from flower_vfl.reports.watching.follower import Curve, Follower, Series
 
 QUIET_SECONDS = 30.0
-"""Seconds without a step after which a run waits for a party, or its process is gone."""
+"""Seconds without a step after which the page says so."""
+
+GONE_SECONDS = 20.0
+"""Seconds without a new state, which a process writes every two, after which the process counts as gone."""
 
 REDRAW_SECONDS = 3.0
 """Smallest number of seconds between two drawings of the figures: each takes a part of a second of a processor."""
@@ -73,8 +76,9 @@ class View:
             ending = follower.ending
             state = read_live(follower.folder) or {}
             steps, done, speed = (state.get(name) for name in ("steps", "step", "speed"))
+            gone = silence if ending is None and (silence := follower.silent) > GONE_SECONDS else None
             quiet = silence if ending is None and (silence := follower.quiet) > QUIET_SECONDS else None
-            under_way = ending is None and quiet is None
+            under_way = ending is None and gone is None and quiet is None
             left = (steps - done) / speed if under_way and steps and done and speed else None
             parties = {} if ending else state.get("parties", {})  # a process that was killed leaves its state
             loss = follower.curves.get(_LOSS, Curve()).values
@@ -85,6 +89,7 @@ class View:
                 "state": state,
                 "left": left,
                 "quiet": quiet,
+                "gone": gone,
                 "folder": printable(follower.folder, 300),
                 "loss": float(loss[-1]) if loss.size else None,
                 "leak": self._leak(),
