@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -26,8 +27,12 @@ from flower_vfl.data.encoding.reading import (
 from flower_vfl.data.encoding.values import Place
 from flower_vfl.errors import DataError
 
+_log = logging.getLogger(__name__)
+
 _ALMOST_ALL = 0.95
 """Share of rows that read as numbers or dates, from which a column is refused for its other rows."""
+_MOSTLY = 0.5
+"""Share of rows that read as numbers, from which a column of other kind says so."""
 _LEAST_ROWS = 20
 """Number of rows below which no column counts as free text or almost unique."""
 _UNIQUE_SHARE = 0.9
@@ -105,6 +110,8 @@ class _Column:
         self.rows = rows[np.asarray(values.is_valid())]
         self.known = values.drop_null()
         self.different = pc.unique(self.known) if not pa.types.is_nested(values.type) else self.known
+        self._numbers = ""
+        """Why the column is none of numbers although most of its values are; empty otherwise."""
 
     def reading(self, dtype: str, decimal: str) -> Reading:
         """Return the format of the column, from the user's kind or inferred from its values."""
@@ -179,7 +186,14 @@ class _Column:
     def _number(self, decimal: str, why: str) -> Reading | None:
         style, bad = styles(self.different, decimal)[0] if len(self.different) else (NumberStyle(), 0)
         if bad and not why:
-            self._refuse_almost(style.parse(self.known)[1], f"numbers{f' ({style.words})' if style.words else ''}")
+            others = style.parse(self.known)[1]
+            self._refuse_almost(others, f"numbers{f' ({style.words})' if style.words else ''}")
+            if others.mean() <= 1.0 - _MOSTLY:
+                self._numbers = (
+                    f"{1.0 - others.mean():.0%} of its values are numbers, others such as "
+                    f"{self.known[int(others.argmax())].as_py()!r} are not; if these stand for a missing value, name "
+                    "them in the option missing_values"
+                )
             return None
         described = style.words or "reads as numbers"
         return Reading(self.name, "number", f"{why}; {described}" if why and style.words else why or described, style)
@@ -244,10 +258,12 @@ class _Column:
         rows, counts = len(self.known), pc.value_counts(self.known).field(1)
         alone = pc.sum(pc.equal(counts, 1)).as_py() / rows
         words = pc.mean(pc.add(pc.count_substring_regex(self.different, r"\s+"), 1)).as_py()
-        mixed = "" if why else mixed_notations(self.name, self.different, decimal)
+        mixed = "" if why else mixed_notations(self.name, self.different, decimal) or self._numbers
         if rows >= _LEAST_ROWS and words >= _FREE_TEXT_WORDS and 2 * len(self.different) > rows:
             return Reading(self.name, "ignore", mixed or f"free text, {words:.0f} words on average")
         if rows >= _LEAST_ROWS and alone >= _UNIQUE_SHARE:
             once = f"{alone:.0%} of its values occur in one training row only"
             return Reading(self.name, "ignore", mixed or once)
+        if mixed:
+            _log.warning("%s: column %r is read as a category: %s", self.file, self.name, mixed)
         return Reading(self.name, "category", why or mixed or "texts")

@@ -140,7 +140,7 @@ def _known(marks: Sequence[str], sign: str) -> list[NumberStyle]:
 
 
 def mixed_notations(name: str, values: pa.Array, decimal: str = "") -> str:
-    """Return why texts that are numbers in several notations are not read as numbers; "" if they are other texts.
+    """Return why texts that are numbers in several notations are not read as numbers; "" if they are not.
 
     Parameters
     ----------
@@ -161,11 +161,14 @@ def mixed_notations(name: str, values: pa.Array, decimal: str = "") -> str:
     values = values.slice(0, _SAMPLE)
     found = sorted(signs(values))
     read = [~style.parse(values)[1] for sign in ["", *found] for style in _known([".", ","], sign)]
-    if not len(values) or np.logical_or.reduce(read).mean() < _ALMOST_ALL:
+    numbers = np.logical_or.reduce(read)
+    if not len(values) or numbers.mean() < _ALMOST_ALL:
         return ""
     style = styles(values, decimal)[0][0]
     bad = style.parse(values)[1]
-    other = values[int(bad.argmax())].as_py()
+    if not (bad & numbers).any():
+        return ""
+    other = values[int((bad & numbers).argmax())].as_py()
     if decimal and not styles(values)[0][1]:
         return f"numbers such as {other!r}, which decimal={decimal} does not read: leave the option decimal out"
     kept = f"write them in one, or dtype.{name}=category keeps them as categories"

@@ -174,6 +174,13 @@ def test_columns_of_a_date_type_are_dates(tmp_path):
         ),
         ([f"{'$€'[row % 2]}{row}.5" for row in range(ROWS)], "ignore", "numbers with different signs: $, €, such as "),
         ([f"0441 2345{row}" for row in range(ROWS)], "ignore", "occur in one training row only"),
+        (
+            ["k.A." if row % 12 == 0 else str(row % 40 / 8) for row in range(ROWS)],
+            "category",
+            "name them in the option",
+        ),
+        ([f"{'?' if row % 3 else 'k.A.'}" if row % 4 == 0 else f"{row},5" for row in range(ROWS)], "ignore", "'k.A.'"),
+        (cycle("small", "3.5", "large", "medium"), "category", "texts"),
     ],
 )
 def test_each_column_shows_its_type_and_the_reason(prepared, given, kind, why):
@@ -183,6 +190,19 @@ def test_each_column_shows_its_type_and_the_reason(prepared, given, kind, why):
     assert why in shown.why
     assert shown.change[0] == "x"
     assert (shown.kind == "left out") == (kind == "ignore")
+
+
+def test_a_column_of_mostly_numbers_that_is_read_as_a_category_is_warned_of(prepared, caplog):
+    given = ["k.A." if row % 12 == 0 else str(row % 40 / 8) for row in range(ROWS)]
+    prepared(x=given, y=cycle("small", "3.5", "large", "medium"))
+    (warning,) = (one.getMessage() for one in caplog.records if "category" in one.getMessage())
+    assert re.search(
+        r"bank\.csv: column 'x' is read as a category: 9\d% of its values are numbers, others such as 'k\.A\.' are "
+        r"not; if these stand for a missing value, name them in the option missing_values$",
+        warning,
+    )
+    dataset = prepared("again", x=given, y=cycle("1", "2"), options={"missing_values": ["k.A."]})
+    assert read_column(dataset, "x").kind == "number"
 
 
 def test_numbers_that_a_named_decimal_mark_does_not_read_are_left_out_for_that_reason(prepared):
