@@ -60,13 +60,13 @@ def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
     if any(worst(summary, "cut", oracle=True) for summary in summaries):
         leaks["cut", True] = "oracle,\ncut"
     remembered = [strongest(summary) for summary in summaries]
-    memory_column = ["remem-\nbered"] if any(remembered) else []
+    memory_column = ["all\nepochs"] if any(remembered) else []
     # Without lines between columns all nine fit a terminal of 80 with the names of methods whole.
     title = "Leak AUC (q95): 0.5 the attacker learns nothing, 1 it reads every label"
     table = Table(title=title, box=SIMPLE_HEAD, show_edge=False, padding=0, pad_edge=False)
     table.add_column("defense", overflow="fold")
     rebuilt = [next(iter(answers(summary)), None) for summary in summaries]
-    rebuild = ["labels\nto re-\nbuild"] if any(rebuilt) else []
+    rebuild = ["labels\nto\nrebuild"] if any(rebuilt) else []
     several = bool(summaries) and all(kept_utility(summary).get("test_auc") is None for summary in summaries)
     for column in (
         "test\naccuracy" if several else "test\nAUC",
