@@ -32,7 +32,7 @@ from flower_vfl.training.factories import OptimizerFactory
 from flower_vfl.training.observer import Observer
 from flower_vfl.training.outcome import Outcome
 
-TopFactory = Callable[[tuple[int, ...]], nn.Module]
+FusedTopFactory = Callable[[tuple[int, ...]], nn.Module]
 """Function that makes the top model for the shape of one row of the fused embedding."""
 
 
@@ -76,7 +76,7 @@ class VerticalStrategy(HookedStrategy):
 
     def __init__(
         self,
-        top: nn.Module | TopFactory,
+        top: nn.Module | FusedTopFactory,
         labels: Labels | Tensor | NDArray[Any],
         *,
         parties: Sequence[str] = ("a",),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flower_vfl.apps.alignment.client import RESULT
 from flower_vfl.apps.alignment.place import remove_empty, remove_unfinished
-from flower_vfl.apps.alignment.progress import Progress
+from flower_vfl.apps.alignment.progress import StageProgress
 from flower_vfl.apps.alignment.start import align_as_label, sources_of
 from flower_vfl.apps.client_app import make_client_app
 from flower_vfl.apps.factories import (
@@ -99,7 +99,7 @@ def run(
     return results[-1]
 
 
-def align(config: Config, *, out: Path | str, progress: Progress | None = None) -> dict[str, Path]:
+def align(config: Config, *, out: Path | str, progress: StageProgress | None = None) -> dict[str, Path]:
     """Align the IDs of all parties' files in this process, with the messages of a deployment.
 
     Parameters

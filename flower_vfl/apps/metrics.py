@@ -40,7 +40,7 @@ _FAMILIES = {
     "queued_frames": ("gauge", "Frames of a party that have come and wait to be read."),
 }
 
-Sample = tuple[str, Mapping[str, str], float]
+MetricSample = tuple[str, Mapping[str, str], float]
 
 
 class TrainingMetrics(Observer):
@@ -94,7 +94,7 @@ class TrainingMetrics(Observer):
                 lines += [_line(*sample) for sample in found]
         return "\n".join(lines) + "\n"
 
-    def _samples(self) -> Iterable[Sample]:
+    def _samples(self) -> Iterable[MetricSample]:
         yield "info", {"version": self._version}, 1.0
         for name, value in dict(self._values).items():
             yield name, {}, value

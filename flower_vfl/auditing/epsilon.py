@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from flower_vfl.auditing.canaries import FEWEST
 from flower_vfl.auditing.halves import CANARY, CHOOSE, SCORE
-from flower_vfl.auditing.selection import Candidate, best
+from flower_vfl.auditing.selection import FittedReader, best
 from flower_vfl.metrics.epsilon import coin_bound, odds_bound
 
 _log = logging.getLogger(__name__)
@@ -59,8 +59,8 @@ class Evidence:
     party: str
     rows: NDArray[np.int64]
     columns: Floats
-    readers: Sequence[Candidate]
-    without: Sequence[Candidate]
+    readers: Sequence[FittedReader]
+    without: Sequence[FittedReader]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,7 +89,7 @@ class _Guesses:
 
 def audit_epsilon(
     found: Sequence[Evidence],
-    background: Sequence[Sequence[Candidate]],
+    background: Sequence[Sequence[FittedReader]],
     *,
     classes: int,
     canaries: int,
@@ -103,7 +103,7 @@ def audit_epsilon(
     ----------
     found : Sequence[Evidence]
         Evidence of the readers, an entry for each party and group.
-    background : Sequence[Sequence[Candidate]]
+    background : Sequence[Sequence[FittedReader]]
         For each of them, readers without gradients of all data of the label party; not used with canaries.
     classes, canaries : int
         Number of classes, and number of canaries; 0 for none.
@@ -159,7 +159,7 @@ def _canary_entry(one: Evidence, *, classes: int, canaries: int, delta: float, b
     return _entry(one, reader, tried)
 
 
-def _estimated_entry(one: Evidence, background: Sequence[Candidate], *, beta: float) -> dict[str, Any]:
+def _estimated_entry(one: Evidence, background: Sequence[FittedReader], *, beta: float) -> dict[str, Any]:
     """Return the entry of a party from guesses of labels with estimated odds.
 
     Readers without gradients exceed the odds only where these are wrong. Their bound, eta, is subtracted.
@@ -182,7 +182,7 @@ def _estimated_entry(one: Evidence, background: Sequence[Candidate], *, beta: fl
     return {**_entry(one, reader, tried), "eta": eta, "odds_by": known.reader}
 
 
-def _guesses_against(known: Candidate, reader: Candidate, columns: Floats | None = None) -> _Guesses:
+def _guesses_against(known: FittedReader, reader: FittedReader, columns: Floats | None = None) -> _Guesses:
     """Return a reader's guesses of the rows to score, with the odds of a reader without gradients as priors."""
     parts = (CHOOSE, SCORE)
     odds = np.concatenate([known.scores_of(part) for part in parts])[:, None]
@@ -247,7 +247,7 @@ def _bounds(guesses: _Guesses, eta: float, beta: float) -> list[float]:
     return [float(odds_bound(*guesses.first(share), eta=eta, beta=beta)) for share in SHARES]
 
 
-def _best_of_class(found: Sequence[Candidate], reader: Candidate) -> Candidate | None:
+def _best_of_class(found: Sequence[FittedReader], reader: FittedReader) -> FittedReader | None:
     """Return the best of the candidates that read the same class as a reader; None without any."""
     return best([candidate for candidate in found if candidate.positive == reader.positive])
 
@@ -257,7 +257,7 @@ def _rarer_count(truth: Truth) -> int:
     return min(count, len(truth) - count)
 
 
-def _entry(one: Evidence, reader: Candidate, tried: list[dict[str, Any]]) -> dict[str, Any]:
+def _entry(one: Evidence, reader: FittedReader, tried: list[dict[str, Any]]) -> dict[str, Any]:
     largest = max(tried, key=lambda entry: float(entry["lower"]))
     return {"party": one.party, **largest, "tried": tried, **reader.name, "unavailable": ""}
 

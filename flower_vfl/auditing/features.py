@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flower_vfl.attacks.gradient.principal_direction import Follower
+from flower_vfl.attacks.gradient.principal_direction import SharedLine
 from flower_vfl.attacks.gradient.residual import residual_lengths
 from flower_vfl.attacks.longitudinal.base import in_batch_units
 from flower_vfl.attacks.rows import as_rows
@@ -43,7 +43,7 @@ class GradientFeatures:
 
     def __init__(self, members: Members = ALONE) -> None:
         self._members = members
-        self._followers = [Follower() for _ in range(1 + len(members.names))]
+        self._followers = [SharedLine() for _ in range(1 + len(members.names))]
 
     @property
     def more(self) -> int:
@@ -76,7 +76,7 @@ class GradientFeatures:
             follower.restore(entry)
 
 
-def _quantities(x: Tensor, follower: Follower) -> Tensor:
+def _quantities(x: Tensor, follower: SharedLine) -> Tensor:
     """Return the quantities (B, `MORE`) of gradients (B, D) in units of their batch."""
     width = max(x.shape[1], 1)
     length = torch.linalg.vector_norm(x, dim=1)

@@ -39,7 +39,7 @@ from flower_vfl.auditing.selection import (
     EPOCH,
     EPOCHS,
     SURE,
-    Candidate,
+    FittedReader,
     Sample,
     best,
     candidates,
@@ -291,7 +291,7 @@ class InformedAudit:
 
     def _read(
         self, sample: Sample, views: Views, span: str, fits: Mapping[str, Fit], *, sure: float = math.inf
-    ) -> list[Candidate]:
+    ) -> list[FittedReader]:
         """Return readers fitted to the rows of a sample, on the columns of all members and on those of each member."""
         return [
             replace(candidate, member=name)
@@ -371,7 +371,7 @@ class InformedAudit:
         ]
         self._current, self._kept, self._panel = Collected(), Collected(), None
 
-    def _read_panel(self, fits: Mapping[str, Fit]) -> tuple[list[Candidate], list[Candidate], list[Candidate]]:
+    def _read_panel(self, fits: Mapping[str, Fit]) -> tuple[list[FittedReader], list[FittedReader], list[FittedReader]]:
         """Return readers of the panel's gradients, of these with embeddings, of embeddings; keep them as evidence."""
         panel = self._panel_sample()
         if panel is None or self._panel is None:
@@ -404,8 +404,8 @@ class InformedAudit:
     def _entry(
         self,
         sees: list[str],
-        found: Sequence[Candidate],
-        baselines: Mapping[str, Sequence[Candidate]] | None,
+        found: Sequence[FittedReader],
+        baselines: Mapping[str, Sequence[FittedReader]] | None,
         missing: str,
     ) -> dict[str, Any]:
         """Return one entry of ``result.json``."""

@@ -44,7 +44,7 @@ ROWS, TEST_ROWS, WIDE_ROWS = 1 << 17, 1 << 15, 1 << 13
 BYTES = 64 << 20
 """Largest number of bytes of the sampled gradients; of wider ones, fewer rows are sampled."""
 
-Labels = NDArray[np.bool_]
+PositiveMask = NDArray[np.bool_]
 
 
 def sample_rows(rows: NDArray[np.integer], most: int) -> NDArray[np.int64]:
@@ -77,8 +77,8 @@ class JointLabels:
         (n,) labels of training rows and (N,) of test rows; ``test`` is empty where there are no test rows.
     """
 
-    train: Labels
-    test: Labels
+    train: PositiveMask
+    test: PositiveMask
 
 
 class JointEvaluator:
@@ -144,7 +144,7 @@ class JointEvaluator:
         self,
         attack: JointAttack,
         view: JointView,
-        parts: Mapping[str, Labels],
+        parts: Mapping[str, PositiveMask],
         rows_of: str,
         scores: Mapping[str, NDArray[Any]],
         baselines: Mapping[str, Mapping[str, NDArray[Any]]],
@@ -179,7 +179,7 @@ class JointEvaluator:
         }
 
 
-def measured(scores: NDArray[Any], truth: Labels) -> dict[str, Any]:
+def measured(scores: NDArray[Any], truth: PositiveMask) -> dict[str, Any]:
     """Return the AUC of scores with its interval and p-value, None where undefined, and the numbers of rows."""
     positives = int(np.count_nonzero(truth))
     interval = auc_interval(scores, truth)
@@ -193,7 +193,7 @@ def measured(scores: NDArray[Any], truth: Labels) -> dict[str, Any]:
     }
 
 
-def advantage(scores: NDArray[Any], baseline: NDArray[Any], truth: Labels) -> dict[str, Any]:
+def advantage(scores: NDArray[Any], baseline: NDArray[Any], truth: PositiveMask) -> dict[str, Any]:
     """Return the advantage in AUC of scores over a baseline on the same rows, with its paired interval."""
     found = auc_difference(scores, baseline, truth)
     return {
@@ -238,7 +238,7 @@ def check_joint_attacks(attacks: Iterable[AttackMethod], labels: NDArray[np.bool
             )
 
 
-def _scores(answer: JointScores, parts: Mapping[str, Labels]) -> dict[str, NDArray[Any]]:
+def _scores(answer: JointScores, parts: Mapping[str, PositiveMask]) -> dict[str, NDArray[Any]]:
     """Return scores as arrays, one number for each row.
 
     Raises
@@ -256,7 +256,9 @@ def _scores(answer: JointScores, parts: Mapping[str, Labels]) -> dict[str, NDArr
     return found
 
 
-def _turned(scores: dict[str, NDArray[Any]], truth: Labels, view: JointView) -> tuple[dict[str, NDArray[Any]], bool]:
+def _turned(
+    scores: dict[str, NDArray[Any]], truth: PositiveMask, view: JointView
+) -> tuple[dict[str, NDArray[Any]], bool]:
     """Return scores that rank the training rows the right way round, and True where they were turned around.
 
     Scores without labels have a side that is a guess. One bit settles it, as for attacks on gradients alone.

@@ -49,7 +49,7 @@ INFORMED = "informed"
 _Z95 = 1.6448536269514722  # the normal distribution's 95 % quantile
 _Z975 = 1.959963984540054
 
-Kind = Literal["practical", "informed", "gain"]
+FindingKind = Literal["practical", "informed", "gain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Finding:
     """
 
     party: str
-    kind: Kind
+    kind: FindingKind
     entry: Entry
     value: float
     p_value: float

@@ -43,7 +43,7 @@ class MatrixRow(NamedTuple):
     cells: Sequence[Cell]
 
 
-class Classes(NamedTuple):
+class ClassResults(NamedTuple):
     """Results by class.
 
     Attributes
@@ -80,7 +80,7 @@ class Classes(NamedTuple):
         )
 
 
-def classes_in(result: Mapping[str, Any]) -> Classes | None:
+def classes_in(result: Mapping[str, Any]) -> ClassResults | None:
     """Return the results by class; None where no model was evaluated on test rows."""
     found = result.get("classes") or {}
     names, confusion = names_of(result), found.get("confusion") or []
@@ -96,7 +96,7 @@ def classes_in(result: Mapping[str, Any]) -> Classes | None:
         return None
     few = len(every) <= MOST_SHOWN
     matrix, keyed = _matrix(names, confusion) if few and confusion else ([], False)
-    return Classes(every if few else known[:MOST_SHOWN], len(every), known[0], matrix, keyed)
+    return ClassResults(every if few else known[:MOST_SHOWN], len(every), known[0], matrix, keyed)
 
 
 def _taken_for(names: Sequence[str], confusion: Sequence[Sequence[int]], place: int) -> str:

@@ -27,7 +27,7 @@ from flower_vfl.data.store.source import SomeRows
 from flower_vfl.errors import SetupError
 from flower_vfl.reports import render
 from flower_vfl.reports.words import size
-from flower_vfl.simulations.sweep.checking import OpenData, Progress, plain, quiet_log
+from flower_vfl.simulations.sweep.checking import OpenData, SettingProgress, plain, quiet_log
 from flower_vfl.simulations.sweep.trials import Trial
 from flower_vfl.strategies import Observer
 from flower_vfl.training.factories import schedule_of
@@ -86,7 +86,7 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Shape:
+class CostGroup:
     """Trials whose steps cost the same.
 
     Attributes
@@ -128,7 +128,7 @@ def makespan(seconds: Sequence[float], places: int) -> float:
     return max(ends)
 
 
-def shapes_of(trials: Sequence[Trial], progress: Progress = lambda done, total: None) -> list[Shape]:
+def shapes_of(trials: Sequence[Trial], progress: SettingProgress = lambda done, total: None) -> list[CostGroup]:
     """Return the distinct shapes of the trials, each measured by a short run on a part of the data.
 
     Raises
@@ -144,7 +144,7 @@ def shapes_of(trials: Sequence[Trial], progress: Progress = lambda done, total: 
         _probe(trials[0], data)  # excludes what a process does once, such as importing
         for index, members in enumerate(groups.values()):
             progress(index, len(groups))
-            shapes.append(Shape(members, _probe(members[0], data)))
+            shapes.append(CostGroup(members, _probe(members[0], data)))
     return shapes
 
 
@@ -279,7 +279,7 @@ def on_one_gpu(gpus: float, workers: int = 0) -> int:
     return min(each, workers) if workers else each
 
 
-def check_gpus(shapes: Sequence[Shape], gpus: float, workers: int = 0) -> None:
+def check_gpus(shapes: Sequence[CostGroup], gpus: float, workers: int = 0) -> None:
     """Refuse more trials on a GPU than its memory holds, by measurements on the first GPU of this machine.
 
     Raises
@@ -307,7 +307,7 @@ def check_gpu(need: int, total: int, at_once: int) -> None:
         )
 
 
-def summary(shapes: Sequence[Shape], order: Sequence[Trial], saved: Mapping[str, float]) -> dict[str, Any]:
+def summary(shapes: Sequence[CostGroup], order: Sequence[Trial], saved: Mapping[str, float]) -> dict[str, Any]:
     """Return seconds of each trial in the order of the sweep, and the largest memory of a trial.
 
     Trials that are trained together take less; `saved` are the seconds of a step that they save, by the trial's name.

@@ -23,7 +23,7 @@ BASE, DEFENSES = "base", "defenses"
 _SHOWN = 8
 _NAME_LENGTH = 96
 
-Values = dict[str, Any]
+TrialValues = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def base_names(bases: Sequence[str]) -> dict[str, str]:
     return {base: base for base in bases}  # a preset, and a file of its name beside the sweep's
 
 
-def _with_overrides(definition: Definition, overrides: Mapping[str, Any]) -> Values:
+def _with_overrides(definition: Definition, overrides: Mapping[str, Any]) -> TrialValues:
     given = {canonical_key(key): value for key, value in overrides.items()}
     varying = {*definition.grid, *definition.random, *(key for case in definition.cases for key in case)}
     clash = sorted(given.keys() & varying)
@@ -108,7 +108,7 @@ def _with_overrides(definition: Definition, overrides: Mapping[str, Any]) -> Val
     return {**definition.fixed, **given}
 
 
-def _points(definition: Definition) -> Iterator[Values]:
+def _points(definition: Definition) -> Iterator[TrialValues]:
     """Yield the values of each trial beyond its base and the shared ones; each sample meets the whole grid."""
     grid = {key: _grid_values(key, values) for key, values in definition.grid.items()}
     count = math.prod([*map(len, grid.values()), max(1, len(definition.cases)), len(definition.bases)])
@@ -122,7 +122,7 @@ def _points(definition: Definition) -> Iterator[Values]:
                 yield {**chosen, **dict(zip(grid, values, strict=True)), **_draws(definition, sample)}
 
 
-def _settings(point: Values) -> Values:
+def _settings(point: TrialValues) -> TrialValues:
     """Return the values of a trial; `no_gradients(pretrain=3)` as defense becomes training without gradients."""
     chain = point.get(DEFENSES, [])
     if NO_GRADIENTS not in [entry.get("name") for entry in chain]:
@@ -179,9 +179,9 @@ def _one_chain(value: Any) -> list[dict[str, Any]]:
     return found[0]
 
 
-def _draws(definition: Definition, sample: int) -> Values:
+def _draws(definition: Definition, sample: int) -> TrialValues:
     """Draw the keys of [random] once, each key and sample from a generator of its own, so that more change no other."""
-    drawn: Values = {}
+    drawn: TrialValues = {}
     for key, space in definition.random.items():
         generator = random.Random(f"{definition.running.seed} {sample} {key}")
         if key == DEFENSES:
@@ -216,7 +216,7 @@ def _draw(key: str, space: Any, generator: random.Random) -> Any:
     return min(int(drawn), high) if whole else float(f"{drawn:.6g}")
 
 
-def _named(definition: Definition, found: Iterable[tuple[str, Values, Config]]) -> list[Trial]:
+def _named(definition: Definition, found: Iterable[tuple[str, TrialValues, Config]]) -> list[Trial]:
     """Return the trials, named by the values that vary; refuse two equal ones, but drop repeated draws."""
     rows = [({BASE: base, **point}, config, config_digest(config)) for base, point, config in found]
     keys = list(dict.fromkeys(key for values, _, _ in rows for key in values))

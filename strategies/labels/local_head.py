@@ -19,7 +19,7 @@ from flower_vfl.registry import suggestion
 from flower_vfl.strategies.base import Defense, HookedStrategy
 from flower_vfl.strategies.labels.checks import check_task
 from flower_vfl.strategies.labels.label_dp import label_dependent_ends, rate_of
-from flower_vfl.strategies.labels.mechanisms import MECHANISMS, RandomisedResponse
+from flower_vfl.strategies.labels.mechanisms import MECHANISMS, FlippedLabels
 
 
 class LocalHead(Defense):
@@ -59,9 +59,7 @@ class LocalHead(Defense):
     alone: ClassVar[bool] = True
     twice: ClassVar[str] = "give one epsilon"
 
-    def __init__(
-        self, strategy: HookedStrategy, epsilon: float = 1.0, mechanism: str = RandomisedResponse.name
-    ) -> None:
+    def __init__(self, strategy: HookedStrategy, epsilon: float = 1.0, mechanism: str = FlippedLabels.name) -> None:
         super().__init__(strategy)
         classes = self.base.labels.classes
         rate_of(epsilon, classes, name=self.name)

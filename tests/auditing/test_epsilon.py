@@ -12,7 +12,7 @@ from flower_vfl.auditing.epsilon import CANARIES, ESTIMATED, Evidence, audit_eps
 from flower_vfl.auditing.halves import CANARY, CHOOSE, FIT, SCORE, Split
 from flower_vfl.auditing.panel import Membership
 from flower_vfl.auditing.proof import Measurement, Proof
-from flower_vfl.auditing.selection import EPOCHS, Candidate, Sample
+from flower_vfl.auditing.selection import EPOCHS, FittedReader, Sample
 from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import audit_power
 from flower_vfl.rng import Secret
@@ -33,7 +33,7 @@ class HalfNoise(LocalHead):
 def candidate(scores, labels, parts, name="trees"):
     """Return a reader with these scores (n,) of rows."""
     sample = Sample(np.zeros((len(labels), 1)), labels.astype(np.int64), parts)
-    return Candidate(name, EPOCHS, 1, 0.8, scores[parts != FIT], sample)
+    return FittedReader(name, EPOCHS, 1, 0.8, scores[parts != FIT], sample)
 
 
 def coins(generator, epsilon, count=600, classes=2):

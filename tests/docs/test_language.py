@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("flower_vfl", "strategies", "simulations", "examples/own_methods", "docs/extensions")
+LIBRARY = FOLDERS[:3]
 TEMPLATES = "flower_vfl/reports/templates"
 FIRST_WORDS = {"What", "Who", "Whether", "How", "Where", "Which", "Whose"}
 BANNED = {
@@ -163,4 +164,27 @@ def test_identifiers_are_terms_of_the_field():
         for line, name in identifiers(ast.parse((ROOT / path).read_text(encoding="utf8")))
         if name.strip("_").lower() in NAMES
     ]
+    assert not found, "\n".join(found)
+
+
+def definitions(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield the public classes and type aliases of a module with their definitions."""
+    guarded = [line for node in tree.body if isinstance(node, ast.If) for line in node.body]
+    for node in [*tree.body, *guarded]:
+        if isinstance(node, ast.ClassDef):
+            yield node.name, ast.unparse(node)
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if isinstance(target, ast.Name) and target.id[0].isupper() and not target.id[1:].isupper():
+                yield target.id, ast.unparse(node.value)
+
+
+def test_a_name_of_a_class_or_an_alias_has_one_meaning():
+    meanings: dict[str, dict[str, str]] = {}
+    for path in modules():
+        if path.parts[0] in LIBRARY:
+            for name, text in definitions(ast.parse((ROOT / path).read_text(encoding="utf8"))):
+                if not name.startswith("_"):
+                    meanings.setdefault(name, {})[text] = str(path)
+    found = [f"{name}: {', '.join(texts.values())}" for name, texts in meanings.items() if len(texts) > 1]
     assert not found, "\n".join(found)

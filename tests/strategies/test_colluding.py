@@ -8,7 +8,7 @@ import torch
 
 from flower_vfl.apps import run
 from flower_vfl.errors import ConfigError
-from flower_vfl.metrics import Release, auc_bound, leak_auc, together
+from flower_vfl.metrics import EpochRelease, auc_bound, leak_auc, together
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import Iso, Marvell, MarvellFull, VerticalStrategy
 from flower_vfl.strategies.gradients.marvell import full
@@ -129,7 +129,7 @@ def joined_divergence(squares, powers, *, same):
     """Return the divergence of parties' releases, with one draw of noise along the means for all, or one for each."""
     line = np.array([1.0])
     releases = [
-        Release(line, math.sqrt(square), (0.0, 0.0), (power, power), (0.0, 0.0))
+        EpochRelease(line, math.sqrt(square), (0.0, 0.0), (power, power), (0.0, 0.0))
         for square, power in zip(squares, powers, strict=True)
     ]
     return together(releases, rho=float(same), kept=0.0).sum_kl()

@@ -13,7 +13,7 @@ from flwr.app import Context, Message
 from flower_vfl.apps.alignment.feature import FeatureSide, Terms
 from flower_vfl.apps.alignment.owner import METHODS, Owner
 from flower_vfl.apps.alignment.place import discard
-from flower_vfl.apps.alignment.wire import SESSION, SPARE, Stage, frame, from_message, stage_of, to_content
+from flower_vfl.apps.alignment.wire import SESSION, SPARE, AlignmentStage, frame, from_message, stage_of, to_content
 from flower_vfl.apps.node import Node
 from flower_vfl.config import Config
 from flower_vfl.data.sources.own_files import id_sources
@@ -41,11 +41,11 @@ def answer_alignment(message: Message, context: Context, config: Config) -> Mess
             return Message(to_content(frame(stage, request.step, {SPARE: True}), session), reply_to=message)
         owner = Owner.of_node(context.node_config) if deployed else _simulated(request, config, party)
         target = owner.target
-        if stage is Stage.ABORT:
+        if stage is AlignmentStage.ABORT:
             _log.warning("the label party ended the alignment: %s", printable(request.text("reason"), 500))
             discard(target)
             reply = frame(stage)
-        elif stage is Stage.HELLO:
+        elif stage is AlignmentStage.HELLO:
             terms = _terms(request, session, party, owner)
             _, reply = FeatureSide.begin(owner.source, target, terms, processes=config.align.processes)
         else:

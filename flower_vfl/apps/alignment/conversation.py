@@ -13,7 +13,7 @@ from flower_vfl.apps.alignment.wire import (
     AGAIN,
     MESSAGE_TYPE,
     SPARE,
-    Stage,
+    AlignmentStage,
     frame,
     from_message,
     stage_of,
@@ -130,7 +130,7 @@ class Conversation:
             for node in self._contacted - notified - self._mailbox.busy:
                 notified.add(node)
                 try:
-                    self._push(node, frame(Stage.ABORT, fields={"reason": why}))
+                    self._push(node, frame(AlignmentStage.ABORT, fields={"reason": why}))
                 except SessionError as error:
                     _log.warning("%s", error)
             if (notified == self._contacted and not self._mailbox.busy) or time.monotonic() > deadline:

@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 from flower_vfl.apps.alignment.client import RESULT
 from flower_vfl.apps.alignment.label import LabelSide
 from flower_vfl.apps.alignment.owner import Owner
-from flower_vfl.apps.alignment.progress import LoggedProgress, Progress
+from flower_vfl.apps.alignment.progress import LoggedProgress, StageProgress
 from flower_vfl.config import Config
 from flower_vfl.data.sources.own_files import IdSource, id_sources
 from flower_vfl.data.store.alignment import AlignmentFile
@@ -17,7 +17,9 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.training.grids import is_simulation
 
 
-def align_as_label(grid: Grid, config: Config, out: Path | None, progress: Progress | None = None) -> AlignmentFile:
+def align_as_label(
+    grid: Grid, config: Config, out: Path | None, progress: StageProgress | None = None
+) -> AlignmentFile:
     """Align as the label party.
 
     Parameters

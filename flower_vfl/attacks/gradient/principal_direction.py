@@ -194,7 +194,7 @@ def _updated_evidence(along: Tensor, line: Line) -> tuple[Tensor, Tensor]:
     return torch.where(unsettled, line.evidence + score, line.evidence), line.batches + unsettled.to(line.batches)
 
 
-class Follower:
+class SharedLine:
     """The line of one sequence of batches, which each batch updates once for all attacks that share it."""
 
     def __init__(self) -> None:
@@ -235,7 +235,7 @@ class FollowingAttack(RowAttack):
     sequential = True
 
     def __init__(self) -> None:
-        self.follower = Follower()
+        self.follower = SharedLine()
         """The line that it follows; attacks on the same gradients may share one."""
 
     def fresh(self) -> Self:
@@ -254,9 +254,9 @@ class FollowingAttack(RowAttack):
 def fresh_together(attacks: Iterable[Attack]) -> list[Attack]:
     """Return fresh instances of attacks on one layer of one party.
 
-    Those that follow its principal direction share one `Follower`: each batch updates the line once.
+    Those that follow its principal direction share one `SharedLine`: each batch updates the line once.
     """
-    follower, found = Follower(), [attack.fresh() for attack in attacks]
+    follower, found = SharedLine(), [attack.fresh() for attack in attacks]
     for attack in found:
         if isinstance(attack, FollowingAttack):
             attack.follower = follower

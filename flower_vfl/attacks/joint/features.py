@@ -42,7 +42,7 @@ def narrow(rows: Tensor, width: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Features:
+class RowEncoding:
     """An encoding of a party's rows as rows of a matrix: numbers standardised, categories as 0 and 1.
 
     Attributes
@@ -97,7 +97,7 @@ class Features:
         return [torch.eq(column[:, None], known).float() for column, known in zip(columns, self.levels, strict=True)]
 
 
-def fit_features(rows: OwnRows, sees: Sequence[Sees], *, words: bool = False) -> Features | None:
+def fit_features(rows: OwnRows, sees: Sequence[Sees], *, words: bool = False) -> RowEncoding | None:
     """Fit the encoding of rows as rows of a matrix; return None where there is nothing to encode.
 
     Parameters
@@ -115,7 +115,7 @@ def fit_features(rows: OwnRows, sees: Sequence[Sees], *, words: bool = False) ->
     if not (columns or embeddings) or not len(rows):
         return None
     levels = _levels(integers, words=words) if columns else ()
-    unscaled = Features(columns, embeddings, levels, words and bool(integers), torch.zeros(1), torch.ones(1))
+    unscaled = RowEncoding(columns, embeddings, levels, words and bool(integers), torch.zeros(1), torch.ones(1))
     width = unscaled.at(rows, slice(0, 1)).shape[1]
     total, squares = torch.zeros(width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64)
     for piece in unscaled.pieces(rows):
@@ -123,10 +123,10 @@ def fit_features(rows: OwnRows, sees: Sequence[Sees], *, words: bool = False) ->
         total, squares = total + wide.sum(dim=0), squares + wide.square().sum(dim=0)
     mean = total / len(rows)
     variance = (squares / len(rows) - mean.square()).clamp(min=0.0)
-    return Features(*(columns, embeddings, levels, unscaled.words), mean.float(), _units(unscaled, rows, variance))
+    return RowEncoding(*(columns, embeddings, levels, unscaled.words), mean.float(), _units(unscaled, rows, variance))
 
 
-def _units(unscaled: Features, rows: OwnRows, variance: Tensor) -> Tensor:
+def _units(unscaled: RowEncoding, rows: OwnRows, variance: Tensor) -> Tensor:
     """Return the unit of each column: a number's own deviation, one deviation for a whole embedding, 1 for categories.
 
     With a unit of its own, a category of few rows would count as much as one of half of them.

@@ -14,7 +14,7 @@ import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
 from flower_vfl.data.clicks.blocks import Block
-from flower_vfl.data.clicks.fields import Field, Kind
+from flower_vfl.data.clicks.fields import Field, FieldKind
 from flower_vfl.errors import DataError
 from flower_vfl.registry import suggestion
 
@@ -46,7 +46,7 @@ class Format:
     header: bool
 
     @cached_property
-    def features(self) -> dict[str, Kind]:
+    def features(self) -> dict[str, FieldKind]:
         """Kind of each feature column of a line, by name, numeric ones first."""
         found = {name: kind for field in self.fields for name, kind in field.features().items()}
         return dict(sorted(found.items(), key=lambda item: item[1] != "number"))

@@ -19,10 +19,7 @@ from flower_vfl.apps.folder import CONFIG, RESULT, read_result
 from flower_vfl.apps.live import LIVE, LOG, read_live
 from flower_vfl.errors import InputError
 from flower_vfl.protocol.printable import printable
-from flower_vfl.tracking import SCHEMA, STEPS, frames, read_table
-
-Series = tuple[str, str, str, str]
-"""Party, layer, attack and metric of a curve."""
+from flower_vfl.tracking import SCHEMA, STEPS, Series, frames, read_table
 
 MOST_VALUES = 20_000
 """Number of values to which a curve is halved at twice as many: of each two neighbours the larger one is kept."""

@@ -33,7 +33,7 @@ from flower_vfl.strategies.gradients.marvell import strengths
 from flower_vfl.strategies.gradients.marvell.full_accountant import (
     LARGEST,
     FullAccountant,
-    Part,
+    PartNoise,
     accounted_epochs,
     release,
 )
@@ -256,7 +256,7 @@ class MarvellFull(AccountedNoise[FullAccountant]):
             noise, unit = self._noise(pair), pair.unit
             self._latest[part] = _LatestNoise(noise, unit, unit * math.sqrt(pair.square))
             self._protected[part] = _ProtectedBatch(g, y, noise, unit)
-            self._accountant(self._accountant_name(step)).add(pair, [Part(noise)], noise.sum_kl, g, y, step.rows)
+            self._accountant(self._accountant_name(step)).add(pair, [PartNoise(noise)], noise.sum_kl, g, y, step.rows)
         except UnprotectedBatchError as error:
             latest = self._latest.get(part)
             length = float(working(g).double().square().sum(dim=1).mean().sqrt())
@@ -319,7 +319,7 @@ class MarvellFull(AccountedNoise[FullAccountant]):
         sent = [self._protected[place] for place in places]
         g, y = torch.cat([working(one.g) for one in sent], dim=1), sent[0].y
         pair = estimate(g, y)
-        parts = [Part(one.noise, one.unit / pair.unit) for one in sent]
+        parts = [PartNoise(one.noise, one.unit / pair.unit) for one in sent]
         left = together_shaped([release(pair, parts)], rho=self.rho, kept=0.0).sum_kl()
         self._accountant("+".join(parties)).add(pair, parts, left, g, y, step.rows)
         return _log_entries(power, matched, left)

@@ -42,7 +42,7 @@ STEPS_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartNoise:
     """The noise of one party's part of the gradients, or of those of all parties.
 
     Attributes
@@ -57,7 +57,7 @@ class Part:
     unit: float = 1.0
 
 
-def release(pair: Pair, parts: Sequence[Part]) -> ShapedRelease:
+def release(pair: Pair, parts: Sequence[PartNoise]) -> ShapedRelease:
     """Return the release of these classes, with noise of its own for each part, side by side in this order."""
     basis = None if pair.basis is None else pair.basis.double().cpu().numpy()
     own = np.stack([_root(covariance) for covariance in pair.covariances.double().cpu().numpy()])
@@ -118,7 +118,7 @@ class FullAccountant:
         self._drawn: list[Callable[[], ShapedRelease]] = []  # most are replaced before the epoch ends
         self._epochs, self._batches, self._total, self._width = 0, 0, 0.0, 0
 
-    def add(self, pair: Pair, parts: Sequence[Part], left: float, g: Tensor, y: Tensor, rows: Rows | None) -> None:
+    def add(self, pair: Pair, parts: Sequence[PartNoise], left: float, g: Tensor, y: Tensor, rows: Rows | None) -> None:
         """Add a batch: its classes, its noise and the divergence left, its clean gradients, labels and rows."""
         self.largest = max(self.largest, left)
         self._width = g.shape[1]
