@@ -21,6 +21,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor, nn
 
 from flower_vfl.accounting import Guarantee
+from flower_vfl.auditing.verdict import UNDEFENDED
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.hooks import Cut, Log, StepView
 from flower_vfl.protocol.schedule import Rows
@@ -30,10 +31,6 @@ if TYPE_CHECKING:
     from flower_vfl.strategies.vertical import VerticalStrategy
 
 _log = logging.getLogger(__name__)
-
-
-UNDEFENDED = ("norm", "direction")
-"""Attacks that read labels from gradients to which no noise was added."""
 
 
 class HookedStrategy(Strategy):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PERIODS = "periods.parquet"
-SCHEMA = pa.schema(
+PERIODS_SCHEMA = pa.schema(
     [
         ("period", pa.int32()),
         ("name", pa.string()),
@@ -89,9 +89,9 @@ def write_periods(folder: Path, periods: Periods, known_positives: Mapping[str, 
     rows = sorted([*_leaks(steps, known_positives or {}), *_utility(steps)])
     columns = list(zip(*rows, strict=True)) or [()] * 6
     names = [periods.name(period) for period in columns[0]]
-    table = pa.table([pa.array(column) for column in (columns[0], names, *columns[1:])], names=SCHEMA.names)
+    table = pa.table([pa.array(column) for column in (columns[0], names, *columns[1:])], names=PERIODS_SCHEMA.names)
     with replacing(folder / PERIODS) as temporary:
-        pq.write_table(table.cast(SCHEMA), temporary, compression="zstd")
+        pq.write_table(table.cast(PERIODS_SCHEMA), temporary, compression="zstd")
 
 
 def read_periods(folder: Path) -> pa.Table:
@@ -102,7 +102,7 @@ def read_periods(folder: Path) -> pa.Table:
     InputError
         When the file cannot be read.
     """
-    return read_table(folder / PERIODS, SCHEMA)
+    return read_table(folder / PERIODS, PERIODS_SCHEMA)
 
 
 def _leaks(steps: pa.Table, known_positives: Mapping[str, int]) -> Iterator[PeriodRow]:

@@ -17,7 +17,7 @@ TensorReader: TypeAlias = Callable[[Tensor], Tensor]
 """A function from rows (n, ...) to scores: (n,) for two classes, higher means more likely class 1, and (n, C) for more,
 where the largest number names the class; never NaN for finite rows."""
 
-FLOOR = 1e-6
+LEAST_VARIANCE = 1e-6
 """Least variance of a class in any direction, in units of the known rows' mean variance: a class with equal known
 rows, or with one, still has a density."""
 
@@ -172,7 +172,7 @@ def fit_gaussian(x: Tensor, shrinkage: float | None) -> SpikedGaussian:
     Parameters
     ----------
     x
-        (n, F) rows, float64; no variance is taken below `FLOOR`.
+        (n, F) rows, float64; no variance is taken below `LEAST_VARIANCE`.
     shrinkage
         Lambda in (0, 1]; None for that of `ledoit_wolf`, at least 1 / n: for two rows the estimate of the error is 0.
 
@@ -186,7 +186,7 @@ def fit_gaussian(x: Tensor, shrinkage: float | None) -> SpikedGaussian:
     _, singular, axes = torch.linalg.svd(centred, full_matrices=False)
     common = share * float(centred.square().mean())
     variances = (1 - share) * singular.square() / len(x) + common
-    return SpikedGaussian(mean, axes, variances.clamp(min=FLOOR), max(common, FLOOR))
+    return SpikedGaussian(mean, axes, variances.clamp(min=LEAST_VARIANCE), max(common, LEAST_VARIANCE))
 
 
 def ledoit_wolf(centred: Tensor) -> float:

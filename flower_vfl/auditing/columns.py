@@ -21,7 +21,7 @@ from flower_vfl.attacks.rows import as_rows
 from flower_vfl.auditing.entries import AUDIT
 from flower_vfl.auditing.members import ALONE, Members
 from flower_vfl.auditing.readers import DISCRIMINANTS, LEARNERS, Fit
-from flower_vfl.auditing.selection import EPOCHS, FittedReader, Sample, best, candidates, measured, strongest
+from flower_vfl.auditing.selection import SPAN_EPOCHS, FittedReader, Sample, best, candidates, measured, strongest
 from flower_vfl.auditing.verdict import INFORMED
 from flower_vfl.data.store.dataset import PartyTable
 from flower_vfl.metrics import LeakSummary
@@ -146,7 +146,7 @@ def read_background(
         candidate
         for matrix, fits in ((coded, linear), (ordered, trees))
         if matrix.shape[1]
-        for candidate in candidates(bare.with_columns(matrix), fits, EPOCHS, classes=classes, positives=positives)
+        for candidate in candidates(bare.with_columns(matrix), fits, SPAN_EPOCHS, classes=classes, positives=positives)
     ]
 
 
@@ -158,7 +158,7 @@ def _read(bare: Sample, matrices: list[JointMatrix], *, classes: int, positives:
     return [
         candidate
         for sample, fits in ((coded, others), (ordered, trees))
-        for candidate in candidates(sample, fits, EPOCHS, classes=classes, positives=positives)
+        for candidate in candidates(sample, fits, SPAN_EPOCHS, classes=classes, positives=positives)
     ]
 
 

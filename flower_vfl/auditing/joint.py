@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from flower_vfl.attacks.base import AttackMethod
 from flower_vfl.attacks.joint import JointAttack, JointScores, JointView
+from flower_vfl.auditing.entries import JOINT
 from flower_vfl.errors import ArgumentError, ConfigError
 from flower_vfl.metrics import LeakSummary, auc_interval, leak_auc
 from flower_vfl.metrics.arrays import as_numpy
@@ -32,13 +33,10 @@ from flower_vfl.rng import scattered
 
 _log = logging.getLogger(__name__)
 
-JOINT = "joint"
-"""The phase, in `result.json`, of attacks on gradients, columns and embeddings together."""
-
 WITHOUT_OWN = "without the row's own gradient"
 """Name of a baseline: the scores of the same reader without each row's own gradient."""
 
-ROWS, TEST_ROWS, WIDE_ROWS = 1 << 17, 1 << 15, 1 << 13
+TRAINING_ROWS, TEST_ROWS, WIDE_ROWS = 1 << 17, 1 << 15, 1 << 13
 """Largest numbers of training rows, of test rows, and of either where a row has more than 1,024 numbers in columns."""
 
 BYTES = 64 << 20
@@ -64,7 +62,7 @@ def sample_rows(rows: NDArray[np.integer], most: int) -> NDArray[np.int64]:
 
 def most_rows(width: int, *, columns: int) -> int:
     """Return the largest number of training rows to read, by the numbers in a row's gradient and in its columns."""
-    return min(WIDE_ROWS if columns > 1024 else ROWS, max(1, BYTES // (4 * max(1, width))))
+    return min(WIDE_ROWS if columns > 1024 else TRAINING_ROWS, max(1, BYTES // (4 * max(1, width))))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

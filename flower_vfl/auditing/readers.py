@@ -26,10 +26,10 @@ Reader: TypeAlias = Callable[[FeatureRows], Scores]
 Fit: TypeAlias = Callable[[FeatureRows, NDArray[np.integer], int], Reader]
 """Function that fits a reader to rows (n, F), their classes (n,) and the number of classes; each class has a row."""
 
-WIDEST = 256
+WIDEST_READER = 256
 """Largest number of columns of discriminants and networks; more are projected, see `_narrowing`."""
 
-FLOOR = 1e-9
+CONSTANT_VARIANCE = 1e-9
 """Variance of a direction, as a part of the largest, below which it counts as constant."""
 
 FARTHEST = 8.0
@@ -149,7 +149,7 @@ def product_discriminant(x: FeatureRows, y: NDArray[np.integer], classes: int) -
     z = units(x)
     means, squares = z.T @ z / len(z), np.square(z)
     variances = squares.T @ squares / len(z) - np.square(means)
-    sigmas = np.sqrt(np.where(variances > FLOOR, variances, np.inf))
+    sigmas = np.sqrt(np.where(variances > CONSTANT_VARIANCE, variances, np.inf))
     forms = []
     for c in range(classes):
         own = z[y == c]
@@ -252,12 +252,12 @@ def network(x: FeatureRows, y: NDArray[np.integer], classes: int, *, most: int =
     """Fit a perceptron of scikit-learn with one hidden layer to at most ``most`` rows, by least squares on the classes.
 
     Early stopping uses the share of explained variance in a held-out part, which measures a rare class where the
-    accuracy does not. More than `WIDEST` columns are projected as for a discriminant.
+    accuracy does not. More than `WIDEST_READER` columns are projected as for a discriminant.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.neural_network import MLPRegressor
 
-    if x.shape[1] > WIDEST:
+    if x.shape[1] > WIDEST_READER:
         narrow = _narrowed(x, y, classes)
         read = network(narrow(x), y, classes, most=most)
         return lambda wide: read(narrow(wide))
@@ -364,12 +364,12 @@ def _narrowed(x: FeatureRows, y: NDArray[np.integer], classes: int) -> Callable[
 
 
 def _narrowing(x: FeatureRows, y: NDArray[np.integer], classes: int) -> Callable[[FeatureRows], FeatureRows]:
-    """Return the map that standardises columns, and projects more than `WIDEST` of them.
+    """Return the map that standardises columns, and projects more than `WIDEST_READER` of them.
 
     The projection is on the principal components and on the differences of the classes' means.
     """
     mean, scale = x.mean(axis=0, dtype=np.float64), _scale(x).astype(np.float64)
-    if x.shape[1] <= WIDEST:
+    if x.shape[1] <= WIDEST_READER:
         return lambda rows: (rows - mean) / scale
     from sklearn.decomposition import PCA
 
@@ -377,7 +377,7 @@ def _narrowing(x: FeatureRows, y: NDArray[np.integer], classes: int) -> Callable
     apart = np.stack([z[y == c].mean(axis=0) for c in range(classes)])
     apart -= apart.mean(axis=0)
     apart = apart[:-1] if classes == 2 else apart
-    count = min(WIDEST - len(apart), len(z) - 1)
+    count = min(WIDEST_READER - len(apart), len(z) - 1)
     kept = np.concatenate([PCA(count, svd_solver="randomized", random_state=_SEED).fit(z).components_, apart])
     latest: _LatestCache[FeatureRows] = _LatestCache()
     return lambda rows: latest.get(
@@ -396,7 +396,7 @@ def _gaussian(rows: FeatureRows) -> tuple[NDArray[np.float64], NDArray[np.float6
     else:
         covariance = np.eye(rows.shape[1])
     values, vectors = np.linalg.eigh(covariance)
-    values = np.maximum(values, FLOOR * max(values[-1], FLOOR))
+    values = np.maximum(values, CONSTANT_VARIANCE * max(values[-1], CONSTANT_VARIANCE))
     return mean, vectors / np.sqrt(values), float(-0.5 * np.log(values).sum())
 
 

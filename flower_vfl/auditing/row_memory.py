@@ -26,8 +26,8 @@ from torch import Tensor
 from zlib_ng import zlib_ng
 
 from flower_vfl.attacks.longitudinal.base import (
+    CACHED_NUMBERS,
     DEPTH,
-    PIECE,
     Kept,
     Memory,
     Sums,
@@ -246,7 +246,7 @@ class RowMemory:
 
 
 def _checksum(sums: Sums) -> int:
-    found, step = 0, max(1, PIECE // sums.shape[1])
+    found, step = 0, max(1, CACHED_NUMBERS // sums.shape[1])
     for low in range(0, len(sums), step):
         found = zlib_ng.crc32(sums[low : low + step].data, found)
     return found

@@ -17,10 +17,10 @@ from flower_vfl.metrics import auc_difference, auc_interval, auc_p_value, leak_a
 
 _log = logging.getLogger(__name__)
 
-FEWEST = {FIT: 10, CHOOSE: 5, SCORE: 20}
+FEWEST_OF_PART = {FIT: 10, CHOOSE: 5, SCORE: 20}
 """Smallest number of rows of a class, and of all others, that each part must have for a reader."""
 
-BATCH, EPOCH, EPOCHS = "batch", "epoch", "epochs"
+SPAN_BATCH, SPAN_EPOCH, SPAN_EPOCHS = "batch", "epoch", "epochs"
 """The rows that a reader scores together: each batch by itself, all batches of one epoch, all epochs of a row."""
 
 SURE = 0.998
@@ -68,7 +68,7 @@ class Sample:
     def lacking(self, positive: int) -> str:
         """Return the reason why a class cannot be read; empty where it can."""
         names = {FIT: "fit readers to", CHOOSE: "choose one on", SCORE: "score it on"}
-        for part, least in FEWEST.items():
+        for part, least in FEWEST_OF_PART.items():
             of_class = self.y[self.parts == part] == positive
             count = int(np.count_nonzero(of_class))
             if min(count, len(of_class) - count) < least:
@@ -156,7 +156,7 @@ def candidates(
         if name in LEARNERS and min(reached.values()) >= sure:
             return
         try:
-            scores = _by_batch(sample, fit, classes) if span == BATCH else _scores(fit, x, y, rows, classes)
+            scores = _by_batch(sample, fit, classes) if span == SPAN_BATCH else _scores(fit, x, y, rows, classes)
         except (ValueError, ArithmeticError, np.linalg.LinAlgError) as error:
             _log.warning("the informed reader %s of %s could not be fitted: %s", name, span, error)
             continue

@@ -41,7 +41,7 @@ PRACTICAL = ("norm", "residual", "direction", "shell", "remembered_direction")
 """Attacks that must have run behind a defense of any kind before a run may report that no leak was found."""
 
 UNDEFENDED = ("norm", "direction")
-"""The same without a defense."""
+"""The same without a defense: they read labels from gradients to which no noise was added."""
 
 INFORMED = "informed"
 """The attack's name, in entries, of the readers that the label party fits to its own labels."""

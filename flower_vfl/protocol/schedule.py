@@ -24,7 +24,7 @@ from flower_vfl.rng import derive_seed, schedule_root
 RowsPart = Literal["train", "validation", "next", "test"]
 """Rows whose embeddings the label party may request; "train" are all of the training table, in its order."""
 
-PARTS: tuple[RowsPart, ...] = ("validation", "next", "test")
+EVALUATED_PARTS: tuple[RowsPart, ...] = ("validation", "next", "test")
 """Rows that are evaluated; "next" are those of the next period, before anything is trained on them."""
 
 Rows = NDArray[np.int64]
@@ -194,7 +194,7 @@ class Schedule:
 
 def is_part(name: str) -> TypeGuard[RowsPart]:
     """Return True if a name is that of a part whose embeddings may be requested."""
-    return name in (*PARTS, "train")
+    return name in (*EVALUATED_PARTS, "train")
 
 
 def _running_sums(counts: Sequence[int]) -> tuple[int, ...]:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     StepSeries = tuple[NDArray[np.int64], NDArray[np.float64]]
 
-BOUND = ".auc_bound"
-SHOWN = 5
+STEP_BOUND = ".auc_bound"
+FIRST_STEPS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def certificates(run: Run) -> list[Certificate]:
     """
     labels = {str(metric) for metric in run.steps["metric"].unique().to_pylist()}
     for defense in run.result["defenses"]:
-        prefix = f"{defense.get('name')}{BOUND}"
+        prefix = f"{defense.get('name')}{STEP_BOUND}"
         if prefix in labels:
             return [_certificate(run, defense, "")]
         parties = sorted(label.removeprefix(f"{prefix}.") for label in labels if label.startswith(f"{prefix}."))
@@ -241,7 +241,7 @@ def _exceeded(
         return None, []
     negatives, scored = (size - count)[known].astype(np.int64), (count[known] - left_out).clip(min=0).astype(np.int64)
     found = exceedances(values[known], bound[known], negatives, scored)
-    return found, steps[known][found.beyond_chance[:SHOWN]].tolist()
+    return found, steps[known][found.beyond_chance[:FIRST_STEPS]].tolist()
 
 
 def _at(steps: NDArray[np.int64], series: StepSeries) -> NDArray[np.float64]:

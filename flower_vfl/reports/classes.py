@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from flower_vfl.apps.result_schema import names_of
 from flower_vfl.reports.words import number
 
-MOST_SHOWN = 12
+MOST_CLASSES = 12
 """Largest number of classes in a table: as many columns of a matrix as a phone shows."""
 
 _SHORT = 3
@@ -49,7 +49,7 @@ class ClassResults(NamedTuple):
     Attributes
     ----------
     shown
-        The classes in the order of their numbers; of more than `MOST_SHOWN`, those that are recognised least.
+        The classes in the order of their numbers; of more than `MOST_CLASSES`, those that are recognised least.
     total
         Number of classes.
     worst
@@ -94,9 +94,9 @@ def classes_in(result: Mapping[str, Any]) -> ClassResults | None:
     known = sorted((row for row in every if row.recall is not None), key=lambda row: row.recall or 0.0)
     if not known:
         return None
-    few = len(every) <= MOST_SHOWN
+    few = len(every) <= MOST_CLASSES
     matrix, keyed = _matrix(names, confusion) if few and confusion else ([], False)
-    return ClassResults(every if few else known[:MOST_SHOWN], len(every), known[0], matrix, keyed)
+    return ClassResults(every if few else known[:MOST_CLASSES], len(every), known[0], matrix, keyed)
 
 
 def _taken_for(names: Sequence[str], confusion: Sequence[Sequence[int]], place: int) -> str:

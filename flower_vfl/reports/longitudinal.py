@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from flower_vfl.reports.figures.training import CurvePoints
     from flower_vfl.reports.run import Run
 
-BOUND = ".auc_bound_remembered"
+LONGITUDINAL_BOUND = ".auc_bound_remembered"
 
 NOTABLE = 0.02
 """Smallest increase of the leak from the first epoch to the last that the page explains."""
@@ -141,7 +141,10 @@ def promised(run: Run, party: Any) -> CurvePoints | None:
     """Return the bound on all releases up to each epoch, by the outermost defense that logs one; None without any."""
     known = {str(metric) for metric in run.steps["metric"].unique().to_pylist()}
     for defense in run.result["defenses"]:
-        for metric in (f"{defense.get('name')}{BOUND}", f"{defense.get('name')}{BOUND}.{party}"):
+        for metric in (
+            f"{defense.get('name')}{LONGITUDINAL_BOUND}",
+            f"{defense.get('name')}{LONGITUDINAL_BOUND}.{party}",
+        ):
             if metric in known:
                 _, epochs, values = run.curve(party="label", metric=metric)
                 return epochs, values

@@ -34,7 +34,7 @@ from flower_vfl.reports.trained import of_settings
 PROBLEM = ("base", "data", "model", "parties", "attack")
 """Keys that define the problem: each combination of their values has figures of its own."""
 
-LINES = 4
+MOST_LINES = 4
 """Largest number of values of other keys that a figure draws as lines; more are drawn as points."""
 
 NAMED = 8
@@ -382,7 +382,7 @@ def _figures(settings: Sequence[SweepSetting], places: Sequence[tuple[str, str]]
             for setting, strength in zip(settings, strengths, strict=True):
                 leak, useful = setting.leak(attack, layer), setting.utility(utility)
                 if leak is not None and useful is not None:
-                    plain = len(rests) == 1 or len(rests) > LINES
+                    plain = len(rests) == 1 or len(rests) > MOST_LINES
                     name = strength.family if plain else f"{strength.family} · {setting.rest}"
                     point = _point(strength.name, leak, useful)
                     lines.setdefault(name, []).append((strength.values, point))
@@ -397,7 +397,7 @@ def _figures(settings: Sequence[SweepSetting], places: Sequence[tuple[str, str]]
                     ordered,
                     null,
                     edge=edge,
-                    joined=len(rests) <= LINES,
+                    joined=len(rests) <= MOST_LINES,
                     no_gradients=_mean(silent[0].utility(utility)) if silent else None,
                 )
                 figures.append(Markup(figure))

@@ -24,7 +24,7 @@ from flower_vfl.metrics.utility import predicted_classes, utility
 from flower_vfl.parties.best import BestModel
 from flower_vfl.parties.label import LabelParty, Step, remedy
 from flower_vfl.protocol.frame import Frame, Kind
-from flower_vfl.protocol.schedule import PARTS, Rows, RowsPart, Schedule
+from flower_vfl.protocol.schedule import EVALUATED_PARTS, Rows, RowsPart, Schedule
 from flower_vfl.training.conditional_oracle import ConditionalAudit
 from flower_vfl.training.kept import KeptEmbeddings
 from flower_vfl.training.observer import Observer
@@ -351,7 +351,7 @@ class TrainingLoop:
             When a prediction is not finite.
         """
         metrics: Epoch = {}
-        for part in PARTS:
+        for part in EVALUATED_PARTS:
             batches = self._schedule.batches_after(part, epoch)
             if not batches:
                 continue

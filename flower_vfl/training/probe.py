@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-ROWS = 32
+FIXED_ROWS = 32
 """Largest number of rows of the fixed inputs; fewer if the label party has fewer rows of its own columns."""
 
 CutFormat = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
@@ -135,7 +135,7 @@ def warn_of_learning(strategy: TrainedStrategy) -> None:
 
 @torch.no_grad()
 def _logits(model: LabelModel, strategy: TrainedStrategy, cut: CutFormat, own: FeatureSource | None) -> Tensor:
-    count = ROWS if own is None or model.bottom is None else min(ROWS, len(own))
+    count = FIXED_ROWS if own is None or model.bottom is None else min(FIXED_ROWS, len(own))
     embeddings = {}
     for number, (party, (shape, dtype)) in enumerate(cut.items()):
         generator = torch.Generator().manual_seed(number)

@@ -24,7 +24,7 @@ from flower_vfl.reports.words import duration, number
 
 _REFRESH_SECONDS = 0.5
 _BEST, _RUNNING = 6, 12
-MOST_SHOWN = 500
+REASON_CHARACTERS = 500
 """Characters of a reason that are shown; the table of trials has all of them."""
 
 
@@ -156,16 +156,18 @@ class Board:
     def retried(self, run: str, reason: str) -> None:
         """Note that a trial failed and is tried again."""
         self.underway.pop(run, None)
-        self._print(f"failed, is tried again: {run}: {shortened(reason, MOST_SHOWN)}", shown=True)
+        self._print(f"failed, is tried again: {run}: {shortened(reason, REASON_CHARACTERS)}", shown=True)
 
     def failed(self, run: str, reason: str) -> None:
         """Note that a trial failed for good, or a stack, whose trials are then run one by one."""
         self.underway.pop(run, None)
         if run in self.stacks:
-            self._print(f"not trained as a stack but one by one: {run}: {shortened(reason, MOST_SHOWN)}", shown=True)
+            self._print(
+                f"not trained as a stack but one by one: {run}: {shortened(reason, REASON_CHARACTERS)}", shown=True
+            )
             return
         self.failures[run] = reason
-        self._print(f"failed: {run}: {shortened(reason, MOST_SHOWN)}", shown=True)
+        self._print(f"failed: {run}: {shortened(reason, REASON_CHARACTERS)}", shown=True)
 
     def _print(self, words: str, *, shown: bool = False) -> None:
         """Print a line if there is no live table; with `shown`, also above a live table."""

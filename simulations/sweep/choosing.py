@@ -23,13 +23,13 @@ from flower_vfl.simulations.sweep.planning import fitting, measure, part_of, pea
 from flower_vfl.simulations.sweep.trials import Trial
 from flower_vfl.training.factories import schedule_of
 
-FEW, MORE = 2, 8
+SMALL_STACK, LARGER_STACK = 2, 8
 """Sizes of the two stacks that are measured; time and memory of larger ones are extrapolated linearly from them."""
 
 GAIN = 1.25
 """Least speed-up of a stack: its trials are finished one by one, and its floats differ in the last digit."""
 
-STEPS = 6
+MEASURED_STEPS = 6
 _STEP_BYTES, _ROW_BYTES = 400, 100
 """Estimated bytes that a short measurement does not show: the records of a step, and a row while it is evaluated."""
 
@@ -128,7 +128,7 @@ def _decide(group: Group, running: Running, places: int, data: Callable[[Config]
     config = group.trials[0].config
     needed = math.ceil(len(group.trials) / max(1, places))
     forced = running.stacking == "on"
-    if needed < FEW:
+    if needed < SMALL_STACK:
         return StackingChoice(group, (), f"there is room for all {len(group.trials)} at once")
     if config.device != "cpu" and not torch.cuda.is_available():
         if forced:
@@ -136,11 +136,14 @@ def _decide(group: Group, running: Running, places: int, data: Callable[[Config]
         return StackingChoice(group, (), "there is no GPU here to measure on; stacking = 'on' does without")
     try:
         alone = measure(_evenly_spaced(group.trials, 3)[1].config, data).step
-        few, more = (measure_stack(_evenly_spaced(group.trials, count), data) for count in (FEW, min(MORE, needed)))
+        few, more = (
+            measure_stack(_evenly_spaced(group.trials, count), data)
+            for count in (SMALL_STACK, min(LARGER_STACK, needed))
+        )
     except Exception as error:  # noqa: BLE001 - methods of other packages run; a trial by itself reports the error
         return StackingChoice(group, (), f"they could not be measured together: {reason_of(error)}")
     runs = _fitting(few, more, needed, _limit(config, running, places), data(config), config)
-    if runs < FEW:
+    if runs < SMALL_STACK:
         return StackingChoice(group, (), "memory is too small for two of them", alone)
     stack = at(few, more, runs)
     faster = GAIN * stack.seconds < runs * alone
@@ -169,7 +172,7 @@ def measure_stack(trials: Sequence[Trial], data: Callable[[Config], VerticalData
     reset_peak()
     with computing(first):
         training = StackedTraining([Member(config, part) for config in fitted], part)
-        seconds = training.dry_run(STEPS)
+        seconds = training.dry_run(MEASURED_STEPS)
     memory = peak() if first.device == "cpu" else torch.cuda.max_memory_allocated()
     return StackCost(len(trials), seconds, memory)
 
@@ -194,7 +197,7 @@ def _cut(trials: Sequence[Trial], most: int) -> tuple[tuple[Trial, ...], ...]:
     count = math.ceil(len(trials) / most)
     bounds = [round(number * len(trials) / count) for number in range(count + 1)]
     cut = (tuple(trials[low:high]) for low, high in pairwise(bounds))
-    return tuple(stack for stack in cut if len(stack) >= FEW)
+    return tuple(stack for stack in cut if len(stack) >= SMALL_STACK)
 
 
 def saved(choices: Sequence[StackingChoice]) -> dict[str, float]:

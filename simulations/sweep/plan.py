@@ -16,12 +16,12 @@ from flower_vfl.errors import SetupError
 from flower_vfl.reports.words import duration, size
 from flower_vfl.simulations.cluster import Cluster
 from flower_vfl.simulations.sweep.checking import check_trials
-from flower_vfl.simulations.sweep.choosing import FEW, MORE, StackingChoice, choose, saved
+from flower_vfl.simulations.sweep.choosing import LARGER_STACK, SMALL_STACK, StackingChoice, choose, saved
 from flower_vfl.simulations.sweep.definition import Definition
 from flower_vfl.simulations.sweep.planning import (
     CONTEXT,
     MOST_TEST_ROWS,
-    STEPS,
+    PROBE_STEPS,
     WARM_UP,
     CostGroup,
     check_gpus,
@@ -149,10 +149,11 @@ def _measured(shapes: Sequence[CostGroup]) -> str:
     cut = any(shape.probe.measured_test_rows < shape.probe.test_rows for shape in shapes)
     part = f" (on {MOST_TEST_ROWS:,} of the test rows, taken times their number)" if cut else ""
     return (
-        f"Measured, one trial at a time: {STEPS} steps of each row of the table (the median of all but the first "
+        f"Measured, one trial at a time: {PROBE_STEPS} steps of each row of the table (the median of all but the first "
         f"{WARM_UP}), one evaluation{part}, the attacks on the trained model, the report; memory is the largest of "
         "the whole process. Computed: steps and evaluations times their number, by which early stopping takes less; "
         "trials at once as if they did not slow each other down; attacks on trained models as long after a short "
-        f"training as after a long one; of more than {MORE} together, time and memory from the stacks of {FEW} and "
-        f"{MORE} that were measured. Not in it: starting Ray, about ten seconds, and what runs beside it."
+        f"training as after a long one; of more than {LARGER_STACK} together, time and memory from the stacks of "
+        f"{SMALL_STACK} and "
+        f"{LARGER_STACK} that were measured. Not in it: starting Ray, about ten seconds, and what runs beside it."
     )

@@ -32,7 +32,7 @@ from flower_vfl.simulations.sweep.trials import Trial
 from flower_vfl.strategies import Observer
 from flower_vfl.training.factories import schedule_of
 
-STEPS, WARM_UP = 40, 8
+PROBE_STEPS, WARM_UP = 40, 8
 """Number of steps of a probe, and of the first ones among them that are not timed."""
 
 CONTEXT = 600 * 2**20
@@ -233,7 +233,7 @@ class _Stopwatch(Observer):
 def part_of(data: VerticalData, config: Config) -> MemoryData:
     """Return evenly spaced rows of a data set, for the steps and the evaluation of a probe."""
     training, alignment = config.training, data.alignment
-    wanted = math.ceil(STEPS * training.batch_size / (1.0 - training.validation)) + 1
+    wanted = math.ceil(PROBE_STEPS * training.batch_size / (1.0 - training.validation)) + 1
     rows = _spread(alignment.rows, wanted)
     test = _spread(alignment.test_rows, MOST_TEST_ROWS)
     tables = {}

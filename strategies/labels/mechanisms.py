@@ -334,7 +334,7 @@ class Prior(LabelMechanism):
 _UNDRAWN = -1
 """Placeholder of a label that was not drawn yet."""
 
-MECHANISMS: dict[str, type[LabelMechanism]] = {
+LABEL_MECHANISMS: dict[str, type[LabelMechanism]] = {
     cls.name: cls for cls in (FlippedLabels, LaplaceTargets, Alibi, Posterior, Prior)
 }
 """Mechanisms by the name that a configuration uses."""

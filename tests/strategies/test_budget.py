@@ -290,7 +290,7 @@ def test_an_epoch_without_an_estimate_has_no_bound(monkeypatch):
     assert restored.largest == accountant.largest
     restored.end_epoch(0.0)  # no batch of it could be estimated from
     assert restored.largest == math.inf
-    monkeypatch.setattr(accountant_module, "LARGEST", 1)
+    monkeypatch.setattr(accountant_module, "LARGEST_DIRECTIONS", 1)
     accountant.add(*batch(), np.arange(64))
     accountant.end_epoch(0.0)  # more epochs than can be accounted
     assert auc_bound(accountant.largest) == 1.0
@@ -304,7 +304,9 @@ def test_noise_of_earlier_batches_counts_with_its_divergence():
 
 def test_the_number_of_accounted_epochs_depends_on_the_width():
     for width in (1, 3, 4, 19, 20, 21, 400, 1000):
-        allowed = [count for count in range(1, 500) if count * min(count, width) <= accountant_module.LARGEST]
+        allowed = [
+            count for count in range(1, 500) if count * min(count, width) <= accountant_module.LARGEST_DIRECTIONS
+        ]
         assert accounted_epochs(width) == max(allowed)
 
 

@@ -216,7 +216,7 @@ def test_without_noise_parties_together_have_no_bound_and_no_matched_share():
 @pytest.mark.parametrize(("largest", "logged"), [(6, True), (5, False)])
 def test_groups_whose_joined_gradients_are_too_wide_are_not_logged(monkeypatch, largest, logged):
     widths = {"a": 3, "b": 3}
-    monkeypatch.setattr(full, "LARGEST", largest)
+    monkeypatch.setattr(full, "LARGEST_COVARIANCE", largest)
     log = defense(MarvellFull, widths, s=S).protect(*correlated_batch(widths))[1]
     assert ("marvell_full.sum_kl_after.a+b" in log) == logged
 

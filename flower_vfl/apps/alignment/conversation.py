@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from flower_vfl.apps.alignment.wire import (
     AGAIN,
     MESSAGE_TYPE,
-    SPARE,
+    SPARE_FIELD,
     AlignmentStage,
     frame,
     from_message,
@@ -71,7 +71,7 @@ class Conversation:
         known = {node: f"node {node}" + (f", registered as {name!r}," if name else "") for node, name in nodes.items()}
         replies = self._collect({node: (name, proposal) for node, name in known.items()})
         for node, reply in sorted(replies.items()):
-            if reply.fields.get(SPARE) is True:
+            if reply.fields.get(SPARE_FIELD) is True:
                 continue
             party = reply.text("party")
             if party not in parties:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from flwr.serverapp import Grid
 
-from flower_vfl.apps.alignment.client import RESULT
+from flower_vfl.apps.alignment.client import ALIGNMENT_RESULT
 from flower_vfl.apps.alignment.label import LabelSide
 from flower_vfl.apps.alignment.owner import Owner
 from flower_vfl.apps.alignment.progress import LoggedProgress, StageProgress
@@ -44,7 +44,7 @@ def align_as_label(
             raise ConfigError("an alignment leaves files: name a folder with `out`")
         label_party, sources = sources_of(config)
         parties = tuple(party for party in sources if party != label_party)
-        source, target = sources[label_party], out / label_party / RESULT
+        source, target = sources[label_party], out / label_party / ALIGNMENT_RESULT
         fields: dict[str, str | bool] = {"simulation": True, "out": str(out)}
     else:
         label_party, parties = _deployed_parties(config)

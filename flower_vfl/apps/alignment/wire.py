@@ -22,7 +22,7 @@ AGAIN = "install the same flower-vfl on both hosts (`flower-vfl doctor`), and al
 SESSION = r"[0-9a-f]{32}"
 """Pattern of a session's id."""
 
-SPARE = "spare"
+SPARE_FIELD = "spare"
 """Field of a node that takes no part."""
 
 

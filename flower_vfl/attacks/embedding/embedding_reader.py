@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 ReaderKind: TypeAlias = Literal["linear", "quadratic", "network"]
 
-PENALTY, HIDDEN, STEPS = 1.0, 16, 300
+PENALTY, HIDDEN, READER_STEPS = 1.0, 16, 300
 """Settings of the linear reader and of the network: the defaults of the longitudinal readers."""
 
-PIECE = 1 << 22
+NUMBERS_AT_ONCE = 1 << 22
 """Numbers that are read at once: 32 MiB of float64."""
 
 
@@ -69,8 +69,8 @@ def read(z: Tensor, y: Tensor, attacked: Tensor, *, classes: int, kind: ReaderKi
         reader = readers.quadratic(x, y, classes, shrinkage=None)
     else:
         generator = torch.Generator().manual_seed(seed)
-        reader = readers.network(x, y, classes, hidden=HIDDEN, steps=STEPS, generator=generator)
-    pieces = torch.split(rows, max(1, PIECE // rows.shape[1]))
+        reader = readers.network(x, y, classes, hidden=HIDDEN, steps=READER_STEPS, generator=generator)
+    pieces = torch.split(rows, max(1, NUMBERS_AT_ONCE // rows.shape[1]))
     return torch.cat([reader(standard((piece.double() / unit)[:, None])) for piece in pieces])
 
 

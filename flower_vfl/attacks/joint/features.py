@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from flower_vfl.attacks.rows import COLUMNS, LEVELS, as_rows
+from flower_vfl.attacks.rows import MOST_LEVEL_COLUMNS, MOST_LEVELS, as_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from flower_vfl.attacks.joint.base import OwnRows, Sees
 
-PIECE = 8192
+ROWS_AT_ONCE = 8192
 """Number of rows of a piece."""
 
-WIDEST = 1024
+WIDEST_COLUMNS = 1024
 """Largest width of floating point inputs that are read as columns; of wider ones only the embedding is read."""
 
 PROJECTED = 256
@@ -72,8 +72,8 @@ class RowEncoding:
 
     def pieces(self, rows: OwnRows) -> Iterator[Tensor]:
         """Yield the matrix of rows in pieces (n, F) of float32."""
-        for low in range(0, len(rows), PIECE):
-            yield self.at(rows, slice(low, low + PIECE))
+        for low in range(0, len(rows), ROWS_AT_ONCE):
+            yield self.at(rows, slice(low, low + ROWS_AT_ONCE))
 
     def at(self, rows: OwnRows, where: slice | Tensor) -> Tensor:
         """Return some rows of the matrix, (n, F) of float32."""
@@ -142,7 +142,7 @@ def _units(unscaled: RowEncoding, rows: OwnRows, variance: Tensor) -> Tensor:
 
 
 def _are_columns(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and math.prod(tensor.shape[1:]) <= WIDEST
+    return tensor.is_floating_point() and math.prod(tensor.shape[1:]) <= WIDEST_COLUMNS
 
 
 def _numbers(tensor: Tensor, where: slice | Tensor) -> Tensor:
@@ -152,9 +152,13 @@ def _numbers(tensor: Tensor, where: slice | Tensor) -> Tensor:
 def _levels(integers: Sequence[Tensor], *, words: bool) -> tuple[Tensor, ...]:
     """Return the most frequent values of each column; for texts, those of all positions."""
     if words:
-        return (_frequent(torch.cat([tensor.flatten() for tensor in integers]), COLUMNS // 4),) if integers else ()
+        return (
+            (_frequent(torch.cat([tensor.flatten() for tensor in integers]), MOST_LEVEL_COLUMNS // 4),)
+            if integers
+            else ()
+        )
     columns = [column for tensor in integers for column in tensor.unbind(dim=1)]
-    most = max(1, min(LEVELS, COLUMNS // max(1, len(columns))))
+    most = max(1, min(MOST_LEVELS, MOST_LEVEL_COLUMNS // max(1, len(columns))))
     return tuple(_frequent(column, most) for column in columns)
 
 

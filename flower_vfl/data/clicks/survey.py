@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from flower_vfl.data.clicks import blocks
 from flower_vfl.data.clicks.blocks import Block, BlockReader
-from flower_vfl.data.clicks.parse import SHOWN, Format, parse
+from flower_vfl.data.clicks.parse import MOST_BAD_LINES, Format, parse
 from flower_vfl.data.clicks.threads import in_order
 from flower_vfl.data.clicks.work import WorkFolder
 from flower_vfl.data.encoding.ids import drawn
@@ -138,7 +138,7 @@ def read_source(
     examples: list[str] = []
     for block, more_lines, more_bad, more_examples in in_order(read_block, reader.blocks()):
         pieces, lines, bad = pieces + 1, lines + more_lines, bad + more_bad
-        examples = (examples + more_examples)[:SHOWN]
+        examples = (examples + more_examples)[:MOST_BAD_LINES]
         if bad > bad_lines * lines:
             raise DataError(
                 f"{path}: {bad:,} of the first {lines:,} lines are bad, more than the option bad_lines = {bad_lines} "

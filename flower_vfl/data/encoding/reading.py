@@ -17,7 +17,7 @@ from flower_vfl.data.encoding.values import Place, numbers, parse_numbers, requi
 from flower_vfl.errors import DataError
 
 ColumnKind = Literal["number", "category", "boolean", "date", "ignore"]
-KINDS: tuple[str, ...] = get_args(ColumnKind)
+COLUMN_KINDS: tuple[str, ...] = get_args(ColumnKind)
 
 ABSENT = ("", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "?", "-", "--")
 """Texts that stand for a missing value in any column, in any case of letters."""
@@ -239,7 +239,7 @@ class TableReader:
 
 def _readings(columns: Sequence[Mapping[str, Any]]) -> Iterator[ColumnFormat]:
     for item in columns:
-        if item["kind"] not in KINDS:
+        if item["kind"] not in COLUMN_KINDS:
             raise ValueError(dict(item))
         DateFormat(str(item["date"]))
         style = NumberStyle(**{key: str(value) for key, value in item["style"].items()})

@@ -26,10 +26,10 @@ from flower_vfl.errors import DataError
 if TYPE_CHECKING:
     import torch
 
-TABLES = (".csv", ".tsv", ".parquet", ".pq", ".csv.gz", ".tsv.gz")
+TABLE_ENDINGS = (".csv", ".tsv", ".parquet", ".pq", ".csv.gz", ".tsv.gz")
 """File name endings of tables with a header."""
 
-_ROWS = (*TABLES, ".txt", ".txt.gz")
+_ROWS = (*TABLE_ENDINGS, ".txt", ".txt.gz")
 """File name endings of a party's rows, .txt tables included; in a list of requested IDs, a .txt has one ID a line."""
 
 
@@ -272,7 +272,7 @@ def read_requested_ids(path: Path, column: str) -> pa.Array:
     """
     if not path.is_file():
         raise DataError(f"there is no file {path}")
-    if path.name.lower().endswith(TABLES):
+    if path.name.lower().endswith(TABLE_ENDINGS):
         return read_ids(read_table(path), column, str(path))
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]

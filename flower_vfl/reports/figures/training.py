@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     CurvePoints = tuple[NDArray[Any], NDArray[Any]]
 
-BINS = 200
-BINS_OF_SEVERAL = 60
+CURVE_BINS = 200
+CURVE_BINS_OF_SEVERAL = 60
 
 
 def leak_figure(title: str, curves: Mapping[str, CurvePoints], null: float | None) -> str:
@@ -44,7 +44,7 @@ def leak_figure(title: str, curves: Mapping[str, CurvePoints], null: float | Non
         chance_band(axes, null)
         lowest = 0.45
         for stroke, (label, (steps, values)) in zip(strokes(), curves.items(), strict=False):
-            at, low, high, top = stretches(steps, values, BINS)
+            at, low, high, top = stretches(steps, values, CURVE_BINS)
             axes.fill_between(at, low, top, color=stroke["color"], alpha=0.16, linewidth=0)
             axes.plot(at, high, **stroke | _marker(at), label=short(label))
             lowest = min([lowest, *low])
@@ -75,7 +75,7 @@ def leak_comparison_figure(title: str, curves: Mapping[str, CurvePoints], null: 
         chance_band(axes, null)
         lowest = 0.45
         for stroke, (label, (steps, values)) in zip(strokes(), curves.items(), strict=False):
-            at, _, high, _ = stretches(steps, values, BINS_OF_SEVERAL)
+            at, _, high, _ = stretches(steps, values, CURVE_BINS_OF_SEVERAL)
             axes.plot(at, high, **stroke | _marker(at), label=short(label))
             lowest = min([lowest, *high])
         axes.set(xlabel="training step", ylabel="leak AUC", ylim=(max(lowest - 0.02, -0.02), 1.02))
@@ -188,7 +188,7 @@ def loss_figure(title: str, steps: NDArray[Any], values: NDArray[Any]) -> str:
 
     def paint(axes: Axes) -> None:
         stroke = next(strokes())
-        parts = _parts(np.isfinite(values).nonzero()[0], BINS)
+        parts = _parts(np.isfinite(values).nonzero()[0], CURVE_BINS)
         at, mean, low, high = (
             np.array([find(of[part]) for part in parts], dtype=np.float64)
             for of, find in ((steps, np.mean), (values, np.mean), (values, np.min), (values, np.max))

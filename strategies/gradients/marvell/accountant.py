@@ -20,7 +20,7 @@ from flower_vfl.strategies.gradients.units import beside, working
 
 _NUMBERS = ("distance", "u", "v", "along_neg", "along_pos", "across_neg", "across_pos")
 
-LARGEST = 400
+LARGEST_DIRECTIONS = 400
 """Number of rows of the largest inverted matrix, epochs times directions: some 20 epochs, 30 ms."""
 
 
@@ -32,7 +32,7 @@ def accounted_epochs(width: int) -> int:
     >>> accounted_epochs(32), accounted_epochs(4)
     (20, 100)
     """
-    return max(math.isqrt(LARGEST), LARGEST // max(width, 1))
+    return max(math.isqrt(LARGEST_DIRECTIONS), LARGEST_DIRECTIONS // max(width, 1))
 
 
 class IsotropicAccountant:

@@ -19,7 +19,7 @@ from flower_vfl.strategies.gradients.deviation_correlation import DeviationCorre
 from flower_vfl.strategies.gradients.marvell.full_noise import FullNoise, Pair
 from flower_vfl.strategies.gradients.units import working
 
-LARGEST = 640
+LARGEST_COVARIANCE = 640
 """Number of rows of the largest inverted matrix, epochs times width: 20 epochs of 32 numbers, some seconds."""
 
 CHAINS = 8
@@ -34,10 +34,10 @@ def accounted_epochs(width: int) -> int:
     >>> accounted_epochs(32), accounted_epochs(128), accounted_epochs(1600)
     (20, 5, 1)
     """
-    return max(1, LARGEST // max(width, 1))
+    return max(1, LARGEST_COVARIANCE // max(width, 1))
 
 
-STEPS_AT_ONCE = 64
+PLACES_AT_ONCE = 64
 """Number of batches whose places are drawn at once: between two training steps a generator takes ten times as long."""
 
 
@@ -128,7 +128,7 @@ class FullAccountant:
             return
         place = self._batches - 1
         if place >= CHAINS:  # reservoir sampling: all batches are equally likely
-            place = _drawn_places(self._epochs, place // STEPS_AT_ONCE)[place % STEPS_AT_ONCE]
+            place = _drawn_places(self._epochs, place // PLACES_AT_ONCE)[place % PLACES_AT_ONCE]
         if place < CHAINS:
             self._drawn[place : place + 1] = [partial(release, pair, parts)]
         if rows is not None and pair.square > 0.0:
@@ -195,7 +195,7 @@ class FullAccountant:
 @lru_cache(maxsize=4)
 def _drawn_places(epoch: int, block: int) -> list[int]:
     """Return the places drawn for the batches of a block, each below the number of batches up to its own."""
-    numbers = range(block * STEPS_AT_ONCE + 1, (block + 1) * STEPS_AT_ONCE + 1)
+    numbers = range(block * PLACES_AT_ONCE + 1, (block + 1) * PLACES_AT_ONCE + 1)
     return [int(np.random.default_rng([epoch, number]).integers(number)) for number in numbers]
 
 

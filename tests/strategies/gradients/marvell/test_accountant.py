@@ -218,7 +218,7 @@ def test_before_the_first_batch_the_bound_is_one():
 
 
 def test_after_more_epochs_than_can_be_accounted_there_is_no_bound(monkeypatch):
-    monkeypatch.setattr(accountant_module, "LARGEST", 4)
+    monkeypatch.setattr(accountant_module, "LARGEST_DIRECTIONS", 4)
     assert [bool(found) for found in epochs(4)[0]] == [True, True, False, False]
     y, accountant = LABELS.long(), IsotropicAccountant(LABELS.numpy())
     known = []

@@ -267,7 +267,7 @@ def test_a_defense_goes_on_as_if_it_had_not_been_interrupted(at):
 
 
 def test_after_more_epochs_than_can_be_accounted_there_is_no_bound(monkeypatch):
-    monkeypatch.setattr(full_accountant, "LARGEST", 2 * WIDTH)
+    monkeypatch.setattr(full_accountant, "LARGEST_COVARIANCE", 2 * WIDTH)
     defense, logs, _, _ = trained(3, kept=0.0)
     assert [bool(found) for found in logs] == [True, True, False]
     assert defense.bound() == 1.0
