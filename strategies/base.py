@@ -166,7 +166,7 @@ class HookedStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Train with every feature party that `grid` reaches.
+        """Train with every feature party that `grid` reaches; a strategy is for one run.
 
         Parameters
         ----------
@@ -187,6 +187,11 @@ class HookedStrategy(Strategy):
         -------
         Result
             Flower's result; `outcome` holds utility, leakage and cost.
+
+        Raises
+        ------
+        ConfigError
+            When the strategy was trained before, or does not fit the data or the parties.
         """
         from flower_vfl.training.run import TrainingRun
 

@@ -91,8 +91,7 @@ class TrainingRun:
         """Open the sessions, train, evaluate, collect the reports; the parameters are those of `start`."""
         strategy, base, context = self._strategy, self._strategy.base, self._context
         config, simulation = base.config, is_simulation(self._grid)
-        if simulation:
-            base.settle_secret(Secret.for_simulation(config.seed, "label"))
+        base.claim(Secret.for_simulation(config.seed, "label") if simulation else None)
         schedule = schedule_of(config, len(base.labels.train), len(base.labels.test), epochs, periods=base.periods)
         bounded = config.attack.max_bound < 1.0
         if bounded:
