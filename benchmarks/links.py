@@ -61,7 +61,9 @@ class Line:
 
 
 LINES = (
-    Line(1, 0, "exact", 32, 0.7),  # no target of ours: the accepted cost of staying exact (`pipeline_depth.WORTH`)
+    Line(
+        1, 0, "exact", 32, 0.7
+    ),  # no target of ours: the accepted cost of staying exact (`pipeline_depth.WORTHWHILE_SHARE`)
     Line(20, 0, "exact", 32, 0.8),
     Line(20, 0, "float16", 32, 0.8),
     Line(100, 0, "exact", 32, 0.5),

@@ -30,7 +30,7 @@ from flower_vfl.data.store.dataset import Labels, PartyTable
 from flower_vfl.data.store.memory import MemoryData
 from flower_vfl.data.store.source import ArraySource
 from flower_vfl.nn.placement import IN_MEMORY
-from flower_vfl.parties.loading import WINDOW, Loader
+from flower_vfl.parties.loading import WINDOW_BYTES, Loader
 from flower_vfl.protocol.schedule import Schedule
 
 TIME, MEMORY = 1.1, 6.0
@@ -128,7 +128,7 @@ def measure(data: Path, quick: bool) -> None:
         anonymous_gib=round(anonymous, 2),
         order_of_an_epoch_s=round(ordered - started, 2),
         first_window_s=round(loaded - ordered, 2),
-        window_steps=WINDOW // (whole.party("a").train.row_bytes * schedule.batch_size),
+        window_steps=WINDOW_BYTES // (whole.party("a").train.row_bytes * schedule.batch_size),
     )
 
 

@@ -61,7 +61,7 @@ def _change_time(place: str) -> int:
         return 0
 
 
-SHOWN = 12
+MOST_NAMES = 12
 """Largest number of names in a message."""
 
 _MOST_NEAR = 3
@@ -87,7 +87,7 @@ def suggestion(name: str, choices: Iterable[str], *, other: str = "") -> str:
     """
     known = sorted(choices)
     near = nearest(name, known)
-    if near and len(known) > SHOWN:
+    if near and len(known) > MOST_NAMES:
         *first, last = map(repr, near)
         meant = " or ".join([*([", ".join(first)] if first else []), last])
         return f"did you mean {meant}?{other and f' Or give {other}'}"
@@ -123,7 +123,7 @@ def named(names: Sequence[str]) -> str:
     >>> named(["a", "b"]), named([f"x{i}" for i in range(30)])[-14:]
     ('a, b', 'x11, 18 others')
     """
-    shown = names[:SHOWN]
+    shown = names[:MOST_NAMES]
     others = len(names) - len(shown)
     return ", ".join([*shown, *([f"{others} others"] if others else [])])
 

@@ -75,8 +75,8 @@ FLUSH_ROWS = 1024
 FLUSH_SECONDS = 5.0
 
 Series = tuple[str, str, str, str]  # party, layer, attack, metric
-Row = tuple[int, int, int, float]  # step, epoch, position of its series, value
-Column = np.ndarray[Any, Any]
+StepRow = tuple[int, int, int, float]  # step, epoch, position of its series, value
+StepColumn = np.ndarray[Any, Any]
 
 
 class Sink(Protocol):
@@ -122,7 +122,7 @@ class StepLog:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._sinks = tuple(sinks)
         self._series: dict[Series, int] = {}
-        self._rows: list[Row] = []
+        self._rows: list[StepRow] = []
         self._next_flush = time.monotonic() + FLUSH_SECONDS
         if self.path.exists():
             _cut_torn_tail(self.path)
@@ -306,7 +306,7 @@ def merge_steps(folder: Path | str) -> Path:
     return target
 
 
-def write_steps(folder: Path | str, series: Mapping[Series, tuple[Column, Column, Column]]) -> None:
+def write_steps(folder: Path | str, series: Mapping[Series, tuple[StepColumn, StepColumn, StepColumn]]) -> None:
     """Write whole curves into a folder's ``steps.parquet`` at once, before anything else is logged there.
 
     Parameters
@@ -440,7 +440,7 @@ def read_table(path: Path, schema: pa.Schema) -> pa.Table:
     return table
 
 
-def _frame(rows: list[Row], names: list[Series]) -> bytes:
+def _frame(rows: list[StepRow], names: list[Series]) -> bytes:
     step, epoch, series, value = zip(*rows, strict=True)
     labels = [pa.array(column, pa.string()).take(pa.array(series)) for column in zip(*names, strict=True)]
     batch = pa.record_batch([pa.array(step), pa.array(epoch, pa.int32()), *labels, pa.array(value)], schema=SCHEMA)

@@ -24,7 +24,7 @@ from flower_vfl.errors import SetupError
 from flower_vfl.simulations.process_cleanup import passing_folder
 from flower_vfl.version import refusal, software
 
-AUTO = "auto"
+RUNNING_CLUSTER = "auto"
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -240,7 +240,7 @@ def check_reachable(address: str) -> None:
             f"--address {address} is one of Ray's client, which nothing can run through here: start this on a node of "
             "the cluster, with --address auto"
         )
-    if address != AUTO:
+    if address != RUNNING_CLUSTER:
         match = re.fullmatch(r"([^\s:/]+|\[[0-9a-fA-F:]+\]):(\d{1,5})", address)
         if match is None or int(match[2]) > 65535:
             raise SetupError(

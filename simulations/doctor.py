@@ -20,11 +20,11 @@ _NEEDED = ("flwr", "torch", "ray", "grpcio", "pydantic", "pyarrow", "safetensors
 _OPTIONAL = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-skinny"}
 _MEMORY_GIB = 4.0
 
-Finding = tuple[str, str, str]
+MachineFinding = tuple[str, str, str]
 """The checked item, "ok" | "missing" | "wrong" | "optional", and the result or the advice."""
 
 
-def findings() -> Iterator[Finding]:
+def findings() -> Iterator[MachineFinding]:
     """Yield the findings on this machine, one at a time."""
     yield "python", "ok", sys.version.split()[0]
     for name in _NEEDED:
@@ -46,7 +46,7 @@ def findings() -> Iterator[Finding]:
         yield f"data: {entry.name}", "ok" if entry.usable else "optional", "usable" if entry.usable else entry.advice
 
 
-def _machine() -> Iterator[Finding]:
+def _machine() -> Iterator[MachineFinding]:
     import torch
 
     yield "processors", "ok", str(machine.cores())
@@ -62,7 +62,7 @@ def _machine() -> Iterator[Finding]:
     yield "disk here", "ok" if free > 1 else "missing", f"{free:.0f} GiB free"
 
 
-def show(found: Iterable[Finding]) -> list[Finding]:
+def show(found: Iterable[MachineFinding]) -> list[MachineFinding]:
     """Print findings and return those that must be mended."""
     table = Table(title="flower-vfl doctor")
     for column in ("what", "state"):

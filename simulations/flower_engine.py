@@ -20,7 +20,7 @@ import httpx
 import tomli_w
 
 from flower_vfl import errors
-from flower_vfl.apps.alignment.client import RESULT as ALIGNED
+from flower_vfl.apps.alignment.client import ALIGNMENT_RESULT
 from flower_vfl.apps.alignment.place import remove_empty, remove_unfinished
 from flower_vfl.apps.alignment.start import sources_of
 from flower_vfl.apps.factories import open_data, parties_here
@@ -122,7 +122,7 @@ def align_flower(config: Config, out: Path, *, resources: Sequence[str] = (), ad
     if any(party.gpus for party in given):
         raise ConfigError("--resources gives parties GPUs, and an alignment computes on processors only")
     cluster_for(given, address, out)
-    found = {party: out / party / ALIGNED for party in sources}
+    found = {party: out / party / ALIGNMENT_RESULT for party in sources}
     try:
         code = flwr_run({**to_run_config(config), "out": str(out), "job": "align"}, given, address)
         if not all(path.is_file() for path in found.values()):

@@ -36,7 +36,7 @@ from flower_vfl.apps.node import DATA_VARIABLE
 from flower_vfl.data.store.dataset import Dataset, open_dataset
 from flower_vfl.errors import ConfigError, FlowerVflError
 from flower_vfl.rng import NOISE_KEY_FILE_VARIABLE, SECRET_FILE_VARIABLE, read_secret
-from flower_vfl.simulations.doctor import Finding
+from flower_vfl.simulations.doctor import MachineFinding
 from flower_vfl.training.privacy import LEDGER_VARIABLE
 from flower_vfl.transport.signing import LABEL_KEY_VARIABLE, signer_of_this_host
 from flower_vfl.version import build_digest, installed_version, package_version
@@ -79,7 +79,7 @@ class Host:
         return self != Host()
 
 
-def findings(host: Host) -> Iterator[Finding]:
+def findings(host: Host) -> Iterator[MachineFinding]:
     """Yield the findings on this host, one at a time.
 
     Raises
@@ -129,7 +129,7 @@ def split_address(address: str) -> tuple[str, int]:
     return match["host"].strip("[]"), int(match["port"])
 
 
-def _environment() -> Iterator[Finding]:
+def _environment() -> Iterator[MachineFinding]:
     """Check the environment variables that the owner of this host has set."""
     for variable, words in (
         (SECRET_FILE_VARIABLE, "readable; unset it unless runs must repeat: it fixes all noise"),
@@ -165,7 +165,7 @@ def _environment() -> Iterator[Finding]:
         yield STATE_FOLDER_VARIABLE, "ok" if usable else "wrong", words
 
 
-def _data(folder: Path | None, party: str) -> Finding:
+def _data(folder: Path | None, party: str) -> MachineFinding:
     """Return the finding on the data: its parties, and the digest by which hosts compare the order of their rows."""
     if folder is None and os.environ.get(DATA_VARIABLE):
         folder = Path(os.environ[DATA_VARIABLE])
@@ -234,7 +234,7 @@ def _dates(certificate: x509.Certificate) -> tuple[str, str]:
     return "ok", f"valid until {end:%Y-%m-%d}"
 
 
-def _certificates(title: str, path: Path) -> Iterator[Finding]:
+def _certificates(title: str, path: Path) -> Iterator[MachineFinding]:
     """Check each certificate of a PEM file."""
     try:
         found = x509.load_pem_x509_certificates(path.expanduser().read_bytes())
@@ -248,7 +248,7 @@ def _certificates(title: str, path: Path) -> Iterator[Finding]:
             yield title, state, f"{certificate.subject.rfc4514_string()}: {words}"
 
 
-def _private_key(path: Path, certificate: Path | None) -> Finding:
+def _private_key(path: Path, certificate: Path | None) -> MachineFinding:
     """Check that a private key can be read, by its owner alone, and has the right kind.
 
     With a certificate it is the SuperLink's and belongs to it; without one it is a SuperNode's, which starts with an
@@ -281,7 +281,7 @@ def _private_key(path: Path, certificate: Path | None) -> Finding:
     return "key", "ok", f"SHA256:{digest}, as `ssh-keygen -lf` shows the public key that must be registered"
 
 
-def _pair(path: Path, public: object, certificate: Path) -> Finding:
+def _pair(path: Path, public: object, certificate: Path) -> MachineFinding:
     """Check that a key belongs to a certificate."""
     try:
         signed = x509.load_pem_x509_certificate(certificate.expanduser().read_bytes()).public_key()
@@ -296,7 +296,7 @@ def _public_bytes(key: object) -> bytes:
     return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)  # type: ignore[attr-defined, no-any-return]
 
 
-def _superlink(address: str, authority: Path | None) -> Iterator[Finding]:
+def _superlink(address: str, authority: Path | None) -> Iterator[MachineFinding]:
     """Check the SuperLink's answer, its certificate, and that its clock and this host's agree."""
     title = "SuperLink " + address
     state, words = _reach(address)
@@ -325,7 +325,7 @@ def _superlink(address: str, authority: Path | None) -> Iterator[Finding]:
         yield from _control(address, context)
 
 
-def _control(address: str, context: ssl.SSLContext) -> Iterator[Finding]:
+def _control(address: str, context: ssl.SSLContext) -> Iterator[MachineFinding]:
     """Check that other hosts that reach the SuperLink cannot command it."""
     host = split_address(address)[0]
     if host == "localhost" or host.startswith("127.") or host == "::1":
@@ -367,7 +367,7 @@ def _refused(address: str, error: httpx.HTTPError) -> str:
     )
 
 
-def _clock(date: str) -> Iterator[Finding]:
+def _clock(date: str) -> Iterator[MachineFinding]:
     """Compare this host's clock with the SuperLink's."""
     try:
         ahead = (_now() - parsedate_to_datetime(date)).total_seconds()
@@ -409,7 +409,7 @@ def _reach(address: str) -> tuple[str, str]:
     return "ok", "reachable; something listens there"
 
 
-def _listen(address: str) -> Finding:
+def _listen(address: str) -> MachineFinding:
     """Try to listen at an address of this host."""
     host, port = split_address(address)
     title = "listen " + address

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flower_vfl.config import preset_names, preset_text, sweep_names
-from flower_vfl.config.reference import Key, all_keys, find_keys, sections
+from flower_vfl.config.reference import ConfigKey, all_keys, find_keys, sections
 from flower_vfl.data.sources.names import check_name
 from flower_vfl.errors import ConfigError
 from flower_vfl.registry import ATTACK_NAMES, DEFENSE_NAMES, suggestion
@@ -126,7 +126,7 @@ def print_key(name: str) -> None:
     _explain(key.name, f"{_capital(key.what)}.", {"Type": key.kind, "Default": key.default, **allowed, **use})
 
 
-def _row(key: Key) -> tuple[str, str]:
+def _row(key: ConfigKey) -> tuple[str, str]:
     return key.name, _capital(key.what)
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flower_vfl.apps.alone import ALONE, with_alone
+from flower_vfl.apps.alone import EACH_ALONE, with_alone
 from flower_vfl.apps.factories import open_data, party_names
 from flower_vfl.apps.folder import RESULT, check_folder, read_result
 from flower_vfl.apps.local import run, run_alone
@@ -47,7 +47,7 @@ def run_here(
         if unfinished:
             with LiveProgress(title, console()) as progress:
                 run(config, out=out, resume=resume, observers=(progress,))
-        if alone is not None and ALONE not in read_result(out):
+        if alone is not None and EACH_ALONE not in read_result(out):
             aucs = alone()
             write_json_atomic(out / RESULT, with_alone(read_result(out), aucs))
     return read_result(out)
@@ -79,7 +79,7 @@ def run_observed(
                 time.sleep(_RETRY_SECONDS)
             else:
                 break
-        if alone is not None and ALONE not in read_result(out):
+        if alone is not None and EACH_ALONE not in read_result(out):
             write_json_atomic(out / RESULT, with_alone(read_result(out), alone))
 
 

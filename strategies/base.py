@@ -21,6 +21,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor, nn
 
 from flower_vfl.accounting import Guarantee
+from flower_vfl.auditing.verdict import UNDEFENDED
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.hooks import Cut, Log, StepView
 from flower_vfl.protocol.schedule import Rows
@@ -30,10 +31,6 @@ if TYPE_CHECKING:
     from flower_vfl.strategies.vertical import VerticalStrategy
 
 _log = logging.getLogger(__name__)
-
-
-UNDEFENDED = ("norm", "direction")
-"""Attacks that read labels from gradients to which no noise was added."""
 
 
 class HookedStrategy(Strategy):
@@ -169,7 +166,7 @@ class HookedStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Train with every feature party that `grid` reaches.
+        """Train with every feature party that `grid` reaches; a strategy is for one run.
 
         Parameters
         ----------
@@ -190,6 +187,11 @@ class HookedStrategy(Strategy):
         -------
         Result
             Flower's result; `outcome` holds utility, leakage and cost.
+
+        Raises
+        ------
+        ConfigError
+            When the strategy was trained before, or does not fit the data or the parties.
         """
         from flower_vfl.training.run import TrainingRun
 

@@ -32,7 +32,7 @@ from flower_vfl.training.factories import OptimizerFactory
 from flower_vfl.training.observer import Observer
 from flower_vfl.training.outcome import Outcome
 
-TopFactory = Callable[[tuple[int, ...]], nn.Module]
+FusedTopFactory = Callable[[tuple[int, ...]], nn.Module]
 """Function that makes the top model for the shape of one row of the fused embedding."""
 
 
@@ -76,7 +76,7 @@ class VerticalStrategy(HookedStrategy):
 
     def __init__(
         self,
-        top: nn.Module | TopFactory,
+        top: nn.Module | FusedTopFactory,
         labels: Labels | Tensor | NDArray[Any],
         *,
         parties: Sequence[str] = ("a",),
@@ -107,6 +107,7 @@ class VerticalStrategy(HookedStrategy):
         self.attacks = make_attacks(self.config.attack.calls)
         self._check_attacks()
         self._secret = secret
+        self._claimed = False
         self._ids = ids
         self._class_weights: Tensor | None = None
         self._prepared: NDArray[Any] | None = None
@@ -183,8 +184,21 @@ class VerticalStrategy(HookedStrategy):
             self._secret = Secret.of_this_host()
         return self._secret
 
-    def settle_secret(self, secret: Secret) -> None:
-        """Set the root of randomness if none was given or used before."""
+    def claim(self, secret: Secret | None) -> None:
+        """Take the strategy for its only training run; `secret` is its root of randomness if none was given or used.
+
+        Raises
+        ------
+        ConfigError
+            When it was taken before: defenses, with their noise and accounts, and the outcome would go on with those of
+            the earlier run.
+        """
+        if self._claimed:
+            raise ConfigError(
+                "this strategy was trained before, and its outcome and defenses would go on with what they have from "
+                "that run: make a new VerticalStrategy, with new defenses, for each run"
+            )
+        self._claimed = True
         self._secret = self._secret or secret
 
     def plant_canaries(self, rows: Rows) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from flower_vfl.config.reference import Key, all_keys, sections
+from flower_vfl.config.reference import ConfigKey, all_keys, sections
 
 
-def entry(key: Key) -> str:
+def entry(key: ConfigKey) -> str:
     """Return the entry of a key."""
     lines = [f"````{{confval}} {key.name}", f":type: {key.kind}", f":default: '`{key.default}`'", ""]
     lines += [f"{key.what[:1].upper()}{key.what[1:]}.", ""]

@@ -24,7 +24,7 @@ from PIL.PngImagePlugin import PngInfo
 from flower_vfl.apps.live import LIVE
 from flower_vfl.reports import render
 from flower_vfl.reports.watching.follower import Follower
-from flower_vfl.reports.watching.view import View
+from flower_vfl.reports.watching.view import RunPage
 
 HERE = Path(__file__).parent
 RUNS = {"report": HERE / "pictured" / "marvell-full-s4", "watching": HERE / "pictured" / "trial"}
@@ -71,7 +71,7 @@ def html(page: str) -> str:
     run = RUNS[page]
     if page == "watching":
         written = json.loads((run / LIVE).read_text(encoding="utf8"))["written"]
-        return View(Follower(run, clock=lambda: written)).page()
+        return RunPage(Follower(run, clock=lambda: written)).page()
     with tempfile.TemporaryDirectory() as folder:
         return render([run], out=Path(folder) / "report.html").read_text(encoding="utf8")
 

@@ -77,7 +77,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """One training on the account; `rows`, `labels` and `secret` are digests under the ledger's key."""
 
     time: str
@@ -109,12 +109,12 @@ class Account:
     ----------
     limit : Limit
         The owner's limit.
-    entries : tuple of Entry
+    entries : tuple of LedgerEntry
         The trainings, in their order.
     """
 
     limit: Limit
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[LedgerEntry, ...] = ()
 
     @property
     def spent(self) -> float:
@@ -234,7 +234,7 @@ class PrivacyLedger:
             found = json.loads(self.path.read_text(encoding="utf-8"))
             code = found.pop("code")
             if hmac.compare_digest(str(code), _code(found, key)):
-                return Account(Limit(**found["limit"]), tuple(map(Entry.of, found["entries"])))
+                return Account(Limit(**found["limit"]), tuple(map(LedgerEntry.of, found["entries"])))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ArgumentError):
             pass  # this class writes no such content
         raise DataError(
@@ -268,9 +268,9 @@ def _digest(key: bytes, purpose: str, *parts: bytes) -> str:
     return code.hexdigest()[:32]
 
 
-def _entry(training: Training, key: bytes, time: str) -> Entry:
+def _entry(training: Training, key: bytes, time: str) -> LedgerEntry:
     labels = np.ascontiguousarray(training.labels, dtype="<i8").tobytes()
-    return Entry(
+    return LedgerEntry(
         time,
         _digest(key, "rows", training.rows.encode(), str(len(training.labels)).encode()),
         _digest(key, "labels", labels),
@@ -281,7 +281,7 @@ def _entry(training: Training, key: bytes, time: str) -> Entry:
     )
 
 
-def _check_entry(account: Account, entry: Entry, path: Path) -> bool:
+def _check_entry(account: Account, entry: LedgerEntry, path: Path) -> bool:
     """Check an entry against the account; return True if it is new, False if it repeats an earlier one.
 
     Raises
@@ -312,7 +312,7 @@ def _check_entry(account: Account, entry: Entry, path: Path) -> bool:
     return True
 
 
-def _raise_limit_exceeded(account: Account, entry: Entry, path: Path) -> None:
+def _raise_limit_exceeded(account: Account, entry: LedgerEntry, path: Path) -> None:
     limit, spent = account.limit, account.spent
     total = account.spent_with([entry.release])
     at = f" at delta {limit.delta:g}" if limit.delta else ""

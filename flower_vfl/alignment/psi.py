@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_vfl.alignment.group import POINT_BYTES, Key
-from flower_vfl.alignment.table import Values, decode, encode
+from flower_vfl.alignment.table import IdValues, decode, encode
 from flower_vfl.errors import ProtocolError
 
 TAG_BYTES = 16
@@ -45,7 +45,7 @@ class Words(NamedTuple):
 
     Attributes
     ----------
-    pads : Values, (N, 2)
+    pads : IdValues, (N, 2)
         One-time pads of a table's values. With two parties the table reveals an ID's pad to anyone who guesses the ID.
     tags : list of bytes, (N,)
         Identifier of a match in messages.
@@ -53,7 +53,7 @@ class Words(NamedTuple):
         Identifier of an ID that both sides compute; it is never sent itself, only hashed by `proof_of`.
     """
 
-    pads: Values
+    pads: IdValues
     tags: list[bytes]
     proofs: list[bytes]
 
@@ -106,7 +106,7 @@ def pair_key(own: Key, peer: bytes, *context: str) -> bytes:
     ).digest()
 
 
-def shares(ids: Sequence[str], pair_keys: Iterable[bytes]) -> Values:
+def shares(ids: Sequence[str], pair_keys: Iterable[bytes]) -> IdValues:
     """Return the share s_i(x) of each ID (N, 2): over all feature parties their xor is zero, over fewer noise."""
     total = np.zeros((len(ids), 2), np.uint64)
     for key in pair_keys:
@@ -117,17 +117,17 @@ def shares(ids: Sequence[str], pair_keys: Iterable[bytes]) -> Values:
     return total
 
 
-def make_table(ids: Sequence[str], pads: Values, pair_keys: Iterable[bytes]) -> tuple[bytes, bytes]:
+def make_table(ids: Sequence[str], pads: IdValues, pair_keys: Iterable[bytes]) -> tuple[bytes, bytes]:
     """Return the seed and the table of a feature party."""
     return encode(ids, pads ^ shares(ids, pair_keys))
 
 
-def read_table(ids: Sequence[str], pads: Values, seed: bytes, table: bytes, count: int) -> Values:
+def read_table(ids: Sequence[str], pads: IdValues, seed: bytes, table: bytes, count: int) -> IdValues:
     """Return the values of a party's table for each ID (N, 2): s_i(x) where it has x, noise elsewhere."""
     return decode(ids, seed, table, count) ^ pads
 
 
-def is_common(total: Values) -> NDArray[np.bool_]:
+def is_common(total: IdValues) -> NDArray[np.bool_]:
     """Return a mask of the IDs that all parties have, from the xor over the parties of `read_table` (N, 2)."""
     return np.asarray((total == 0).all(axis=1))
 

@@ -27,7 +27,7 @@ from flower_vfl.errors import DataError, ProtocolError
 
 SEED_BYTES = 16
 VALUE_BYTES = 16
-Values = NDArray[np.uint64]
+IdValues = NDArray[np.uint64]
 """Values (N, 2): 128 bits each."""
 
 _HASHES, _DENSE = 3, 64
@@ -43,7 +43,7 @@ def table_bytes(count: int) -> int:
     return (_HASHES * _third(count) + _DENSE) * VALUE_BYTES
 
 
-def encode(texts: Sequence[str], values: Values) -> tuple[bytes, bytes]:
+def encode(texts: Sequence[str], values: IdValues) -> tuple[bytes, bytes]:
     """Store values (N, 2) under N different texts.
 
     Returns
@@ -70,7 +70,7 @@ def encode(texts: Sequence[str], values: Values) -> tuple[bytes, bytes]:
     raise DataError("IDs repeat, and a table of them cannot be built; remove duplicates")
 
 
-def decode(texts: Sequence[str], seed: bytes, table: bytes, count: int) -> Values:
+def decode(texts: Sequence[str], seed: bytes, table: bytes, count: int) -> IdValues:
     """Read the values (N, 2) of N texts out of a table that was made of `count` texts.
 
     Raises
@@ -92,7 +92,7 @@ def _third(count: int) -> int:
     return int(np.ceil(_EXPANSION * count / _HASHES)) + _SLACK
 
 
-def _places(texts: Sequence[str], seed: bytes, count: int | None = None) -> tuple[NDArray[np.int64], Values]:
+def _places(texts: Sequence[str], seed: bytes, count: int | None = None) -> tuple[NDArray[np.int64], IdValues]:
     """Return each text's three sparse slots (N, 3) and its subset of the dense slots as a bit mask (N,)."""
     third = _third(len(texts) if count is None else count)
     hashes = b"".join(hashlib.blake2b(text.encode(), digest_size=32, key=seed).digest() for text in texts)
@@ -101,11 +101,11 @@ def _places(texts: Sequence[str], seed: bytes, count: int | None = None) -> tupl
     return slots, words[:, _HASHES]
 
 
-def _read_sparse(table: Values, slots: NDArray[np.int64]) -> Values:
+def _read_sparse(table: IdValues, slots: NDArray[np.int64]) -> IdValues:
     return table[slots[:, 0]] ^ table[slots[:, 1]] ^ table[slots[:, 2]]
 
 
-def _read_dense(slots: Values, dense: Values) -> Values:
+def _read_dense(slots: IdValues, dense: IdValues) -> IdValues:
     found = np.zeros((len(dense), 2), np.uint64)
     for bit in range(_DENSE):
         chosen = (dense >> np.uint64(bit)) & np.uint64(1)
@@ -134,7 +134,7 @@ def _peel(
     return layers, np.flatnonzero(left)
 
 
-def _solve_core(table: Values, values: Values, slots: NDArray[np.int64], dense: Values) -> bool:
+def _solve_core(table: IdValues, values: IdValues, slots: NDArray[np.int64], dense: IdValues) -> bool:
     """Set the dense slots so that these rows read their values; return False if their masks are not independent."""
     missing = values ^ _read_sparse(table, slots) ^ _read_dense(table[-_DENSE:], dense)
     pivots: dict[int, tuple[int, int]] = {}  # lowest bit of a row to the row's bits and the xor of their slots

@@ -19,7 +19,7 @@ from flower_vfl.alignment.group import POINT_BYTES, Key
 from flower_vfl.errors import ProtocolError, SessionError
 from flower_vfl.machine import cores
 
-Progress = Callable[[int], None]
+PointProgress = Callable[[int], None]
 """Function that is called with the number of further points that are done."""
 
 _WORTHWHILE = 16384
@@ -31,7 +31,7 @@ _MULTIPLY, _HASH = b"m", b"h"
 
 
 def multiply_all(
-    key: Key, blocks: bytes, *, hashed: bool, processes: int = 0, progress: Progress = lambda done: None
+    key: Key, blocks: bytes, *, hashed: bool, processes: int = 0, progress: PointProgress = lambda done: None
 ) -> bytes:
     """Multiply many points.
 
@@ -97,7 +97,7 @@ def _start(running: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
     return worker
 
 
-def _feed(worker: subprocess.Popen[bytes], job: bytes, progress: Progress) -> bytes:
+def _feed(worker: subprocess.Popen[bytes], job: bytes, progress: PointProgress) -> bytes:
     if worker.stdin is None or worker.stdout is None:
         raise SessionError("a worker of the alignment has no pipes")
     try:

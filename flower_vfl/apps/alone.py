@@ -8,7 +8,7 @@ from typing import Any
 
 from flower_vfl.apps.result_schema import kept_utility
 
-ALONE, BETTER = "alone", "alone_better"
+EACH_ALONE, BETTER = "alone", "alone_better"
 """Keys of a result: the utility of each party alone, and the party that is better than all together."""
 
 
@@ -33,7 +33,7 @@ def with_alone(result: Mapping[str, Any], reached: Mapping[str, float]) -> dict[
     >>> "alone_better" in with_alone({"utility": {"last": {"test_auc": 0.9}}}, {"a": 0.7, "b": 0.9})
     False
     """
-    measure, found = alone_by(result), {**result, ALONE: dict(reached)}
+    measure, found = alone_by(result), {**result, EACH_ALONE: dict(reached)}
     together = kept_utility(result).get(measure)
     party, alone = max(reached.items(), key=lambda pair: -math.inf if math.isnan(pair[1]) else pair[1])
     if isinstance(together, int | float) and alone > together:

@@ -20,7 +20,12 @@ from flower_vfl.errors import ConfigError, PermissionDeniedError
 from flower_vfl.registry import suggestion
 from flower_vfl.transport.signing import LABEL_KEY_VARIABLE, is_signed, read_public_key
 
-EPOCHS, UNTIL, ATTACKERS, ALIGNMENT = "train-epochs", "train-until", "train-attackers", "train-alignment"
+EPOCHS_KEY, UNTIL_KEY, ATTACKERS_KEY, ALIGNMENT_KEY = (
+    "train-epochs",
+    "train-until",
+    "train-attackers",
+    "train-alignment",
+)
 LABEL_KEY = "label-key"
 """Keys of `--node-config`."""
 
@@ -70,16 +75,16 @@ class Consent:
         ConfigError
             When a key is misspelt, which would allow what it should forbid, or a value is not allowed.
         """
-        known = (EPOCHS, UNTIL, ATTACKERS, ALIGNMENT)
+        known = (EPOCHS_KEY, UNTIL_KEY, ATTACKERS_KEY, ALIGNMENT_KEY)
         for key in node_config:
             if key.startswith(_PREFIX) and key not in known:
                 raise ConfigError(f"--node-config has no key {key!r}; {suggestion(key, known)}")
         return cls(
             party,
-            _read(node_config, EPOCHS, "a whole number of at least 0", _whole),
-            _read(node_config, UNTIL, "a day, such as '2027-01-31' with its quotation marks", _day),
-            _read(node_config, ATTACKERS, "true or false", _switch) is not False,
-            _read(node_config, ALIGNMENT, "at least the 16 hexadecimal digits that `flower-vfl doctor` shows", _hex)
+            _read(node_config, EPOCHS_KEY, "a whole number of at least 0", _whole),
+            _read(node_config, UNTIL_KEY, "a day, such as '2027-01-31' with its quotation marks", _day),
+            _read(node_config, ATTACKERS_KEY, "true or false", _switch) is not False,
+            _read(node_config, ALIGNMENT_KEY, "at least the 16 hexadecimal digits that `flower-vfl doctor` shows", _hex)
             or "",
             _read(node_config, LABEL_KEY, "the label party's public key, which begins with ssh-ed25519", _key),
         )
@@ -94,15 +99,15 @@ class Consent:
         """
         if self.epochs is None:
             raise PermissionDeniedError(
-                f"party {self.party!r} allows no training; its owner can: {EPOCHS}=N {_WHERE} allows trainings of at "
-                "most N epochs"
+                f"party {self.party!r} allows no training; its owner can: {EPOCHS_KEY}=N {_WHERE} allows trainings of "
+                "at most N epochs"
             )
         self._check_epochs(self.epochs, config)
         if config.parties.attackers and not self.attackers:
             names = ", ".join(config.parties.attackers)
             raise self._denied(
-                f"no training with attackers ({ATTACKERS}), this one names {names}",
-                f"{ATTACKERS}=true",
+                f"no training with attackers ({ATTACKERS_KEY}), this one names {names}",
+                f"{ATTACKERS_KEY}=true",
                 "parties.attackers to []",
             )
 
@@ -115,8 +120,8 @@ class Consent:
         before = f" and {training.pretrain} of pre-training" if training.pretrain else ""
         keys = "training.epochs and training.pretrain together" if training.pretrain else "training.epochs"
         raise self._denied(
-            f"trainings of at most {most} epochs ({EPOCHS}), this one has {passes - training.pretrain}{before}",
-            f"{EPOCHS}={passes}",
+            f"trainings of at most {most} epochs ({EPOCHS_KEY}), this one has {passes - training.pretrain}{before}",
+            f"{EPOCHS_KEY}={passes}",
             f"{keys} to {most} or less",
         )
 
@@ -130,8 +135,8 @@ class Consent:
         """
         if not digest.startswith(self.alignment):
             found = digest[:16] or "no digest"
-            words = f"trainings on the rows {self.alignment[:16]} alone ({ALIGNMENT}), its data has {found}"
-            raise self._denied(words, f"{ALIGNMENT}='{found}'", "")
+            words = f"trainings on the rows {self.alignment[:16]} alone ({ALIGNMENT_KEY}), its data has {found}"
+            raise self._denied(words, f"{ALIGNMENT_KEY}='{found}'", "")
 
     def check_offer(
         self, offer: Mapping[str, object], run_config: Mapping[str, object], today: Callable[[], date] = _today
@@ -145,7 +150,7 @@ class Consent:
         """
         if self.until is not None and today() > self.until:
             raise self._denied(
-                f"trainings until {self.until} ({UNTIL}), today is {today()} in UTC", f"a later {UNTIL}", ""
+                f"trainings until {self.until} ({UNTIL_KEY}), today is {today()} in UTC", f"a later {UNTIL_KEY}", ""
             )
         self.check_signature(offer, run_config)
 

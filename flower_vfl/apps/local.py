@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from flower_vfl.apps.alignment.client import RESULT
+from flower_vfl.apps.alignment.client import ALIGNMENT_RESULT
 from flower_vfl.apps.alignment.place import remove_empty, remove_unfinished
-from flower_vfl.apps.alignment.progress import Progress
+from flower_vfl.apps.alignment.progress import StageProgress
 from flower_vfl.apps.alignment.start import align_as_label, sources_of
 from flower_vfl.apps.client_app import make_client_app
 from flower_vfl.apps.factories import (
@@ -99,7 +99,7 @@ def run(
     return results[-1]
 
 
-def align(config: Config, *, out: Path | str, progress: Progress | None = None) -> dict[str, Path]:
+def align(config: Config, *, out: Path | str, progress: StageProgress | None = None) -> dict[str, Path]:
     """Align the IDs of all parties' files in this process, with the messages of a deployment.
 
     Parameters
@@ -124,7 +124,7 @@ def align(config: Config, *, out: Path | str, progress: Progress | None = None) 
     folder = Path(out).expanduser().absolute()
     check_free(folder)
     _, sources = sources_of(config)
-    results = {party: folder / party / RESULT for party in sources}
+    results = {party: folder / party / ALIGNMENT_RESULT for party in sources}
     try:
         with LocalGrid(make_client_app(config=config), len(sources) - 1, to_run_config(config)) as grid:
             align_as_label(grid, config, folder, progress)

@@ -41,7 +41,7 @@ _FAMILIES = {
     "away_seconds": ("gauge", "Seconds since a party's stream broke; 0 while it is connected."),
 }
 
-Sample = tuple[str, Mapping[str, str], float]
+MetricSample = tuple[str, Mapping[str, str], float]
 
 
 class TrainingMetrics(Observer):
@@ -95,7 +95,7 @@ class TrainingMetrics(Observer):
                 lines += [_line(*sample) for sample in found]
         return "\n".join(lines) + "\n"
 
-    def _samples(self) -> Iterable[Sample]:
+    def _samples(self) -> Iterable[MetricSample]:
         yield "info", {"version": self._version}, 1.0
         for name, value in dict(self._values).items():
             yield name, {}, value

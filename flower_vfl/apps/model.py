@@ -21,7 +21,7 @@ from flower_vfl.checkpoint import save_tensors
 from flower_vfl.config import Config, build_config
 from flower_vfl.data.store.dataset import Alignment, Dataset, FeatureSpec
 from flower_vfl.data.store.memory import VerticalData
-from flower_vfl.data.store.scoring import Features, encoding_digest
+from flower_vfl.data.store.scoring import ScoredColumns, encoding_digest
 from flower_vfl.errors import ConfigError, DataError, InputError
 from flower_vfl.files import writing_to
 from flower_vfl.nn.digest import state_digest
@@ -166,7 +166,7 @@ def _rows(alignment: Alignment) -> str:
     return f"{alignment.rows} + {alignment.test_rows} rows with the digest {alignment.digest[:12]}"
 
 
-def check_features(card: ModelCard, features: Features) -> Features:
+def check_features(card: ModelCard, features: ScoredColumns) -> ScoredColumns:
     """Return features that were encoded as those of training.
 
     Raises

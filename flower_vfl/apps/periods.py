@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PERIODS = "periods.parquet"
-SCHEMA = pa.schema(
+PERIODS_SCHEMA = pa.schema(
     [
         ("period", pa.int32()),
         ("name", pa.string()),
@@ -40,7 +40,7 @@ SCHEMA = pa.schema(
 _LEAKS = ("auc", "monitor_auc")
 _NEXT, _TEST = "next_", "test_"
 
-Row = tuple[int, str, str, str, str, float]  # period, party, layer, attack, metric, value
+PeriodRow = tuple[int, str, str, str, str, float]  # period, party, layer, attack, metric, value
 
 
 def utility_after(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -89,9 +89,9 @@ def write_periods(folder: Path, periods: Periods, known_positives: Mapping[str, 
     rows = sorted([*_leaks(steps, known_positives or {}), *_utility(steps)])
     columns = list(zip(*rows, strict=True)) or [()] * 6
     names = [periods.name(period) for period in columns[0]]
-    table = pa.table([pa.array(column) for column in (columns[0], names, *columns[1:])], names=SCHEMA.names)
+    table = pa.table([pa.array(column) for column in (columns[0], names, *columns[1:])], names=PERIODS_SCHEMA.names)
     with replacing(folder / PERIODS) as temporary:
-        pq.write_table(table.cast(SCHEMA), temporary, compression="zstd")
+        pq.write_table(table.cast(PERIODS_SCHEMA), temporary, compression="zstd")
 
 
 def read_periods(folder: Path) -> pa.Table:
@@ -102,10 +102,10 @@ def read_periods(folder: Path) -> pa.Table:
     InputError
         When the file cannot be read.
     """
-    return read_table(folder / PERIODS, SCHEMA)
+    return read_table(folder / PERIODS, PERIODS_SCHEMA)
 
 
-def _leaks(steps: pa.Table, known_positives: Mapping[str, int]) -> Iterator[Row]:
+def _leaks(steps: pa.Table, known_positives: Mapping[str, int]) -> Iterator[PeriodRow]:
     """Yield the quantile and the mean of each attack's AUC in each period, and the null quantile there."""
     table = steps.filter(pc.is_in(steps["metric"], pa.array(_LEAKS)))
     groups = table.group_by(["epoch", "party", "layer", "attack", "metric"]).aggregate(
@@ -129,7 +129,7 @@ def _leaks(steps: pa.Table, known_positives: Mapping[str, int]) -> Iterator[Row]
         yield epoch, "label", "", attack, "null_q95", null
 
 
-def _utility(steps: pa.Table) -> Iterator[Row]:
+def _utility(steps: pa.Table) -> Iterator[PeriodRow]:
     """Yield the utility in the period after each one that was trained on."""
     own = steps.filter(pc.and_(pc.equal(steps["party"], "label"), pc.equal(steps["attack"], "")))
     own = own.filter(pc.or_(pc.starts_with(own["metric"], _NEXT), pc.starts_with(own["metric"], _TEST)))

@@ -39,7 +39,7 @@ from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import HookedStrategy, Observer, Outcome
 from flower_vfl.training.grids import is_simulation
-from flower_vfl.training.prediction import Ask, run_prediction
+from flower_vfl.training.prediction import PredictionRequest, run_prediction
 from flower_vfl.training.probe import fixed_rows
 from flower_vfl.transport.signing import signer_of_this_host
 
@@ -212,7 +212,7 @@ def score(
     own = None if card.spec is None else check_features(card, rows.features(dataset.label_party)).source
     batches = _batches(chosen, config.training.eval_batch_size)
     fixed = None if card.spec is None else fixed_rows(dataset.party(dataset.label_party))
-    ask = Ask(batches, rows.count, rows.digest, run.weights, own, fixed, card.answer)
+    ask = PredictionRequest(batches, rows.count, rows.digest, run.weights, own, fixed, card.answer)
     offer = _offer(run, request, len(chosen), simulation=simulation)
     sign = None if simulation else signer_of_this_host(run_config)
     if simulation and not isinstance(grid, LocalGrid):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-Entry = Mapping[str, Any]
+from flower_vfl.auditing.entries import Entry
 
 
 def rebuild(

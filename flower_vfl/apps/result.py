@@ -17,7 +17,7 @@ from flower_vfl.apps.rebuild import rebuild
 from flower_vfl.apps.result_schema import kept_utility
 from flower_vfl.attacks.base import HINTS, REFERENCE, Attack, AttackMethod
 from flower_vfl.attacks.longitudinal.base import MemoryAttack
-from flower_vfl.auditing.conditional import NEEDS as CONDITIONAL_NEEDS
+from flower_vfl.auditing.conditional import CONDITIONAL_NEEDS
 from flower_vfl.auditing.entries import CONDITIONAL, NAMED_PHASES, NO_GRADIENTS, phase_of
 from flower_vfl.auditing.verdict import verdict_of
 from flower_vfl.config import Config

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 JOBS = ("train", "predict", "align")
 """The values of `job` in Flower's run config."""
-AUTO = "auto"
+NEW_FOLDER = "auto"
 """The value of `out` for a new folder of its own."""
 
 
@@ -120,7 +120,7 @@ def _do_job(
 def _folder(run_config: Mapping[str, Value]) -> Path | None:
     """Return the folder that `out` names, one of its own in `runs` for "auto", and None without it."""
     given = str(run_config.get("out") or "")
-    if given != AUTO:
+    if given != NEW_FOLDER:
         return Path(given) if given else None
     if run_config.get("resume") is True:
         raise ConfigError('resume needs the folder of the run that is to go on: name it by out, which is "auto"')

@@ -18,7 +18,7 @@ _SCHEMA = 1
 
 
 @dataclass(frozen=True)
-class Entry:
+class TrialEntry:
     """One trial as the record of a sweep names it.
 
     Attributes
@@ -39,7 +39,7 @@ class Entry:
     attempts: int = 0
 
 
-def write_record(folder: Path, entries: Sequence[Entry], origin: Path | None = None) -> None:
+def write_record(folder: Path, entries: Sequence[TrialEntry], origin: Path | None = None) -> None:
     """Write to a sweep's folder the record of its trials, and of the folder of the file that it was begun from."""
     begun_from = str((origin or folder).absolute())
     trials = [asdict(entry) for entry in entries]
@@ -54,7 +54,7 @@ def origin_of(folder: Path) -> Path:
         return folder
 
 
-def read_record(folder: Path) -> list[Entry]:
+def read_record(folder: Path) -> list[TrialEntry]:
     """Return the trials of the sweep in a folder.
 
     Raises
@@ -68,7 +68,7 @@ def read_record(folder: Path) -> list[Entry]:
         if content["schema"] != _SCHEMA:
             raise ValueError(f"schema {content['schema']!r}, known is {_SCHEMA}")
         entries = [
-            Entry(str(trial["run"]), str(trial["digest"]), dict(trial["values"]), int(trial.get("attempts", 0)))
+            TrialEntry(str(trial["run"]), str(trial["digest"]), dict(trial["values"]), int(trial.get("attempts", 0)))
             for trial in content["trials"]
         ]
     except FileNotFoundError:

@@ -13,11 +13,11 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-Reader: TypeAlias = Callable[[Tensor], Tensor]
+TensorReader: TypeAlias = Callable[[Tensor], Tensor]
 """A function from rows (n, ...) to scores: (n,) for two classes, higher means more likely class 1, and (n, C) for more,
 where the largest number names the class; never NaN for finite rows."""
 
-FLOOR = 1e-6
+LEAST_VARIANCE = 1e-6
 """Least variance of a class in any direction, in units of the known rows' mean variance: a class with equal known
 rows, or with one, still has a density."""
 
@@ -61,7 +61,7 @@ def standardising(x: Tensor) -> Callable[[Tensor], Tensor]:
     return standardised
 
 
-def linear(x: Tensor, y: Tensor, classes: int, *, penalty: float) -> Reader:
+def linear(x: Tensor, y: Tensor, classes: int, *, penalty: float) -> TensorReader:
     """Return a linear reader of rows (n, F), fitted to known rows by `ridge`; for more than two classes one for each.
 
     It uses class means only, which is best where all classes have the same noise. Rows keep their number format.
@@ -111,7 +111,7 @@ def ridge(x: Tensor, y: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
     return weights, middle - centre @ weights
 
 
-def quadratic(x: Tensor, y: Tensor, classes: int, *, shrinkage: float | None) -> Reader:
+def quadratic(x: Tensor, y: Tensor, classes: int, *, shrinkage: float | None) -> TensorReader:
     r"""Return a reader of rows (n, F) with a Gaussian for each class, fitted to known rows by `fit_gaussian`.
 
     .. math:: r(x) = \log N(x; m_1, \Sigma_1) - \log N(x; m_0, \Sigma_0)
@@ -129,7 +129,7 @@ def quadratic(x: Tensor, y: Tensor, classes: int, *, shrinkage: float | None) ->
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Gaussian:
+class SpikedGaussian:
     r"""A normal distribution with a variance of its own along few axes, and one variance across them.
 
     .. math:: N\Big(m, \; \sum_j v_j a_j a_j^T + w \big(I - \sum_j a_j a_j^T\big)\Big)
@@ -161,7 +161,7 @@ class Gaussian:
         return -(distance + volume + width * math.log(2 * math.pi)) / 2
 
 
-def fit_gaussian(x: Tensor, shrinkage: float | None) -> Gaussian:
+def fit_gaussian(x: Tensor, shrinkage: float | None) -> SpikedGaussian:
     r"""Fit a Gaussian to rows of one class, its covariance shrunk towards a multiple of the identity.
 
     .. math:: \Sigma = (1 - \lambda) S + \lambda \tfrac{\operatorname{tr} S}{F} I, \qquad
@@ -172,7 +172,7 @@ def fit_gaussian(x: Tensor, shrinkage: float | None) -> Gaussian:
     Parameters
     ----------
     x
-        (n, F) rows, float64; no variance is taken below `FLOOR`.
+        (n, F) rows, float64; no variance is taken below `LEAST_VARIANCE`.
     shrinkage
         Lambda in (0, 1]; None for that of `ledoit_wolf`, at least 1 / n: for two rows the estimate of the error is 0.
 
@@ -186,7 +186,7 @@ def fit_gaussian(x: Tensor, shrinkage: float | None) -> Gaussian:
     _, singular, axes = torch.linalg.svd(centred, full_matrices=False)
     common = share * float(centred.square().mean())
     variances = (1 - share) * singular.square() / len(x) + common
-    return Gaussian(mean, axes, variances.clamp(min=FLOOR), max(common, FLOOR))
+    return SpikedGaussian(mean, axes, variances.clamp(min=LEAST_VARIANCE), max(common, LEAST_VARIANCE))
 
 
 def ledoit_wolf(centred: Tensor) -> float:
@@ -218,7 +218,7 @@ def ledoit_wolf(centred: Tensor) -> float:
     return min(1.0, max(0.0, error) / distance)
 
 
-def network(x: Tensor, y: Tensor, classes: int, *, hidden: int, steps: int, generator: torch.Generator) -> Reader:
+def network(x: Tensor, y: Tensor, classes: int, *, hidden: int, steps: int, generator: torch.Generator) -> TensorReader:
     """Return a network with one hidden layer as a reader of rows (n, F), fitted to standardised known rows.
 
     It uses more of a class than its mean and covariance, and needs more known rows for it; see `fit_network`.

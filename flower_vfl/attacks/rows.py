@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-LEVELS, COLUMNS = 64, 1024
+MOST_LEVELS, MOST_LEVEL_COLUMNS = 64, 1024
 """Largest numbers of values of one categorical column, and of all together, with a column each in `raw_features`."""
 
 
@@ -176,8 +176,9 @@ def rarer_side_up(along: Tensor) -> Tensor:
 def raw_features(inputs: Sequence[Tensor]) -> Tensor:
     """Return the inputs of a model, numbers (N, ...) and category numbers (N, K), as plain rows (N, F) of float32.
 
-    Each category becomes a column of its own, of 0 and 1; where a column has more than `LEVELS` values, or all columns
-    together more than `COLUMNS`, the most frequent ones do, and rows with another value have zeros there.
+    Each category becomes a column of its own, of 0 and 1; where a column has more than `MOST_LEVELS` values, or all
+    columns together more than `MOST_LEVEL_COLUMNS`, the most frequent ones do, and rows with another value have zeros
+    there.
 
     Raises
     ------
@@ -188,7 +189,7 @@ def raw_features(inputs: Sequence[Tensor]) -> Tensor:
         raise ArgumentError("There are no inputs: the attack's baseline needs what the party's model takes.")
     flat = [tensor.detach().flatten(1) for tensor in inputs]
     columns = [column for tensor in flat if not tensor.is_floating_point() for column in tensor.unbind(dim=1)]
-    levels = max(1, min(LEVELS, COLUMNS // max(1, len(columns))))
+    levels = max(1, min(MOST_LEVELS, MOST_LEVEL_COLUMNS // max(1, len(columns))))
     numbers = [tensor.float() for tensor in flat if tensor.is_floating_point()]
     device = (*numbers, *flat)[0].device  # categories may have stayed in main memory
     return torch.cat([*numbers, *(_one_hot(column, levels).to(device) for column in columns)], dim=1)

@@ -36,7 +36,7 @@ STEPS_AT_ONCE = 16
 MOST_PENDING_BYTES = 2**27
 """Largest number of bytes of one party's tensors in pending steps."""
 
-Target = tuple[Attack, str]
+LayerAttack = tuple[Attack, str]
 """An attack, and the layer that it scores."""
 
 
@@ -78,12 +78,14 @@ class PendingStep:
         side = self.sides[place]
         return None if side is None else (self.scores[place], side.left_out)
 
-    def add(self, target: Target, transcript: Transcript, side: SideInformation | None, shown: list[Tensor]) -> None:
+    def add(
+        self, target: LayerAttack, transcript: Transcript, side: SideInformation | None, shown: list[Tensor]
+    ) -> None:
         """Add a target that scores the transcript's last step, now or later.
 
         Parameters
         ----------
-        target : Target
+        target : LayerAttack
             The attack and its layer.
         transcript : Transcript
             The party's transcript.
@@ -111,7 +113,7 @@ Unscored = Sequence[tuple[PendingStep, SideInformation]]
 """Steps that an attack has not scored yet, each with its side information."""
 
 
-def answer(targets: Sequence[Target], waiting: Sequence[PendingStep]) -> None:
+def answer(targets: Sequence[LayerAttack], waiting: Sequence[PendingStep]) -> None:
     """Compute all missing scores, and bring them to main memory as arrays (B,).
 
     Raises

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from flower_vfl.errors import ConfigError
 from flower_vfl.rng import Secret
 
-FEWEST = 100
+FEWEST_CANARIES = 100
 """Smallest number of canaries for an audit: a third of them calibrate the readers' scores."""
 
 LARGEST_SHARE = 0.1
@@ -50,12 +50,13 @@ class Canaries:
         Raises
         ------
         ConfigError
-            When there are fewer than `FEWEST`, except for 0, or more than `LARGEST_SHARE` of the rows.
+            When there are fewer than `FEWEST_CANARIES`, except for 0, or more than `LARGEST_SHARE` of the rows.
         """
         most = int(len(trained) * LARGEST_SHARE)
-        if count and not FEWEST <= count <= most:
+        if count and not FEWEST_CANARIES <= count <= most:
             raise ConfigError(
-                f"attack.canaries is {count}; it must be 0 (off) or {FEWEST} to {most} for {len(trained)} training rows"
+                f"attack.canaries is {count}; it must be 0 (off) or {FEWEST_CANARIES} to {most} for {len(trained)} "
+                "training rows"
             )
         generator = np.random.default_rng(secret.seed("canaries"))
         rows = np.sort(generator.choice(trained, size=count, replace=False))

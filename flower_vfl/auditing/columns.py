@@ -21,7 +21,7 @@ from flower_vfl.attacks.rows import as_rows
 from flower_vfl.auditing.entries import AUDIT
 from flower_vfl.auditing.members import ALONE, Members
 from flower_vfl.auditing.readers import DISCRIMINANTS, LEARNERS, Fit
-from flower_vfl.auditing.selection import EPOCHS, Candidate, Sample, best, candidates, measured, strongest
+from flower_vfl.auditing.selection import SPAN_EPOCHS, FittedReader, Sample, best, candidates, measured, strongest
 from flower_vfl.auditing.verdict import INFORMED
 from flower_vfl.data.store.dataset import PartyTable
 from flower_vfl.metrics import LeakSummary
@@ -31,7 +31,7 @@ SEES = ["columns", "embeddings", "gradients"]
 MOST_FIT = 8192
 """Largest number of rows to which trees and a network are fitted, twice: with the gradients and without."""
 
-Matrix = NDArray[np.float32]
+JointMatrix = NDArray[np.float32]
 
 
 def joint_view(
@@ -116,7 +116,7 @@ def read_background(
     *,
     classes: int,
     positives: Sequence[int],
-) -> list[Candidate]:
+) -> list[FittedReader]:
     """Return readers that are fitted to columns and embeddings, without any gradient: they give the odds of labels.
 
     Parameters
@@ -146,11 +146,11 @@ def read_background(
         candidate
         for matrix, fits in ((coded, linear), (ordered, trees))
         if matrix.shape[1]
-        for candidate in candidates(bare.with_columns(matrix), fits, EPOCHS, classes=classes, positives=positives)
+        for candidate in candidates(bare.with_columns(matrix), fits, SPAN_EPOCHS, classes=classes, positives=positives)
     ]
 
 
-def _read(bare: Sample, matrices: list[Matrix], *, classes: int, positives: Sequence[int]) -> list[Candidate]:
+def _read(bare: Sample, matrices: list[JointMatrix], *, classes: int, positives: Sequence[int]) -> list[FittedReader]:
     """Return readers: discriminants and a network fitted to one-hot categories, trees fitted to category numbers."""
     coded, ordered = (bare.with_columns(matrix) for matrix in matrices)
     trees: Mapping[str, Fit] = {"trees": partial(LEARNERS["trees"], most=MOST_FIT)}
@@ -158,11 +158,11 @@ def _read(bare: Sample, matrices: list[Matrix], *, classes: int, positives: Sequ
     return [
         candidate
         for sample, fits in ((coded, others), (ordered, trees))
-        for candidate in candidates(sample, fits, EPOCHS, classes=classes, positives=positives)
+        for candidate in candidates(sample, fits, SPAN_EPOCHS, classes=classes, positives=positives)
     ]
 
 
-def _matrices(rows: OwnRows, *, words: bool) -> tuple[Matrix, Matrix]:
+def _matrices(rows: OwnRows, *, words: bool) -> tuple[JointMatrix, JointMatrix]:
     """Return columns and embeddings as two matrices: with one-hot categories, and with category numbers."""
     features = fit_features(rows, ("columns", "embeddings"), words=words)
     every = torch.cat(list(features.pieces(rows))) if features is not None else torch.zeros(len(rows), 0)

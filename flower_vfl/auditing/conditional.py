@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_vfl.auditing.entries import CONDITIONAL
-from flower_vfl.auditing.noise import WIDEST, NoiseModel
+from flower_vfl.auditing.noise import WIDEST_COVARIANCE, NoiseModel
 from flower_vfl.auditing.summary_state import restore_summary, summary_state
 from flower_vfl.errors import ArgumentError
 from flower_vfl.metrics import separation
 from flower_vfl.metrics.summary import LeakSummary
 from flower_vfl.protocol.tensors import brought
 
-NEEDS = ("noise", "predictions", "reference", "slopes")
+CONDITIONAL_NEEDS = ("noise", "predictions", "reference", "slopes")
 """Its side information; `reference`, a clean gradient, makes it an oracle for every reader of a result."""
 
 Record = Callable[..., None]
@@ -131,12 +131,12 @@ def log_ratio(
     Returns
     -------
     Tensor or None
-        The ratios; None where the noise is unknown, or the gradients are wider than `WIDEST`.
+        The ratios; None where the noise is unknown, or the gradients are wider than `WIDEST_COVARIANCE`.
     """
     order = list(places)
     separate = len(noise) == len(order)  # each party has noise of its own
     models = [noise[order.index(party)] for party in sent] if separate else [*noise]
-    if None in models or sum(places[party].stop - places[party].start for party in sent) > WIDEST:
+    if None in models or sum(places[party].stop - places[party].start for party in sent) > WIDEST_COVARIANCE:
         return None
     if not separate:
         joined = torch.cat([tensor.flatten(1) for tensor in sent.values()], dim=1)

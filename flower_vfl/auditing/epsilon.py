@@ -14,20 +14,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_vfl.auditing.canaries import FEWEST
+from flower_vfl.auditing.canaries import FEWEST_CANARIES
 from flower_vfl.auditing.halves import CANARY, CHOOSE, SCORE
-from flower_vfl.auditing.selection import Candidate, best
+from flower_vfl.auditing.selection import FittedReader, best
 from flower_vfl.metrics.epsilon import coin_bound, odds_bound
 
 _log = logging.getLogger(__name__)
 
-CANARIES, ESTIMATED = "canaries", "estimated"
+WITH_CANARIES, ESTIMATED = "canaries", "estimated"
 """The kinds of a bound: proven with canaries, or as good as the estimated odds."""
 
 CONFIDENCE = 0.95
 """Confidence of all bounds of a run together."""
 
-SHARES = (1.0, 0.25, 0.0625)
+GUESSED_SHARES = (1.0, 0.25, 0.0625)
 """Shares of the rows that are guessed, the most confident guesses first; each share is a test by itself."""
 
 _LARGEST_Z = 8.0
@@ -59,8 +59,8 @@ class Evidence:
     party: str
     rows: NDArray[np.int64]
     columns: Floats
-    readers: Sequence[Candidate]
-    without: Sequence[Candidate]
+    readers: Sequence[FittedReader]
+    without: Sequence[FittedReader]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,7 +89,7 @@ class _Guesses:
 
 def audit_epsilon(
     found: Sequence[Evidence],
-    background: Sequence[Sequence[Candidate]],
+    background: Sequence[Sequence[FittedReader]],
     *,
     classes: int,
     canaries: int,
@@ -103,14 +103,14 @@ def audit_epsilon(
     ----------
     found : Sequence[Evidence]
         Evidence of the readers, an entry for each party and group.
-    background : Sequence[Sequence[Candidate]]
+    background : Sequence[Sequence[FittedReader]]
         For each of them, readers without gradients of all data of the label party; not used with canaries.
     classes, canaries : int
         Number of classes, and number of canaries; 0 for none.
     delta : float
         Delta of the audited claim, for canaries of two classes; an estimate is at delta 0.
     """
-    beta = (1.0 - CONFIDENCE) / (len(SHARES) * max(1, len(found)))
+    beta = (1.0 - CONFIDENCE) / (len(GUESSED_SHARES) * max(1, len(found)))
     entries = []
     for one, known in zip(found, background, strict=True):
         if canaries:
@@ -120,7 +120,7 @@ def audit_epsilon(
     bounds = [entry for entry in entries if entry["lower"] is not None]
     worst = max(bounds, key=lambda entry: float(entry["lower"]), default=None)
     return {
-        "kind": CANARIES if canaries else ESTIMATED,
+        "kind": WITH_CANARIES if canaries else ESTIMATED,
         "lower": None if worst is None else worst["lower"],
         "party": None if worst is None else worst["party"],
         "confidence": CONFIDENCE,
@@ -140,16 +140,18 @@ def _canary_entry(one: Evidence, *, classes: int, canaries: int, delta: float, b
         known = np.zeros(len(truth)) if baseline is None else baseline.scores_of(CANARY)
         seen = np.column_stack([known, reader.scores_of(CANARY), one.columns[reader.sample.parts == CANARY]])
         calibration = np.arange(len(truth)) % _CALIBRATION_STRIDE == 0
-        if len(truth) < FEWEST or _rarer_count(truth[calibration]) < _FEWEST_OF_CLASS:
+        if len(truth) < FEWEST_CANARIES or _rarer_count(truth[calibration]) < _FEWEST_OF_CLASS:
             continue
         prior = np.full(len(truth), 1.0 / classes)
         options.append((_guesses(seen, np.zeros((len(truth), 0)), truth, prior, calibration), reader))
     if not options:
         count = max((int(np.count_nonzero(reader.sample.parts == CANARY)) for reader in one.readers), default=0)
-        return _unavailable(one, f"{count} canaries were seen, at least {FEWEST} with enough of each label are needed")
+        return _unavailable(
+            one, f"{count} canaries were seen, at least {FEWEST_CANARIES} with enough of each label are needed"
+        )
     guesses, reader = max(options, key=lambda option: option[0].gain)
     tried = []
-    for share in SHARES:
+    for share in GUESSED_SHARES:
         right, priors = guesses.first(share)
         if classes == 2:
             bound = float(coin_bound(right, len(priors), delta=delta, canaries=canaries, beta=beta))
@@ -159,7 +161,7 @@ def _canary_entry(one: Evidence, *, classes: int, canaries: int, delta: float, b
     return _entry(one, reader, tried)
 
 
-def _estimated_entry(one: Evidence, background: Sequence[Candidate], *, beta: float) -> dict[str, Any]:
+def _estimated_entry(one: Evidence, background: Sequence[FittedReader], *, beta: float) -> dict[str, Any]:
     """Return the entry of a party from guesses of labels with estimated odds.
 
     Readers without gradients exceed the odds only where these are wrong. Their bound, eta, is subtracted.
@@ -176,13 +178,13 @@ def _estimated_entry(one: Evidence, background: Sequence[Candidate], *, beta: fl
     eta = 0.0 if control is None else max(_bounds(_guesses_against(known, control), 0.0, beta))
     bounds = _bounds(guesses, eta, beta)
     tried = []
-    for share, bound in zip(SHARES, bounds, strict=True):
+    for share, bound in zip(GUESSED_SHARES, bounds, strict=True):
         right, priors = guesses.first(share)
         tried.append({"guesses": len(priors), "right": right, "expected": float(priors.sum()), "lower": bound})
     return {**_entry(one, reader, tried), "eta": eta, "odds_by": known.reader}
 
 
-def _guesses_against(known: Candidate, reader: Candidate, columns: Floats | None = None) -> _Guesses:
+def _guesses_against(known: FittedReader, reader: FittedReader, columns: Floats | None = None) -> _Guesses:
     """Return a reader's guesses of the rows to score, with the odds of a reader without gradients as priors."""
     parts = (CHOOSE, SCORE)
     odds = np.concatenate([known.scores_of(part) for part in parts])[:, None]
@@ -244,10 +246,10 @@ def _logistic_regression(columns: Floats, truth: Truth, calibration: Truth) -> t
 
 
 def _bounds(guesses: _Guesses, eta: float, beta: float) -> list[float]:
-    return [float(odds_bound(*guesses.first(share), eta=eta, beta=beta)) for share in SHARES]
+    return [float(odds_bound(*guesses.first(share), eta=eta, beta=beta)) for share in GUESSED_SHARES]
 
 
-def _best_of_class(found: Sequence[Candidate], reader: Candidate) -> Candidate | None:
+def _best_of_class(found: Sequence[FittedReader], reader: FittedReader) -> FittedReader | None:
     """Return the best of the candidates that read the same class as a reader; None without any."""
     return best([candidate for candidate in found if candidate.positive == reader.positive])
 
@@ -257,7 +259,7 @@ def _rarer_count(truth: Truth) -> int:
     return min(count, len(truth) - count)
 
 
-def _entry(one: Evidence, reader: Candidate, tried: list[dict[str, Any]]) -> dict[str, Any]:
+def _entry(one: Evidence, reader: FittedReader, tried: list[dict[str, Any]]) -> dict[str, Any]:
     largest = max(tried, key=lambda entry: float(entry["lower"]))
     return {"party": one.party, **largest, "tried": tried, **reader.name, "unavailable": ""}
 

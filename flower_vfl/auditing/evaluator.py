@@ -20,7 +20,7 @@ from flower_vfl.attacks.gradient.principal_direction import fresh_together
 from flower_vfl.auditing.batched_scoring import MOST_PENDING_BYTES, PendingStep, answer
 from flower_vfl.auditing.recorder import Recorder
 from flower_vfl.auditing.shared_state import SharedStateCheck
-from flower_vfl.auditing.summaries import Measured, StepLeaks
+from flower_vfl.auditing.summaries import StepLeaks, StepResults
 from flower_vfl.errors import ConfigError, ProtocolError
 from flower_vfl.metrics import ArgumentError, separation
 from flower_vfl.metrics.summary import nearest_rank
@@ -470,7 +470,7 @@ class AttackEvaluator:
             leaks.attack.restore(kept)
 
 
-def evaluator_state(measured: Sequence[Measured]) -> dict[str, Any]:
+def evaluator_state(measured: Sequence[StepResults]) -> dict[str, Any]:
     """Return the `state` of an `AttackEvaluator` with these results, one for each attack and layer."""
     epoch = int(measured[0].epochs[-1]) if measured and len(measured[0].epochs) else -1
     seen = [entry.values[(entry.epochs == epoch) & ~np.isnan(entry.values)].tolist() for entry in measured]

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flower_vfl.attacks.gradient.principal_direction import Follower
+from flower_vfl.attacks.gradient.principal_direction import SharedLine
 from flower_vfl.attacks.gradient.residual import residual_lengths
 from flower_vfl.attacks.longitudinal.base import in_batch_units
 from flower_vfl.attacks.rows import as_rows
 from flower_vfl.auditing.members import ALONE, Members
 
-MORE = 10
+MORE_QUANTITIES = 10
 """Number of quantities beside the gradient itself."""
 
 COMPARED = 2048
@@ -43,12 +43,12 @@ class GradientFeatures:
 
     def __init__(self, members: Members = ALONE) -> None:
         self._members = members
-        self._followers = [Follower() for _ in range(1 + len(members.names))]
+        self._followers = [SharedLine() for _ in range(1 + len(members.names))]
 
     @property
     def more(self) -> int:
         """Number of columns beside the gradient."""
-        return MORE * len(self._followers)
+        return MORE_QUANTITIES * len(self._followers)
 
     def of(self, g: Tensor) -> Tensor:
         """Return the columns (B, D + `more`) of a batch's gradients (B, ...), float32 and finite."""
@@ -62,8 +62,8 @@ class GradientFeatures:
         width = columns.shape[1] - self.more
         found = [("", columns)]
         for place, (name, part) in enumerate(self._members.split(columns[:, :width])):
-            first = width + MORE * (1 + place)
-            found.append((name, torch.cat([part, columns[:, first : first + MORE]], dim=1)))
+            first = width + MORE_QUANTITIES * (1 + place)
+            found.append((name, torch.cat([part, columns[:, first : first + MORE_QUANTITIES]], dim=1)))
         return found
 
     def state(self) -> list[dict[str, Tensor]]:
@@ -76,8 +76,8 @@ class GradientFeatures:
             follower.restore(entry)
 
 
-def _quantities(x: Tensor, follower: Follower) -> Tensor:
-    """Return the quantities (B, `MORE`) of gradients (B, D) in units of their batch."""
+def _quantities(x: Tensor, follower: SharedLine) -> Tensor:
+    """Return the quantities (B, `MORE_QUANTITIES`) of gradients (B, D) in units of their batch."""
     width = max(x.shape[1], 1)
     length = torch.linalg.vector_norm(x, dim=1)
     relative = (length / width**0.5).clamp(min=_TINY).log()

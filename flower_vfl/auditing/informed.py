@@ -35,11 +35,11 @@ from flower_vfl.auditing.panel import Membership, RowPanel
 from flower_vfl.auditing.readers import DISCRIMINANTS, LARGEST_FIT, LEARNERS, WITHIN_BATCH, Fit
 from flower_vfl.auditing.recorder import Recorder
 from flower_vfl.auditing.selection import (
-    BATCH,
-    EPOCH,
-    EPOCHS,
+    SPAN_BATCH,
+    SPAN_EPOCH,
+    SPAN_EPOCHS,
     SURE,
-    Candidate,
+    FittedReader,
     Sample,
     best,
     candidates,
@@ -231,7 +231,7 @@ class InformedAudit:
         if self._panel is not None:
             self._panel.settle()
         sample = self._sample(self._current).thinned(self._classes, QUICK)
-        chosen = best(self._read(sample, self._features.views(torch.from_numpy(sample.x)), EPOCH, DISCRIMINANTS))
+        chosen = best(self._read(sample, self._features.views(torch.from_numpy(sample.x)), SPAN_EPOCH, DISCRIMINANTS))
         if chosen is not None:
             self._add(step, epoch, INFORMED, "auc", leak_auc(chosen.scores, chosen.labels))
         reached = -1.0 if chosen is None else chosen.chosen_by
@@ -291,7 +291,7 @@ class InformedAudit:
 
     def _read(
         self, sample: Sample, views: Views, span: str, fits: Mapping[str, Fit], *, sure: float = math.inf
-    ) -> list[Candidate]:
+    ) -> list[FittedReader]:
         """Return readers fitted to the rows of a sample, on the columns of all members and on those of each member."""
         return [
             replace(candidate, member=name)
@@ -354,16 +354,16 @@ class InformedAudit:
             self._kept, self._current = self._current, Collected()  # training ended within the first epoch
         whole, sample = self._fits, self._sample(self._kept)
         gradients, z = self._features.views(self._kept.columns), self._members.views(self._kept.embeddings)
-        alone = self._read(sample, gradients, EPOCH, whole, sure=SURE)
-        alone += self._read(sample, gradients, BATCH, WITHIN_BATCH)
+        alone = self._read(sample, gradients, SPAN_EPOCH, whole, sure=SURE)
+        alone += self._read(sample, gradients, SPAN_BATCH, WITHIN_BATCH)
         both = [(name, with_embeddings(x, own)) for (name, x), (_, own) in zip(gradients, z, strict=True)]
-        joint = self._read(sample, both, EPOCH, whole, sure=SURE)
-        baselines = {EPOCH: self._read(sample, z, EPOCH, whole)}
+        joint = self._read(sample, both, SPAN_EPOCH, whole, sure=SURE)
+        baselines = {SPAN_EPOCH: self._read(sample, z, SPAN_EPOCH, whole)}
         repeated = self._panel is not None and bool((self._panel.times > 1).any())
         followed = self._read_panel(whole if repeated else DISCRIMINANTS)
         if repeated:  # for rows that occurred once, the readers of an epoch give the same
             alone, joint = alone + followed[0], joint + followed[1]
-            baselines[EPOCHS] = followed[2]
+            baselines[SPAN_EPOCHS] = followed[2]
         missing = "" if sample.readable(self._positives) else sample.lacking(self._positives[0])
         self._entries = [
             self._entry([_GRADIENTS], alone, None, missing),
@@ -371,15 +371,15 @@ class InformedAudit:
         ]
         self._current, self._kept, self._panel = Collected(), Collected(), None
 
-    def _read_panel(self, fits: Mapping[str, Fit]) -> tuple[list[Candidate], list[Candidate], list[Candidate]]:
+    def _read_panel(self, fits: Mapping[str, Fit]) -> tuple[list[FittedReader], list[FittedReader], list[FittedReader]]:
         """Return readers of the panel's gradients, of these with embeddings, of embeddings; keep them as evidence."""
         panel = self._panel_sample()
         if panel is None or self._panel is None:
             return [], [], []
         rows, gradients, z = panel
-        alone = self._read(rows, gradients, EPOCHS, fits, sure=SURE)
+        alone = self._read(rows, gradients, SPAN_EPOCHS, fits, sure=SURE)
         both = [(name, torch.cat([x, own], dim=1)) for (name, x), (_, own) in zip(gradients, z, strict=True)]
-        joint, baselines = self._read(rows, both, EPOCHS, fits, sure=SURE), self._read(rows, z, EPOCHS, fits)
+        joint, baselines = self._read(rows, both, SPAN_EPOCHS, fits, sure=SURE), self._read(rows, z, SPAN_EPOCHS, fits)
         at = self._panel.arrived
         columns = [evidence(mean) for _, mean in self._members.views(self._panel.mean[at])]
         self._evidence = Evidence(
@@ -404,8 +404,8 @@ class InformedAudit:
     def _entry(
         self,
         sees: list[str],
-        found: Sequence[Candidate],
-        baselines: Mapping[str, Sequence[Candidate]] | None,
+        found: Sequence[FittedReader],
+        baselines: Mapping[str, Sequence[FittedReader]] | None,
         missing: str,
     ) -> dict[str, Any]:
         """Return one entry of ``result.json``."""

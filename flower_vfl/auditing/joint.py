@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from flower_vfl.attacks.base import AttackMethod
 from flower_vfl.attacks.joint import JointAttack, JointScores, JointView
+from flower_vfl.auditing.entries import JOINT
 from flower_vfl.errors import ArgumentError, ConfigError
 from flower_vfl.metrics import LeakSummary, auc_interval, leak_auc
 from flower_vfl.metrics.arrays import as_numpy
@@ -32,19 +33,16 @@ from flower_vfl.rng import scattered
 
 _log = logging.getLogger(__name__)
 
-JOINT = "joint"
-"""The phase, in `result.json`, of attacks on gradients, columns and embeddings together."""
-
 WITHOUT_OWN = "without the row's own gradient"
 """Name of a baseline: the scores of the same reader without each row's own gradient."""
 
-ROWS, TEST_ROWS, WIDE_ROWS = 1 << 17, 1 << 15, 1 << 13
+TRAINING_ROWS, TEST_ROWS, WIDE_ROWS = 1 << 17, 1 << 15, 1 << 13
 """Largest numbers of training rows, of test rows, and of either where a row has more than 1,024 numbers in columns."""
 
 BYTES = 64 << 20
 """Largest number of bytes of the sampled gradients; of wider ones, fewer rows are sampled."""
 
-Labels = NDArray[np.bool_]
+PositiveMask = NDArray[np.bool_]
 
 
 def sample_rows(rows: NDArray[np.integer], most: int) -> NDArray[np.int64]:
@@ -64,7 +62,7 @@ def sample_rows(rows: NDArray[np.integer], most: int) -> NDArray[np.int64]:
 
 def most_rows(width: int, *, columns: int) -> int:
     """Return the largest number of training rows to read, by the numbers in a row's gradient and in its columns."""
-    return min(WIDE_ROWS if columns > 1024 else ROWS, max(1, BYTES // (4 * max(1, width))))
+    return min(WIDE_ROWS if columns > 1024 else TRAINING_ROWS, max(1, BYTES // (4 * max(1, width))))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,8 +75,8 @@ class JointLabels:
         (n,) labels of training rows and (N,) of test rows; ``test`` is empty where there are no test rows.
     """
 
-    train: Labels
-    test: Labels
+    train: PositiveMask
+    test: PositiveMask
 
 
 class JointEvaluator:
@@ -144,7 +142,7 @@ class JointEvaluator:
         self,
         attack: JointAttack,
         view: JointView,
-        parts: Mapping[str, Labels],
+        parts: Mapping[str, PositiveMask],
         rows_of: str,
         scores: Mapping[str, NDArray[Any]],
         baselines: Mapping[str, Mapping[str, NDArray[Any]]],
@@ -179,7 +177,7 @@ class JointEvaluator:
         }
 
 
-def measured(scores: NDArray[Any], truth: Labels) -> dict[str, Any]:
+def measured(scores: NDArray[Any], truth: PositiveMask) -> dict[str, Any]:
     """Return the AUC of scores with its interval and p-value, None where undefined, and the numbers of rows."""
     positives = int(np.count_nonzero(truth))
     interval = auc_interval(scores, truth)
@@ -193,7 +191,7 @@ def measured(scores: NDArray[Any], truth: Labels) -> dict[str, Any]:
     }
 
 
-def advantage(scores: NDArray[Any], baseline: NDArray[Any], truth: Labels) -> dict[str, Any]:
+def advantage(scores: NDArray[Any], baseline: NDArray[Any], truth: PositiveMask) -> dict[str, Any]:
     """Return the advantage in AUC of scores over a baseline on the same rows, with its paired interval."""
     found = auc_difference(scores, baseline, truth)
     return {
@@ -238,7 +236,7 @@ def check_joint_attacks(attacks: Iterable[AttackMethod], labels: NDArray[np.bool
             )
 
 
-def _scores(answer: JointScores, parts: Mapping[str, Labels]) -> dict[str, NDArray[Any]]:
+def _scores(answer: JointScores, parts: Mapping[str, PositiveMask]) -> dict[str, NDArray[Any]]:
     """Return scores as arrays, one number for each row.
 
     Raises
@@ -256,7 +254,9 @@ def _scores(answer: JointScores, parts: Mapping[str, Labels]) -> dict[str, NDArr
     return found
 
 
-def _turned(scores: dict[str, NDArray[Any]], truth: Labels, view: JointView) -> tuple[dict[str, NDArray[Any]], bool]:
+def _turned(
+    scores: dict[str, NDArray[Any]], truth: PositiveMask, view: JointView
+) -> tuple[dict[str, NDArray[Any]], bool]:
     """Return scores that rank the training rows the right way round, and True where they were turned around.
 
     Scores without labels have a side that is a guess. One bit settles it, as for attacks on gradients alone.

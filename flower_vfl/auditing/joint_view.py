@@ -18,6 +18,7 @@ from flower_vfl.attacks.joint import JointAttack, JointView, OwnRows
 from flower_vfl.attacks.longitudinal.base import NO_KNOWN_ROWS, KnownRows, Memory
 from flower_vfl.auditing.evaluator import AuditLabels, draw_examples
 from flower_vfl.auditing.joint import TEST_ROWS, WIDE_ROWS, JointEvaluator, JointLabels, most_rows, sample_rows
+from flower_vfl.auditing.trained_model import BATCH
 from flower_vfl.data.store.dataset import PartyTable
 from flower_vfl.data.store.source import FeatureSource
 from flower_vfl.errors import ConfigError
@@ -25,9 +26,6 @@ from flower_vfl.nn.placement import Placement, widened
 from flower_vfl.parties.feature import embed
 
 _log = logging.getLogger(__name__)
-
-BATCH = 4096
-"""Number of rows of one pass through the trained model."""
 
 TOO_FEW = "too few rows of a class have come for the labels it knows"
 """Reason for a joint attack without a number."""

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 REMEMBERED = "remembered"
 """The phase of the entries of longitudinal attacks in `result.json`."""
 
-WIDEST = 4096
+WIDEST_MEMORY = 4096
 """Largest width of a layer in the row memory: a direction takes a square matrix of this size."""
 
 
@@ -215,9 +215,9 @@ class LongitudinalEvaluator:
 
     def _fits(self, layer: str, gradient: Tensor) -> bool:
         width = gradient[0].numel()
-        if width > WIDEST:
-            self._drop_layer(layer, f"it is {width} numbers wide; the row memory takes up to {WIDEST}")
-        return width <= WIDEST
+        if width > WIDEST_MEMORY:
+            self._drop_layer(layer, f"it is {width} numbers wide; the row memory takes up to {WIDEST_MEMORY}")
+        return width <= WIDEST_MEMORY
 
     def _drop_layer(self, layer: str, why: str) -> None:
         self._layers.remove(layer)

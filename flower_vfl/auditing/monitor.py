@@ -32,7 +32,7 @@ from flower_vfl.auditing.informed import DIRECTION, InformedAudit
 from flower_vfl.auditing.joint_view import group_unavailable, read_group
 from flower_vfl.auditing.read_only import read_only
 from flower_vfl.auditing.recorder import Recorder
-from flower_vfl.auditing.selection import Candidate
+from flower_vfl.auditing.selection import FittedReader
 from flower_vfl.auditing.trained_model import TrainedModelEvaluator
 from flower_vfl.data.store.dataset import PartyTable
 from flower_vfl.errors import FlowerVflError
@@ -346,9 +346,9 @@ class LeakageMonitor:
     ) -> dict[str, Any]:
         """Return the lower bounds on epsilon from the readers' scores, see `audit_epsilon`."""
         found = [view.informed.take_evidence() for view in self._sent if view.informed is not None]
-        background: list[list[Candidate]] = [[] for _ in found]
+        background: list[list[FittedReader]] = [[] for _ in found]
         if not self._split.canaries.size:
-            known: dict[bytes, list[Candidate]] = {}
+            known: dict[bytes, list[FittedReader]] = {}
             for place, one in enumerate(found):
                 if one.readers and one.rows.tobytes() not in known:
                     known[one.rows.tobytes()] = self._background(one.rows, tables, followed)
@@ -361,7 +361,7 @@ class LeakageMonitor:
         rows: NDArray[np.int64],
         tables: Sequence[PartyTable],
         followed: Sequence[tuple[NDArray[np.int64], Tensor]],
-    ) -> list[Candidate]:
+    ) -> list[FittedReader]:
         """Return readers of these rows without gradients, fitted to all available columns and embeddings."""
         known = [z[at.searchsorted(rows)] for at, z in followed if at.size and bool(np.isin(rows, at).all())]
         return read_background(

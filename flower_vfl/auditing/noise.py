@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-WIDEST = 512
+WIDEST_COVARIANCE = 512
 """Largest width of gradients for a model with one covariance for each class: its matrices have this size."""
 
 _ROUNDING = 8.0

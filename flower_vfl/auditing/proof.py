@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flower_vfl.auditing.entries import Result
-from flower_vfl.auditing.epsilon import CANARIES
+from flower_vfl.auditing.epsilon import WITH_CANARIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,6 @@ def measurement_of(result: Result) -> Measurement | None:
     found = result.get("epsilon") or {}
     if found.get("lower") is None:
         return None
-    proven = found.get("kind") == CANARIES
+    proven = found.get("kind") == WITH_CANARIES
     delta = float(found.get("delta", 0.0))
     return Measurement(float(found["lower"]), str(found.get("party")), proven, float(found["confidence"]), delta)

@@ -14,22 +14,22 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-Features: TypeAlias = NDArray[np.floating]
+FeatureRows: TypeAlias = NDArray[np.floating]
 """Rows (n, F)."""
 
 Scores: TypeAlias = NDArray[np.float64]
 """(n, C) scores of the classes, up to a constant of the row; larger is more likely."""
 
-Reader: TypeAlias = Callable[[Features], Scores]
+Reader: TypeAlias = Callable[[FeatureRows], Scores]
 """Function from rows to scores of all classes; finite for finite rows."""
 
-Fit: TypeAlias = Callable[[Features, NDArray[np.integer], int], Reader]
+Fit: TypeAlias = Callable[[FeatureRows, NDArray[np.integer], int], Reader]
 """Function that fits a reader to rows (n, F), their classes (n,) and the number of classes; each class has a row."""
 
-WIDEST = 256
+WIDEST_READER = 256
 """Largest number of columns of discriminants and networks; more are projected, see `_narrowing`."""
 
-FLOOR = 1e-9
+CONSTANT_VARIANCE = 1e-9
 """Variance of a direction, as a part of the largest, below which it counts as constant."""
 
 FARTHEST = 8.0
@@ -69,7 +69,7 @@ class _LatestCache(Generic[Made]):
             self._cached = None
 
 
-def linear_discriminant(x: Features, y: NDArray[np.integer], classes: int) -> Reader:
+def linear_discriminant(x: FeatureRows, y: NDArray[np.integer], classes: int) -> Reader:
     r"""Fit Fisher's linear discriminant with a shrunk covariance that all classes share.
 
     .. math:: s_c(x) = \langle \Sigma^{-1} \mu_c, x \rangle - \tfrac12 \mu_c^\top \Sigma^{-1} \mu_c + \ln \pi_c
@@ -87,7 +87,7 @@ def linear_discriminant(x: Features, y: NDArray[np.integer], classes: int) -> Re
     return lambda rows: whiten(rows) @ means.T + offset
 
 
-def quadratic_discriminant(x: Features, y: NDArray[np.integer], classes: int) -> Reader:
+def quadratic_discriminant(x: FeatureRows, y: NDArray[np.integer], classes: int) -> Reader:
     r"""Fit a Gaussian to each class, its covariance shrunk by Ledoit and Wolf's estimator.
 
     .. math:: s_c(x) = -\tfrac12 (x - \mu_c)^\top \Sigma_c^{-1} (x - \mu_c) - \tfrac12 \ln |\Sigma_c| + \ln \pi_c
@@ -99,7 +99,7 @@ def quadratic_discriminant(x: Features, y: NDArray[np.integer], classes: int) ->
     parts = [_gaussian(z[y == c]) for c in range(classes)]
     priors = np.log(_shares(y, classes))
 
-    def read(rows: Features) -> Scores:
+    def read(rows: FeatureRows) -> Scores:
         white = whiten(rows)
         found = [-0.5 * np.square((white - mean) @ root).sum(axis=1) + offset for mean, root, offset in parts]
         return np.stack(found, axis=1) + priors
@@ -107,7 +107,7 @@ def quadratic_discriminant(x: Features, y: NDArray[np.integer], classes: int) ->
     return read
 
 
-def energy_discriminant(x: Features, y: NDArray[np.integer], classes: int) -> Reader:
+def energy_discriminant(x: FeatureRows, y: NDArray[np.integer], classes: int) -> Reader:
     r"""Fit the directions in which a class has more or less energy than all, weighted by the difference.
 
     .. math:: s_c(x) = \sum_k \lambda_k |\lambda_k| \langle v_k, z \rangle^2
@@ -124,14 +124,14 @@ def energy_discriminant(x: Features, y: NDArray[np.integer], classes: int) -> Re
         values, vectors = np.linalg.eigh(own.T @ own / len(own) - np.eye(z.shape[1]))
         forms.append((vectors * (values * np.abs(values))) @ vectors.T)
 
-    def read(rows: Features) -> Scores:
+    def read(rows: FeatureRows) -> Scores:
         white = whiten(rows) - centre
         return np.stack([np.einsum("nf,nf->n", white @ form, white) for form in forms], axis=1)
 
     return read
 
 
-def product_discriminant(x: Features, y: NDArray[np.integer], classes: int) -> Reader:
+def product_discriminant(x: FeatureRows, y: NDArray[np.integer], classes: int) -> Reader:
     r"""Fit products of two columns, and squares, whose means differ between classes, weighted by the difference.
 
     .. math:: s_c(x) = \sum_{j \le k} d^c_{jk} |d^c_{jk}| \frac{z_j z_k}{\sigma_{jk}}, \qquad
@@ -143,27 +143,27 @@ def product_discriminant(x: Features, y: NDArray[np.integer], classes: int) -> R
     """
     narrow = _narrowed(x, y, classes)
 
-    def units(rows: Features) -> Features:
+    def units(rows: FeatureRows) -> FeatureRows:
         return np.clip(narrow(rows), -FARTHEST / 2, FARTHEST / 2)
 
     z = units(x)
     means, squares = z.T @ z / len(z), np.square(z)
     variances = squares.T @ squares / len(z) - np.square(means)
-    sigmas = np.sqrt(np.where(variances > FLOOR, variances, np.inf))
+    sigmas = np.sqrt(np.where(variances > CONSTANT_VARIANCE, variances, np.inf))
     forms = []
     for c in range(classes):
         own = z[y == c]
         apart = (own.T @ own / len(own) - means) / sigmas
         forms.append(np.triu(apart * np.abs(apart) / sigmas))
 
-    def read(rows: Features) -> Scores:
+    def read(rows: FeatureRows) -> Scores:
         found = units(rows)
         return np.stack([np.einsum("nf,nf->n", found @ form, found, dtype=np.float64) for form in forms], axis=1)
 
     return read
 
 
-def repeated_values(x: Features, y: NDArray[np.integer], classes: int) -> Reader:
+def repeated_values(x: FeatureRows, y: NDArray[np.integer], classes: int) -> Reader:
     """Fit naive Bayes to the frequency of each exact value of a column in each class, over values that occur twice.
 
     Numbers that were rounded to a grid that depends on the label have equal values where the label is equal, which no
@@ -180,7 +180,7 @@ def repeated_values(x: Features, y: NDArray[np.integer], classes: int) -> Reader
         else:
             known.append((values[:0], np.zeros((0, classes))))
 
-    def read(rows: Features) -> Scores:
+    def read(rows: FeatureRows) -> Scores:
         scores = np.zeros((len(rows), classes))
         for column, (values, odds) in zip(rows.T, known, strict=True):
             if len(values):
@@ -192,7 +192,7 @@ def repeated_values(x: Features, y: NDArray[np.integer], classes: int) -> Reader
     return read
 
 
-def boosted_trees(x: Features, y: NDArray[np.integer], classes: int, *, most: int = LARGEST_FIT) -> Reader:
+def boosted_trees(x: FeatureRows, y: NDArray[np.integer], classes: int, *, most: int = LARGEST_FIT) -> Reader:
     """Fit gradient-boosted trees of scikit-learn to at most ``most`` rows, with early stopping by a held-out part.
 
     For two classes there are up to 200 trees, which read the `SCREENED_OF_TWO` columns whose means, or mean distances
@@ -220,14 +220,14 @@ def boosted_trees(x: Features, y: NDArray[np.integer], classes: int, *, most: in
     with threadpool_limits(limits=1, user_api="openmp"):
         model.fit(x[:, columns], y)
 
-    def read(rows: Features) -> Scores:
+    def read(rows: FeatureRows) -> Scores:
         with threadpool_limits(limits=1, user_api="openmp"):
             return _log_odds(model.predict_proba(rows[:, columns]), model.classes_, classes)
 
     return read
 
 
-def screened(x: Features, y: NDArray[np.integer], classes: int, most: int) -> NDArray[np.int64]:
+def screened(x: FeatureRows, y: NDArray[np.integer], classes: int, most: int) -> NDArray[np.int64]:
     """Return the columns whose means, or mean distances from the centre, differ most between classes, in their order.
 
     Examples
@@ -248,16 +248,16 @@ def screened(x: Features, y: NDArray[np.integer], classes: int, most: int) -> ND
     return np.sort(np.argsort(-found, kind="stable")[:most])
 
 
-def network(x: Features, y: NDArray[np.integer], classes: int, *, most: int = LARGEST_FIT) -> Reader:
+def network(x: FeatureRows, y: NDArray[np.integer], classes: int, *, most: int = LARGEST_FIT) -> Reader:
     """Fit a perceptron of scikit-learn with one hidden layer to at most ``most`` rows, by least squares on the classes.
 
     Early stopping uses the share of explained variance in a held-out part, which measures a rare class where the
-    accuracy does not. More than `WIDEST` columns are projected as for a discriminant.
+    accuracy does not. More than `WIDEST_READER` columns are projected as for a discriminant.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.neural_network import MLPRegressor
 
-    if x.shape[1] > WIDEST:
+    if x.shape[1] > WIDEST_READER:
         narrow = _narrowed(x, y, classes)
         read = network(narrow(x), y, classes, most=most)
         return lambda wide: read(narrow(wide))
@@ -273,7 +273,7 @@ def network(x: Features, y: NDArray[np.integer], classes: int, *, most: int = LA
     return lambda rows: np.asarray(model.predict(_standardised(rows, mean, scale)), dtype=np.float64)
 
 
-def _standardised(x: Features, mean: NDArray[np.floating], scale: NDArray[np.floating]) -> Features:
+def _standardised(x: FeatureRows, mean: NDArray[np.floating], scale: NDArray[np.floating]) -> FeatureRows:
     return np.asarray(np.clip((x - mean) / scale, -FARTHEST, FARTHEST))
 
 
@@ -331,41 +331,45 @@ def _shares(y: NDArray[np.integer], classes: int) -> NDArray[np.float64]:
     return np.bincount(y, minlength=classes) / len(y)
 
 
-def _scale(x: Features) -> NDArray[np.floating]:
+def _scale(x: FeatureRows) -> NDArray[np.floating]:
     scale = x.std(axis=0)
     return np.asarray(np.where(scale > 0, scale, 1.0))
 
 
-_latest_space: _LatestCache[tuple[Callable[[Features], Features], Features]] = _LatestCache()
-_latest_narrowing: _LatestCache[Callable[[Features], Features]] = _LatestCache()
+_latest_space: _LatestCache[tuple[Callable[[FeatureRows], FeatureRows], FeatureRows]] = _LatestCache()
+_latest_narrowing: _LatestCache[Callable[[FeatureRows], FeatureRows]] = _LatestCache()
 
 
-def _whitened(x: Features, y: NDArray[np.integer], classes: int) -> tuple[Callable[[Features], Features], Features]:
+def _whitened(
+    x: FeatureRows, y: NDArray[np.integer], classes: int
+) -> tuple[Callable[[FeatureRows], FeatureRows], FeatureRows]:
     """Return the map that makes the covariance within classes the identity, and the mapped rows."""
     return _latest_space.get((x, y), lambda: _whitening(x, y, classes))
 
 
-def _whitening(x: Features, y: NDArray[np.integer], classes: int) -> tuple[Callable[[Features], Features], Features]:
+def _whitening(
+    x: FeatureRows, y: NDArray[np.integer], classes: int
+) -> tuple[Callable[[FeatureRows], FeatureRows], FeatureRows]:
     narrow = _narrowed(x, y, classes)
     rows = narrow(x)
     means = np.stack([rows[y == c].mean(axis=0) for c in range(classes)])
     _, root, _ = _gaussian(rows - means[y])
-    latest: _LatestCache[Features] = _LatestCache()
+    latest: _LatestCache[FeatureRows] = _LatestCache()
     return lambda more: latest.get((more,), lambda: narrow(more) @ root), rows @ root
 
 
-def _narrowed(x: Features, y: NDArray[np.integer], classes: int) -> Callable[[Features], Features]:
+def _narrowed(x: FeatureRows, y: NDArray[np.integer], classes: int) -> Callable[[FeatureRows], FeatureRows]:
     """Return the `_narrowing` of these rows, which several readers share."""
     return _latest_narrowing.get((x, y), lambda: _narrowing(x, y, classes))
 
 
-def _narrowing(x: Features, y: NDArray[np.integer], classes: int) -> Callable[[Features], Features]:
-    """Return the map that standardises columns, and projects more than `WIDEST` of them.
+def _narrowing(x: FeatureRows, y: NDArray[np.integer], classes: int) -> Callable[[FeatureRows], FeatureRows]:
+    """Return the map that standardises columns, and projects more than `WIDEST_READER` of them.
 
     The projection is on the principal components and on the differences of the classes' means.
     """
     mean, scale = x.mean(axis=0, dtype=np.float64), _scale(x).astype(np.float64)
-    if x.shape[1] <= WIDEST:
+    if x.shape[1] <= WIDEST_READER:
         return lambda rows: (rows - mean) / scale
     from sklearn.decomposition import PCA
 
@@ -373,15 +377,15 @@ def _narrowing(x: Features, y: NDArray[np.integer], classes: int) -> Callable[[F
     apart = np.stack([z[y == c].mean(axis=0) for c in range(classes)])
     apart -= apart.mean(axis=0)
     apart = apart[:-1] if classes == 2 else apart
-    count = min(WIDEST - len(apart), len(z) - 1)
+    count = min(WIDEST_READER - len(apart), len(z) - 1)
     kept = np.concatenate([PCA(count, svd_solver="randomized", random_state=_SEED).fit(z).components_, apart])
-    latest: _LatestCache[Features] = _LatestCache()
+    latest: _LatestCache[FeatureRows] = _LatestCache()
     return lambda rows: latest.get(
         (rows,), lambda: ((rows - mean) / scale).astype(np.float32) @ kept.T.astype(np.float32)
     )
 
 
-def _gaussian(rows: Features) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+def _gaussian(rows: FeatureRows) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
     """Return mean (F,), inverse root of the shrunk covariance (F, F) and minus half its log determinant."""
     from sklearn.covariance import ledoit_wolf
 
@@ -392,7 +396,7 @@ def _gaussian(rows: Features) -> tuple[NDArray[np.float64], NDArray[np.float64],
     else:
         covariance = np.eye(rows.shape[1])
     values, vectors = np.linalg.eigh(covariance)
-    values = np.maximum(values, FLOOR * max(values[-1], FLOOR))
+    values = np.maximum(values, CONSTANT_VARIANCE * max(values[-1], CONSTANT_VARIANCE))
     return mean, vectors / np.sqrt(values), float(-0.5 * np.log(values).sum())
 
 

@@ -26,8 +26,8 @@ from torch import Tensor
 from zlib_ng import zlib_ng
 
 from flower_vfl.attacks.longitudinal.base import (
+    CACHED_NUMBERS,
     DEPTH,
-    PIECE,
     Kept,
     Memory,
     Sums,
@@ -39,7 +39,7 @@ from flower_vfl.errors import DataError
 from flower_vfl.files import reserve, writing_to
 from flower_vfl.protocol.schedule import Rows, Schedule
 
-Places = NDArray[np.integer]
+RowPlaces = NDArray[np.integer]
 
 
 HALF_PRECISION = 64
@@ -99,7 +99,7 @@ class RowMemory:
         self._dtype: np.dtype[Any] = np.dtype(np.float16 if self._half else np.float32)
         self._layers: dict[str, _Layer] = {}
         self._written: dict[str, _Written] = {}
-        self._places: dict[int, Places] = {}
+        self._places: dict[int, RowPlaces] = {}
         self._next = 0
 
     def record(self, step: int, rows: Rows, gradients: Mapping[str, Tensor]) -> None:
@@ -187,7 +187,7 @@ class RowMemory:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _places_of(self, epoch: int) -> Places:
+    def _places_of(self, epoch: int) -> RowPlaces:
         """Return the position of each row of the table in the order of an epoch; cached while sums of it are read."""
         if epoch not in self._places:
             found = _places.get((self._schedule, epoch))
@@ -246,7 +246,7 @@ class RowMemory:
 
 
 def _checksum(sums: Sums) -> int:
-    found, step = 0, max(1, PIECE // sums.shape[1])
+    found, step = 0, max(1, CACHED_NUMBERS // sums.shape[1])
     for low in range(0, len(sums), step):
         found = zlib_ng.crc32(sums[low : low + step].data, found)
     return found
@@ -262,13 +262,13 @@ def _mapped(file: IO[bytes] | Path, shape: tuple[int, int], dtype: np.dtype[Any]
     return mapped.view(np.ndarray)  # keeps the map open; its slices cost less
 
 
-_places: WeakValueDictionary[tuple[Schedule, int], Places] = WeakValueDictionary()
+_places: WeakValueDictionary[tuple[Schedule, int], RowPlaces] = WeakValueDictionary()
 """Positions of rows by schedule and epoch, which the memories of a process share: 4 bytes for each row."""
 
 _PIECE = 2**20
 
 
-def _inverse(order: NDArray[np.integer], rows: int) -> Places:
+def _inverse(order: NDArray[np.integer], rows: int) -> RowPlaces:
     """Return the position of each row in an order; for rows that are not in it, the number of rows."""
     places = np.full(rows, rows, dtype=order.dtype)
     for low in range(0, len(order), _PIECE):

@@ -12,15 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_vfl.auditing.halves import CHOOSE, FIT, SCORE
-from flower_vfl.auditing.readers import LEARNERS, Features, Fit, Scores, score_of, thinned
+from flower_vfl.auditing.readers import LEARNERS, FeatureRows, Fit, Scores, score_of, thinned
 from flower_vfl.metrics import auc_difference, auc_interval, auc_p_value, leak_auc
 
 _log = logging.getLogger(__name__)
 
-FEWEST = {FIT: 10, CHOOSE: 5, SCORE: 20}
+FEWEST_OF_PART = {FIT: 10, CHOOSE: 5, SCORE: 20}
 """Smallest number of rows of a class, and of all others, that each part must have for a reader."""
 
-BATCH, EPOCH, EPOCHS = "batch", "epoch", "epochs"
+SPAN_BATCH, SPAN_EPOCH, SPAN_EPOCHS = "batch", "epoch", "epochs"
 """The rows that a reader scores together: each batch by itself, all batches of one epoch, all epochs of a row."""
 
 SURE = 0.998
@@ -46,12 +46,12 @@ class Sample:
         (n,) batch of each row, None where unknown: rows with a known batch are compared within it.
     """
 
-    x: Features
+    x: FeatureRows
     y: NDArray[np.int64]
     parts: NDArray[np.int8]
     batches: NDArray[np.int64] | None = None
 
-    def with_columns(self, x: Features) -> Sample:
+    def with_columns(self, x: FeatureRows) -> Sample:
         """Return the same rows with other columns."""
         return Sample(x, self.y, self.parts, self.batches)
 
@@ -68,7 +68,7 @@ class Sample:
     def lacking(self, positive: int) -> str:
         """Return the reason why a class cannot be read; empty where it can."""
         names = {FIT: "fit readers to", CHOOSE: "choose one on", SCORE: "score it on"}
-        for part, least in FEWEST.items():
+        for part, least in FEWEST_OF_PART.items():
             of_class = self.y[self.parts == part] == positive
             count = int(np.count_nonzero(of_class))
             if min(count, len(of_class) - count) < least:
@@ -80,7 +80,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Candidate:
+class FittedReader:
     """A fitted reader and its scores of the rows that it was not fitted to.
 
     Attributes
@@ -141,7 +141,7 @@ def candidates(
     classes: int,
     positives: Sequence[int],
     sure: float = math.inf,
-) -> Iterator[Candidate]:
+) -> Iterator[FittedReader]:
     """Fit readers to a sample and yield one candidate for each reader and each class that can be read.
 
     Trees and networks are fitted last, unless a reader before them has at least the AUC ``sure`` for every class.
@@ -156,7 +156,7 @@ def candidates(
         if name in LEARNERS and min(reached.values()) >= sure:
             return
         try:
-            scores = _by_batch(sample, fit, classes) if span == BATCH else _scores(fit, x, y, rows, classes)
+            scores = _by_batch(sample, fit, classes) if span == SPAN_BATCH else _scores(fit, x, y, rows, classes)
         except (ValueError, ArithmeticError, np.linalg.LinAlgError) as error:
             _log.warning("the informed reader %s of %s could not be fitted: %s", name, span, error)
             continue
@@ -170,16 +170,16 @@ def candidates(
             choose = parts == CHOOSE
             auc = leak_auc(along[choose], true[choose] == positive)
             reached[positive] = max(reached[positive], auc)
-            yield Candidate(name, span, positive, auc, along, sample)
+            yield FittedReader(name, span, positive, auc, along, sample)
 
 
-def best(found: Sequence[Candidate]) -> Candidate | None:
+def best(found: Sequence[FittedReader]) -> FittedReader | None:
     """Return the candidate with the largest AUC on the rows to choose on; None without any."""
     known = [one for one in found if not math.isnan(one.chosen_by)]
     return max(known, key=lambda one: one.chosen_by, default=None)
 
 
-def strongest(found: Sequence[Candidate], positive: int) -> Candidate | None:
+def strongest(found: Sequence[FittedReader], positive: int) -> FittedReader | None:
     """Return the candidate with the largest AUC of a class on the very rows to score; None without any.
 
     A baseline is chosen in this way, in its favour, so that no gain over it comes from a poorer choice.
@@ -188,16 +188,18 @@ def strongest(found: Sequence[Candidate], positive: int) -> Candidate | None:
     return max(known, key=lambda one: leak_auc(one.scores, one.labels), default=None)
 
 
-def measured(chosen: Candidate, found: Sequence[Candidate], baseline: Candidate | None = None) -> dict[str, Any]:
+def measured(
+    chosen: FittedReader, found: Sequence[FittedReader], baseline: FittedReader | None = None
+) -> dict[str, Any]:
     """Return the fields of a result's entry for the chosen reader, see decision 0024.
 
     Parameters
     ----------
-    chosen : Candidate
+    chosen : FittedReader
         The reader.
-    found : Sequence[Candidate]
+    found : Sequence[FittedReader]
         All candidates that it was chosen from.
-    baseline : Candidate, optional
+    baseline : FittedReader, optional
         The best reader of the same rows without gradients.
     """
     labels, scores = chosen.labels, chosen.scores
@@ -225,7 +227,7 @@ def measured(chosen: Candidate, found: Sequence[Candidate], baseline: Candidate 
     return entry
 
 
-def _scores(fit: Fit, x: Features, y: NDArray[np.int64], rows: Features, classes: int) -> Scores | None:
+def _scores(fit: Fit, x: FeatureRows, y: NDArray[np.int64], rows: FeatureRows, classes: int) -> Scores | None:
     """Return scores by a fit to the classes with two rows or more; other classes are the least likely."""
     known = np.flatnonzero(np.bincount(y, minlength=classes) >= 2)
     if len(known) < 2:

@@ -13,7 +13,7 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.protocol.transcript import Transcript
 from flower_vfl.registry import from_elsewhere
 
-STEPS = 4
+SCORED_STEPS = 4
 """Number of steps that two instances score: one step does not show a shared mean of the batches."""
 
 _CURE = "keep what an instance keeps in `self`, set in `__init__`, and draw numbers from a seeded generator of its own"
@@ -34,7 +34,7 @@ class SharedStateCheck:
     def __init__(self, attacks: Sequence[Attack]) -> None:
         places = [place for place, attack in enumerate(attacks) if from_elsewhere(type(attack))]
         self._second = {place: attacks[place].fresh() for place in places}
-        self._steps_left = dict.fromkeys(self._second, STEPS)
+        self._steps_left = dict.fromkeys(self._second, SCORED_STEPS)
 
     def compare(
         self, place: int, transcript: Transcript, layer: str, side: SideInformation | None, scores: Any

@@ -89,7 +89,7 @@ class StepLeaks:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class StepResults:
     """The results of one attack at one layer, step by step, measured outside of a scorer.
 
     Attributes

@@ -76,7 +76,7 @@ class _Reading:
     why: str = ""
 
 
-Values = Sequence[Mapping[str, float]]
+DrawValues = Sequence[Mapping[str, float]]
 """Values of an attack, one draw after the other, by measure; empty where it could not be measured."""
 
 
@@ -127,7 +127,7 @@ class TrainedModelEvaluator:
         return found
 
     def entry(
-        self, attack: InferenceAttack, layer: str, views: Iterable[TrainedView], baselines: Values = ()
+        self, attack: InferenceAttack, layer: str, views: Iterable[TrainedView], baselines: DrawValues = ()
     ) -> dict[str, Any]:
         """Attack each view and return the entry for `result.json`.
 
@@ -188,7 +188,7 @@ class TrainedModelEvaluator:
             return _Reading(why=why)
 
     def _measure(
-        self, name: str, attack: InferenceAttack, readings: Sequence[_Reading], baselines: Values
+        self, name: str, attack: InferenceAttack, readings: Sequence[_Reading], baselines: DrawValues
     ) -> dict[str, Any]:
         """Return the fields of one measure over the draws; unknown ones are None."""
         values = [reading.values.get(name, math.nan) for reading in readings]
@@ -321,7 +321,7 @@ class TrainedModel:
         scorer : TrainedModelEvaluator
             The evaluator that compares answers with the true labels.
         """
-        entries, baselines = [], dict[str, Values]()
+        entries, baselines = [], dict[str, DrawValues]()
         for layer, module in layers.items():
             z = self._outputs(module, self._table.test, self._attacked)  # of one layer at a time: they may be large
             for attack in attacks:

@@ -25,10 +25,10 @@ from flower_vfl.metrics.interval import Interval
 
 AUC, ACCURACY, BALANCED = "auc", "accuracy", "balanced_accuracy"
 
-Labels = NDArray[np.int64]
+ClassNumbers = NDArray[np.int64]
 
 
-def measured(reads: Reads, answer: Tensor, labels: Labels, classes: int) -> dict[str, float]:
+def measured(reads: Reads, answer: Tensor, labels: ClassNumbers, classes: int) -> dict[str, float]:
     """Return the values of an answer in all its measures, the main one first.
 
     Parameters
@@ -77,7 +77,7 @@ def measured(reads: Reads, answer: Tensor, labels: Labels, classes: int) -> dict
 
 
 def sample_interval(
-    measure: str, value: float, reads: Reads, answer: Tensor, labels: Labels, classes: int
+    measure: str, value: float, reads: Reads, answer: Tensor, labels: ClassNumbers, classes: int
 ) -> Interval | None:
     """Return the 95 % interval of a value, with the attacked rows as a sample; None where there is none.
 
@@ -91,7 +91,7 @@ def sample_interval(
     return auc_interval(answer, labels) if classes == 2 else None
 
 
-def chance(measure: str, labels: Labels, classes: int) -> float:
+def chance(measure: str, labels: ClassNumbers, classes: int) -> float:
     """Return the value of a constant answer: the most frequent class for accuracy."""
     if measure == ACCURACY:
         return float(np.bincount(labels, minlength=classes).max() / max(1, len(labels)))

@@ -41,7 +41,7 @@ PRACTICAL = ("norm", "residual", "direction", "shell", "remembered_direction")
 """Attacks that must have run behind a defense of any kind before a run may report that no leak was found."""
 
 UNDEFENDED = ("norm", "direction")
-"""The same without a defense."""
+"""The same without a defense: they read labels from gradients to which no noise was added."""
 
 INFORMED = "informed"
 """The attack's name, in entries, of the readers that the label party fits to its own labels."""
@@ -49,7 +49,7 @@ INFORMED = "informed"
 _Z95 = 1.6448536269514722  # the normal distribution's 95 % quantile
 _Z975 = 1.959963984540054
 
-Kind = Literal["practical", "informed", "gain"]
+FindingKind = Literal["practical", "informed", "gain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Finding:
     """
 
     party: str
-    kind: Kind
+    kind: FindingKind
     entry: Entry
     value: float
     p_value: float

@@ -25,7 +25,7 @@ def show_version(asked: bool) -> None:
 
     found = software()
     typer.echo(f"flower-vfl {found.pop('version')}")
-    for name, version in {**found, "protocol": frame.VERSION, "python": platform.python_version()}.items():
+    for name, version in {**found, "protocol": frame.HEADER_VERSION, "python": platform.python_version()}.items():
         typer.echo(f"{name} {version}")
     raise typer.Exit
 

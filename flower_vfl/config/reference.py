@@ -22,7 +22,7 @@ _BOUNDS = {Ge: ("ge", "at least {}"), Gt: ("gt", "above {}"), Le: ("le", "at mos
 
 
 @dataclass(frozen=True)
-class Key:
+class ConfigKey:
     """One key of a configuration.
 
     Attributes
@@ -51,7 +51,7 @@ class Key:
         return self.name.rpartition(".")[0]
 
 
-def all_keys() -> list[Key]:
+def all_keys() -> list[ConfigKey]:
     """Return all keys: the top level first, then a section after the other, each in the order of the schema."""
     return [_key(name, field) for name, field in sorted(_fields(), key=lambda one: "." in one[0])]
 
@@ -66,7 +66,7 @@ def sections() -> dict[str, str]:
     }
 
 
-def find_keys(name: str) -> list[Key]:
+def find_keys(name: str) -> list[ConfigKey]:
     """Return the key of this name, with dots or hyphens, or the keys of a section.
 
     Raises
@@ -95,12 +95,12 @@ def _fields(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple
             yield prefix + name, field
 
 
-def _key(name: str, field: FieldInfo) -> Key:
+def _key(name: str, field: FieldInfo) -> ConfigKey:
     default = field.get_default(call_default_factory=True)
     kind = _kind_of(field.annotation)
     if default == AUTO and kind in ("number", "whole number"):
         kind += f" or {json.dumps(AUTO)}"
-    return Key(name, kind, json.dumps(default), ", ".join(_bounds_of(name, field)), field.description or "")
+    return ConfigKey(name, kind, json.dumps(default), ", ".join(_bounds_of(name, field)), field.description or "")
 
 
 def _kind_of(annotation: Any) -> str:

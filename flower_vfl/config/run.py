@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 
 from flower_vfl.config.parsing import Value, parse_defenses, read_json, read_list, scalar, typed
 from flower_vfl.config.schema import (
-    STEPS,
+    AUTO_STEPS,
     STEPS_ON_NOISE,
     AlignConfig,
     AttackConfig,
@@ -31,7 +31,7 @@ from flower_vfl.config.schema import (
     require_plain,
 )
 from flower_vfl.errors import ConfigError
-from flower_vfl.registry import SHOWN, nearest, suggestion
+from flower_vfl.registry import MOST_NAMES, nearest, suggestion
 
 _PRESETS = files("flower_vfl") / "simulations" / "presets"
 
@@ -168,7 +168,7 @@ class Config(Section):
             training = training.model_copy(update={"patience": 0})
         if not training.gradients:
             attack = attack.without_attacks().model_copy(update={"snapshots": []})
-        training = training.fitted(rows, STEPS_ON_NOISE if randomised else STEPS)
+        training = training.fitted(rows, STEPS_ON_NOISE if randomised else AUTO_STEPS)
         fitted = {"training": training, "model": self.model.fitted(rows), "attack": attack}
         return self.model_copy(update=fitted)
 
@@ -253,7 +253,7 @@ def _path_of(key: str) -> tuple[str, str]:
 
 def _key_hint(key: str, known: Mapping[str, Any]) -> str:
     """Return a hint for an unknown key: the nearest keys, or the command that lists all."""
-    listed = len(known) > SHOWN and not nearest(key, known)
+    listed = len(known) > MOST_NAMES and not nearest(key, known)
     section, dot, _ = key.partition(".")
     no_section = dot and not any(path.startswith(f"{section}.") for path in known)
     meant = suggestion(key, known)

@@ -16,7 +16,7 @@ _LONGEST = 1e9
 """Largest time limit in seconds: a wait for a lock accepts no more than some 300 years."""
 
 
-PRACTICAL = ("norm", "residual", "direction", "shell")
+DEFAULT_ATTACKS = ("norm", "residual", "direction", "shell")
 """Attacks that need nothing but the gradients that a party receives; the default of `attack.names`."""
 
 SCORED, MOST_APART = 64, 16
@@ -27,7 +27,7 @@ them; each scored step costs time."""
 AUTO: Any = "auto"
 """Value in place of a number: a number that fits the data is chosen."""
 
-STEPS, BATCHES, BATCH_SIZES, EPOCHS = 4000, 50, (16, 1024), (10, 200)
+AUTO_STEPS, AUTO_BATCHES, AUTO_BATCH_SIZES, AUTO_EPOCHS = 4000, 50, (16, 1024), (10, 200)
 """Numbers for the settings "auto": steps of a run, batches an epoch, and the bounds of batch size and epochs."""
 
 STEPS_ON_NOISE = 250
@@ -289,10 +289,10 @@ class TrainingConfig(Section):
         automatic = not self.epochs and self.order == "random" and self.validation > 0.0
         return automatic if self.patience < 0 else self.patience > 0
 
-    def fitted(self, rows: int, steps: int = STEPS) -> Self:
+    def fitted(self, rows: int, steps: int = AUTO_STEPS) -> Self:
         """Return the section with each "auto" replaced by a number for `rows` training rows, validation included.
 
-        A run has about `steps` steps, within the bounds of `EPOCHS`.
+        A run has about `steps` steps, within the bounds of `AUTO_EPOCHS`.
 
         Examples
         --------
@@ -303,10 +303,10 @@ class TrainingConfig(Section):
         0
         """
         trained = max(1, rows - int(rows * self.validation))
-        low, high = BATCH_SIZES
-        batch_size = self.batch_size or min(high, max(low, 2 ** round(math.log2(max(1, trained / BATCHES)))))
+        low, high = AUTO_BATCH_SIZES
+        batch_size = self.batch_size or min(high, max(low, 2 ** round(math.log2(max(1, trained / AUTO_BATCHES)))))
         in_epoch = math.ceil(trained / batch_size)
-        fitting = min(EPOCHS[1], max(EPOCHS[0], math.ceil(steps / in_epoch)))
+        fitting = min(AUTO_EPOCHS[1], max(AUTO_EPOCHS[0], math.ceil(steps / in_epoch)))
         epochs = self.epochs or (1 if self.order == "time" else fitting)
         patience = self.patience
         if patience < 0:
@@ -319,7 +319,7 @@ class AttackConfig(Section):
     """Attacks during training, and their logs."""
 
     names: list[str] = Field(
-        default_factory=lambda: list(PRACTICAL),
+        default_factory=lambda: list(DEFAULT_ATTACKS),
         description='attacks that attackers and the monitor run, e.g. "norm" or "hint(k=5,measure=inner)"',
     )
     layers: list[str] = Field(

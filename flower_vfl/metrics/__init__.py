@@ -17,7 +17,7 @@ from flower_vfl.metrics.leakage import detection_error, leak_auc, separation
 from flower_vfl.metrics.multiclass import balanced_accuracy, macro_auc, recalls
 from flower_vfl.metrics.null import null_quantile, quantile_p_value
 from flower_vfl.metrics.paired import AucDifference, auc_difference, auc_p_value
-from flower_vfl.metrics.releases import Release, ShapedRelease, Together, together, together_shaped
+from flower_vfl.metrics.releases import EpochRelease, ShapedRelease, Together, together, together_shaped
 from flower_vfl.metrics.snapshot import Observations, Values, observations, snapshot
 from flower_vfl.metrics.summary import LeakSummary, nearest_rank
 
@@ -25,10 +25,10 @@ __all__ = [
     "ArgumentError",
     "AucDifference",
     "Embeddings",
+    "EpochRelease",
     "Exceedances",
     "LeakSummary",
     "Observations",
-    "Release",
     "ShapedRelease",
     "Together",
     "Values",

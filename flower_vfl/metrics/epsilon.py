@@ -17,12 +17,12 @@ from flower_vfl.errors import ArgumentError
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-LARGEST = 30.0
+LARGEST_EPSILON = 30.0
 """The largest bound that is returned."""
 
 _HALVINGS = 26
 _SHORT = 9
-_GRID = np.arange(0.0, LARGEST, 0.05)
+_GRID = np.arange(0.0, LARGEST_EPSILON, 0.05)
 
 
 def coin_bound(
@@ -53,7 +53,7 @@ def coin_bound(
     Returns
     -------
     NDArray
-        (...) bounds from 0 to `LARGEST`.
+        (...) bounds from 0 to `LARGEST_EPSILON`.
 
     Raises
     ------
@@ -84,7 +84,7 @@ def coin_bound(
     from scipy.special import betaincinv, logit
 
     share = np.where(v > 0, betaincinv(np.maximum(v, 1), r - v + 1.0, beta), 0.5)
-    return np.asarray(np.clip(logit(np.maximum(share, 0.5)), 0.0, LARGEST))
+    return np.asarray(np.clip(logit(np.maximum(share, 0.5)), 0.0, LARGEST_EPSILON))
 
 
 def _with_delta(v: int, r: int, delta: float, canaries: int, beta: float) -> float:
@@ -100,7 +100,7 @@ def _with_delta(v: int, r: int, delta: float, canaries: int, beta: float) -> flo
         below = binom.cdf(v - 1, r, q) - binom.cdf(v - 1 - fewer, r, q)
         return float(binom.sf(v - 1, r, q) + 2.0 * canaries * delta * (below / fewer).max())
 
-    above = next((epsilon for epsilon in _GRID if probability(float(epsilon)) >= beta), LARGEST)
+    above = next((epsilon for epsilon in _GRID if probability(float(epsilon)) >= beta), LARGEST_EPSILON)
     if above == 0.0:
         return 0.0
     low, high = float(above) - 0.05, float(above)
@@ -135,7 +135,7 @@ def odds_bound(right: ArrayLike, priors: ArrayLike, *, eta: float = 0.0, beta: f
     Returns
     -------
     NDArray
-        (...) bounds from 0 to `LARGEST`.
+        (...) bounds from 0 to `LARGEST_EPSILON`.
 
     Raises
     ------
@@ -162,7 +162,7 @@ def odds_bound(right: ArrayLike, priors: ArrayLike, *, eta: float = 0.0, beta: f
     from scipy.special import expit, logit
 
     logits = logit(shares)
-    low, high = np.zeros(v.shape), np.full(v.shape, LARGEST)
+    low, high = np.zeros(v.shape), np.full(v.shape, LARGEST_EPSILON)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         refuted = poisson_binomial_tail(expit(middle[..., None] + logits), v) < beta

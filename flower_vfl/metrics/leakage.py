@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from flower_vfl.metrics.arrays import Array
 
-LARGE = 1 << 14  # from here on sorted queries save more cache misses than their sort costs
+MANY_QUERIES = 1 << 14  # from here on sorted queries save more cache misses than their sort costs
 
 
 def leak_auc(scores: Array, labels: Array) -> float:
@@ -51,7 +51,7 @@ def leak_auc(scores: Array, labels: Array) -> float:
     0.75
     """
     values, positive = binary(scores, labels)
-    ordered, positives = _sorted(values, positive, LARGE)
+    ordered, positives = _sorted(values, positive, MANY_QUERIES)
     return _area(ordered, positives, ordered.searchsorted(positives, "left"))
 
 

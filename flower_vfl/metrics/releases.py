@@ -21,7 +21,7 @@ _INDEFINITE = 1e-9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Release:
+class EpochRelease:
     r"""The model of the perturbed gradients of one epoch.
 
     The gradient of a negative is :math:`N(\mu_0, u I)` plus noise of variance `along[0]` on the line of the means'
@@ -135,7 +135,7 @@ class Together:
         return found
 
 
-def together(releases: Sequence[Release], *, rho: float, kept: float | Matrix) -> Together:
+def together(releases: Sequence[EpochRelease], *, rho: float, kept: float | Matrix) -> Together:
     r"""Return the joint model of an example's releases, one an epoch.
 
     With :math:`\tau = \lambda_1 - \lambda_2`, an example of class c in epoch t gets
@@ -155,7 +155,7 @@ def together(releases: Sequence[Release], *, rho: float, kept: float | Matrix) -
 
     Parameters
     ----------
-    releases : Sequence[Release]
+    releases : Sequence[EpochRelease]
         One an epoch, all of one width.
     rho : float
         Persistent share of the noise, 0 to 1.
@@ -179,7 +179,7 @@ def together(releases: Sequence[Release], *, rho: float, kept: float | Matrix) -
 
     Examples
     --------
-    >>> one = Release(np.array([1.0, 0.0]), 1.0, (0.0, 0.0), (4.0, 4.0), (4.0, 4.0))
+    >>> one = EpochRelease(np.array([1.0, 0.0]), 1.0, (0.0, 0.0), (4.0, 4.0), (4.0, 4.0))
     >>> [round(together([one] * epochs, rho=0.0, kept=0.0).sum_kl(), 3) for epochs in (1, 2, 8)]
     [0.25, 0.5, 2.0]
     >>> round(together([one] * 8, rho=1.0, kept=0.0).sum_kl(), 3)

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-BINS = 32
+MOST_BINS = 32
 """Largest number of bins of a column."""
 
 _MOST_OUTSIDE = 2.0
@@ -21,21 +21,21 @@ Quantiles = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
 def knots_of(quantiles: Quantiles | None, columns: int) -> Tensor:
-    """Return the limits of the bins of columns, (F, `BINS` + 1), the last one repeated where there are fewer.
+    """Return the limits of the bins of columns, (F, `MOST_BINS` + 1), the last one repeated where there are fewer.
 
     Half of them are quantiles of the rows, half of the distinct values: a column that is mostly zero has bins for its
     other values, too. No label is needed. Without quantiles, for a model that gets saved weights, they are evenly
     spaced.
     """
     if quantiles is None:
-        return torch.linspace(-2.0, 2.0, BINS + 1).expand(columns, -1).clone()
-    found = quantiles(np.linspace(0.0, 1.0, BINS // 2 + 1))
-    rows = np.empty((columns, BINS + 1), dtype=np.float32)
+        return torch.linspace(-2.0, 2.0, MOST_BINS + 1).expand(columns, -1).clone()
+    found = quantiles(np.linspace(0.0, 1.0, MOST_BINS // 2 + 1))
+    rows = np.empty((columns, MOST_BINS + 1), dtype=np.float32)
     for row, column in zip(rows, found.T, strict=True):
         knots = np.unique(column.astype(np.float32))
         if len(knots) < 2:
             knots = np.array([knots[0], knots[0] + 1.0], dtype=np.float32)
-        row[: len(knots)] = knots[: BINS + 1]
+        row[: len(knots)] = knots[: MOST_BINS + 1]
         row[len(knots) :] = knots[-1]
     return torch.from_numpy(rows)
 
@@ -64,7 +64,7 @@ class NumericEmbedding(nn.Module):
         super().__init__()
         self.register_buffer("knots", knots_of(quantiles, columns))
         self.knots: Tensor
-        self.weight = nn.Parameter(torch.randn(columns, BINS, width) / BINS**0.5)
+        self.weight = nn.Parameter(torch.randn(columns, MOST_BINS, width) / MOST_BINS**0.5)
         self.bias = nn.Parameter(torch.zeros(columns, width))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ class NumericEmbedding(nn.Module):
         return torch.relu(encoded + self.bias).flatten(1)
 
     def _encoded(self, x: Tensor) -> Tensor:
-        """Return the piecewise linear encoding (B, F, `BINS`); bins that a column does not have stay 0."""
+        """Return the piecewise linear encoding (B, F, `MOST_BINS`); bins that a column does not have stay 0."""
         low, high = self.knots[:, :-1], self.knots[:, 1:]
         exists = high > low
         last = exists & (high == self.knots[:, -1:])

@@ -13,8 +13,8 @@ from math import prod
 from torch import nn
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.nn.resnet import Block, convolution
-from flower_vfl.nn.staged import Layers, Shape, Stage, StagedNetwork
+from flower_vfl.nn.resnet import ResidualBlock, convolution
+from flower_vfl.nn.staged import Layers, RowShape, Stage, StagedNetwork
 
 _BLOCKS = 3
 """Residual blocks of a group: 6 x 3 convolutions, the first one and the linear layer make ResNet-20."""
@@ -23,7 +23,7 @@ _BLOCKS = 3
 def _dense(activation: Callable[[], nn.Module]) -> Layers:
     """Return a function that makes a linear layer on flattened rows, with its activation."""
 
-    def make(shape: Shape, width: int) -> tuple[nn.Module, Shape]:
+    def make(shape: RowShape, width: int) -> tuple[nn.Module, RowShape]:
         return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), width), activation()), (width,)
 
     return make
@@ -32,7 +32,7 @@ def _dense(activation: Callable[[], nn.Module]) -> Layers:
 def _pooled(kernel: int, padding: int = 0) -> Layers:
     """Return a function that makes a convolution with its activation and a pooling of 2 x 2."""
 
-    def make(shape: Shape, width: int) -> tuple[nn.Module, Shape]:
+    def make(shape: RowShape, width: int) -> tuple[nn.Module, RowShape]:
         channels, *sizes = _checked_maps(shape, smallest=kernel + 1 - 2 * padding)
         layers = nn.Sequential(nn.Conv2d(channels, width, kernel, padding=padding), nn.ReLU(), nn.MaxPool2d(2))
         return layers, (width, *((size + 2 * padding - kernel + 1) // 2 for size in sizes))
@@ -40,7 +40,7 @@ def _pooled(kernel: int, padding: int = 0) -> Layers:
     return make
 
 
-def _stem(shape: Shape, width: int) -> tuple[nn.Module, Shape]:
+def _stem(shape: RowShape, width: int) -> tuple[nn.Module, RowShape]:
     """Make the first convolution of a residual network."""
     channels, *sizes = _checked_maps(shape)
     return nn.Sequential(*convolution(channels, width), nn.ReLU()), (width, *sizes)
@@ -49,10 +49,10 @@ def _stem(shape: Shape, width: int) -> tuple[nn.Module, Shape]:
 def _group(stride: int, *, pooled: bool = False) -> Layers:
     """Return a function that makes residual blocks of one width; `pooled` adds a pooling over the whole map."""
 
-    def make(shape: Shape, width: int) -> tuple[nn.Module, Shape]:
+    def make(shape: RowShape, width: int) -> tuple[nn.Module, RowShape]:
         channels, *sizes = _checked_maps(shape)
-        blocks: list[nn.Module] = [Block(channels, width, stride)]
-        blocks += [Block(width, width) for _ in range(_BLOCKS - 1)]
+        blocks: list[nn.Module] = [ResidualBlock(channels, width, stride)]
+        blocks += [ResidualBlock(width, width) for _ in range(_BLOCKS - 1)]
         if pooled:
             return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten()), (width,)
         return nn.Sequential(*blocks), (width, *(-(-size // stride) for size in sizes))
@@ -60,7 +60,7 @@ def _group(stride: int, *, pooled: bool = False) -> Layers:
     return make
 
 
-def _checked_maps(shape: Shape, smallest: int = 1) -> Shape:
+def _checked_maps(shape: RowShape, smallest: int = 1) -> RowShape:
     """Return a shape (channels, height, width) after a check that it can be convolved."""
     if len(shape) != 3 or min(shape[1:]) < smallest:
         raise ConfigError(

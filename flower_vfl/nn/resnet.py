@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from flower_vfl.errors import ConfigError
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two convolutions of 3 x 3 with batch normalisation, and a shortcut without weights around them.
 
     Where the map becomes smaller the shortcut takes every second pixel; new channels are zeros (the paper's option A).

@@ -16,8 +16,8 @@ from flower_vfl.nn.network import Network
 from flower_vfl.nn.tabular import FeatureShape, Top
 from flower_vfl.registry import lookup
 
-Shape = tuple[int, ...]
-Layers = Callable[[Shape, int], tuple[nn.Module, Shape]]
+RowShape = tuple[int, ...]
+Layers = Callable[[RowShape, int], tuple[nn.Module, RowShape]]
 """A function that returns the layers of a stage, for rows of a shape and an output width, and the output's shape."""
 
 HEAD = "head"
@@ -65,7 +65,7 @@ class StagedNetwork(Network):
     """
 
     name: str
-    shape: Shape
+    shape: RowShape
     stages: tuple[Stage, ...]
     split: str
 
@@ -94,7 +94,7 @@ class StagedNetwork(Network):
         cut = replace(last, width=model.cut or last.width)
         return nn.Sequential(_chain((*self.stages[:position], cut), self.shape)[0])
 
-    def top(self, shape: Shape, classes: int, model: ModelConfig) -> nn.Module:
+    def top(self, shape: RowShape, classes: int, model: ModelConfig) -> nn.Module:
         """Make the stages behind the cut and the linear layer."""
         parts, shape = _chain(self.stages[self._position(model) + 1 :], shape)
         parts[HEAD] = Top(prod(shape), hidden=(), classes=classes)
@@ -105,7 +105,7 @@ class StagedNetwork(Network):
         return lookup(f"place to cut {self.name!r} (model.split)", model.split or self.split, places)
 
 
-def _chain(stages: Iterable[Stage], shape: Shape) -> tuple[OrderedDict[str, nn.Module], Shape]:
+def _chain(stages: Iterable[Stage], shape: RowShape) -> tuple[OrderedDict[str, nn.Module], RowShape]:
     """Return the layers of consecutive stages by name, and the shape of the output."""
     parts: OrderedDict[str, nn.Module] = OrderedDict()
     for stage in stages:

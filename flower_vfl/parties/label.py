@@ -25,7 +25,7 @@ from flower_vfl.parties.feature import set_mode
 from flower_vfl.parties.hooks import Hooks, Log, StepView, checked_log
 from flower_vfl.parties.loading import Loader
 from flower_vfl.parties.network import NOTHING_LEARNED, LabelModel, side_by_side
-from flower_vfl.protocol.schedule import Part, Rows, Schedule
+from flower_vfl.protocol.schedule import Rows, RowsPart, Schedule
 from flower_vfl.protocol.tensors import is_finite
 
 _logger = logging.getLogger(__name__)
@@ -392,7 +392,7 @@ class LabelParty(LabelModel):
             raise UnprotectedBatchError("a defense returned gradients that are not finite; they were not sent")
         return protected, checked_log(log, "protect")
 
-    def predict(self, part: Part, index: int, embeddings: Mapping[str, Tensor]) -> Tensor:
+    def predict(self, part: RowsPart, index: int, embeddings: Mapping[str, Tensor]) -> Tensor:
         """Return the logits of one evaluation batch."""
         return self.logits(embeddings, self._source(part), self._schedule.eval_batch(part, index))
 

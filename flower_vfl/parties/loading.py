@@ -17,10 +17,10 @@ from flower_vfl.data.store.source import ArraySource, FeatureSource
 from flower_vfl.nn.placement import Placement
 from flower_vfl.protocol.schedule import Rows, Schedule
 
-LARGE = 2**30
+LARGE_TABLE = 2**30
 """Size of a table's files, in bytes, above which its rows are read in windows."""
 
-WINDOW = 384 * 2**20
+WINDOW_BYTES = 384 * 2**20
 """Size of a window in bytes; two windows are in memory."""
 
 T = TypeVar("T")
@@ -94,7 +94,7 @@ class Windows:
         Size of a window in bytes.
     """
 
-    def __init__(self, source: ArraySource, schedule: Schedule, *, window: int = WINDOW) -> None:
+    def __init__(self, source: ArraySource, schedule: Schedule, *, window: int = WINDOW_BYTES) -> None:
         self._source, self._schedule = source, schedule
         self._batches = max(1, window // max(1, source.row_bytes * schedule.batch_size))
         self._prefetcher = _Prefetcher[list[NDArray[Any]]]()
@@ -126,7 +126,7 @@ class Windows:
 
 def in_windows(source: FeatureSource) -> TypeGuard[ArraySource]:
     """Return True if the files of a table are so large that its rows are read in windows."""
-    return isinstance(source, ArraySource) and source.file_bytes > LARGE
+    return isinstance(source, ArraySource) and source.file_bytes > LARGE_TABLE
 
 
 def gather(source: FeatureSource, rows: Rows, placement: Placement) -> list[Tensor]:

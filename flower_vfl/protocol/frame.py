@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-VERSION = 4
+HEADER_VERSION = 4
 """Version of the header; a peer with another one is refused."""
 
 Scalar = str | int | float | bool
@@ -149,7 +149,7 @@ class Frame:
 def to_records(frame: Frame, session: str) -> RecordDict:
     """Write a frame of `session` as a Flower `RecordDict`: a `ConfigRecord` header and an `ArrayRecord`."""
     header = {
-        "version": VERSION,
+        "version": HEADER_VERSION,
         "kind": str(frame.kind),
         "session": session,
         "step": frame.step,
@@ -170,10 +170,10 @@ def from_records(records: RecordDict, session: str) -> Frame:
     header, arrays = records.get(_HEADER), records.get(_TENSORS)
     if not isinstance(header, ConfigRecord) or not isinstance(arrays, ArrayRecord) or len(records) != 2:
         raise ProtocolError(f"a frame holds a header and tensors, given {sorted(records)}")
-    if header.get("version") != VERSION:
+    if header.get("version") != HEADER_VERSION:
         raise ProtocolError(
-            f"the peer speaks protocol version {header.get('version')!r}, this is version {VERSION}; install the same "
-            "flower-vfl on both hosts"
+            f"the peer speaks protocol version {header.get('version')!r}, this is version {HEADER_VERSION}; install "
+            "the same flower-vfl on both hosts"
         )
     if header.get("session") != session:
         raise ProtocolError("the frame belongs to another session")

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from flower_vfl.errors import ConfigError
 from flower_vfl.rng import derive_seed, schedule_root
 
-Part = Literal["train", "validation", "next", "test"]
+RowsPart = Literal["train", "validation", "next", "test"]
 """Rows whose embeddings the label party may request; "train" are all of the training table, in its order."""
 
-PARTS: tuple[Part, ...] = ("validation", "next", "test")
+EVALUATED_PARTS: tuple[RowsPart, ...] = ("validation", "next", "test")
 """Rows that are evaluated; "next" are those of the next period, before anything is trained on them."""
 
 Rows = NDArray[np.int64]
@@ -159,21 +159,21 @@ class Schedule:
         epoch = self.epoch_of(step)
         return min(self.batch_size, self._epoch_rows[epoch - 1] - (step - self._starts[epoch - 1]) * self.batch_size)
 
-    def batches(self, part: Part) -> int:
+    def batches(self, part: RowsPart) -> int:
         """Return the number of evaluation batches of `part`."""
         if part == "next":
             return self._next_starts[-1]
         rows = {"train": self.rows, "validation": self.validation_rows, "test": self.test_rows}[part]
         return ceil(rows / self.eval_batch_size)
 
-    def batches_after(self, part: Part, epoch: int) -> range:
+    def batches_after(self, part: RowsPart, epoch: int) -> range:
         """Return the evaluation batches of `part` that are due after an epoch (from 1)."""
         if part != "next":
             return range(self.batches(part))
         starts = self._next_starts
         return range(starts[epoch - 1], starts[epoch]) if epoch < len(starts) else range(0)
 
-    def eval_batch(self, part: Part, index: int) -> Rows:
+    def eval_batch(self, part: RowsPart, index: int) -> Rows:
         """Return the positions (B,) of an evaluation batch in the test table for "test", else in the training table."""
         low, high = index * self.eval_batch_size, (index + 1) * self.eval_batch_size
         if part in ("train", "test"):
@@ -192,9 +192,9 @@ class Schedule:
         return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
-def is_part(name: str) -> TypeGuard[Part]:
+def is_part(name: str) -> TypeGuard[RowsPart]:
     """Return True if a name is that of a part whose embeddings may be requested."""
-    return name in (*PARTS, "train")
+    return name in (*EVALUATED_PARTS, "train")
 
 
 def _running_sums(counts: Sequence[int]) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from flower_vfl.auditing.entries import NAMED_PHASES, Result, phase_of, sends_no
 from flower_vfl.auditing.verdict import FEWEST_STEPS, LEAKS, NO_LEAK
 from flower_vfl.config.schema import AttackConfig
 from flower_vfl.reports.headline import Headline
-from flower_vfl.reports.proof import CANARIES, Epsilon
+from flower_vfl.reports.proof import RECOMMENDED_CANARIES, Epsilon
 from flower_vfl.reports.words import defenses, listed
 
 RECOMMENDED = "local_head(epsilon=1)"
@@ -112,8 +112,8 @@ def _after_proof(epsilon: Epsilon, utility: str) -> list[str]:
     ]
     if epsilon.found is None or not epsilon.found.proven:
         steps.append(
-            f"Test the proof in a trial run: attack.canaries = {CANARIES} replaces this number of labels by random "
-            "ones. This finds mistakes of a mechanism; the final run needs no canaries."
+            f"Test the proof in a trial run: attack.canaries = {RECOMMENDED_CANARIES} replaces this number of labels "
+            "by random ones. This finds mistakes of a mechanism; the final run needs no canaries."
         )
     return steps
 

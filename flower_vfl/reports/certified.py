@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from flower_vfl.reports.leaks import Entry
     from flower_vfl.reports.run import Run
 
-    Series = tuple[NDArray[np.int64], NDArray[np.float64]]
+    StepSeries = tuple[NDArray[np.int64], NDArray[np.float64]]
 
-BOUND = ".auc_bound"
-SHOWN = 5
+STEP_BOUND = ".auc_bound"
+FIRST_STEPS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class BoundComparison:
     """One attack compared with the bound.
 
     Attributes
@@ -117,12 +117,12 @@ class Certificate:
     withheld: float
     steps: int
     accuracy: float | None
-    measured: list[Measured]
+    measured: list[BoundComparison]
     conditional: list[Entry] = field(default_factory=list)
     informed: list[Entry] = field(default_factory=list)
 
     @property
-    def broken(self) -> list[Measured]:
+    def broken(self) -> list[BoundComparison]:
         """The attacks that exceeded the bound in more steps than chance explains."""
         return [row for row in self.measured if row.breaks]
 
@@ -150,7 +150,7 @@ def certificates(run: Run) -> list[Certificate]:
     """
     labels = {str(metric) for metric in run.steps["metric"].unique().to_pylist()}
     for defense in run.result["defenses"]:
-        prefix = f"{defense.get('name')}{BOUND}"
+        prefix = f"{defense.get('name')}{STEP_BOUND}"
         if prefix in labels:
             return [_certificate(run, defense, "")]
         parties = sorted(label.removeprefix(f"{prefix}.") for label in labels if label.startswith(f"{prefix}."))
@@ -160,7 +160,7 @@ def certificates(run: Run) -> list[Certificate]:
 
 
 def _certificate(run: Run, defense: dict[str, Any], party: str) -> Certificate:
-    def series(metric: str) -> Series:
+    def series(metric: str) -> StepSeries:
         steps, _, values = run.curve(party="label", metric=f"{defense['name']}.{metric}{'.' if party else ''}{party}")
         return steps, values
 
@@ -200,7 +200,7 @@ def _reads_batches(entry: Entry) -> bool:
     return kind == (AUDIT, "informed", ["gradients"], "batch") and isinstance(interval, list) and None not in interval
 
 
-def _measured(run: Run, attack: str, party: str, layer: str, metric: str, bounds: Series) -> Measured:
+def _measured(run: Run, attack: str, party: str, layer: str, metric: str, bounds: StepSeries) -> BoundComparison:
     steps, _, values = run.curve(attack=attack, party=party, layer=layer, metric=metric)
     source = "attacker" if metric == "auc" else "monitor"
     key = (attack, party, layer, source)
@@ -212,7 +212,7 @@ def _measured(run: Run, attack: str, party: str, layer: str, metric: str, bounds
     turned = turns(entry)
     values = 1.0 - values if turned else values
     found, first = _exceeded(run, steps, values, bounds, left_out)
-    return Measured(
+    return BoundComparison(
         attack=attack,
         party=party,
         layer=layer,
@@ -228,7 +228,7 @@ def _measured(run: Run, attack: str, party: str, layer: str, metric: str, bounds
 
 
 def _exceeded(
-    run: Run, steps: NDArray[np.int64], values: NDArray[np.float64], bounds: Series, left_out: int
+    run: Run, steps: NDArray[np.int64], values: NDArray[np.float64], bounds: StepSeries, left_out: int
 ) -> tuple[Exceedances | None, list[int]]:
     """Return the counts of steps in which one attack exceeds the bound, and the first of them.
 
@@ -241,10 +241,10 @@ def _exceeded(
         return None, []
     negatives, scored = (size - count)[known].astype(np.int64), (count[known] - left_out).clip(min=0).astype(np.int64)
     found = exceedances(values[known], bound[known], negatives, scored)
-    return found, steps[known][found.beyond_chance[:SHOWN]].tolist()
+    return found, steps[known][found.beyond_chance[:FIRST_STEPS]].tolist()
 
 
-def _at(steps: NDArray[np.int64], series: Series) -> NDArray[np.float64]:
+def _at(steps: NDArray[np.int64], series: StepSeries) -> NDArray[np.float64]:
     """Return a series' values at these steps, NaN where it has none."""
     known, values = series
     if not known.size:

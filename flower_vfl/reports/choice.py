@@ -11,7 +11,7 @@ from flower_vfl.reports.headline import TONES, Worst, signed
 from flower_vfl.reports.proof import upper
 from flower_vfl.reports.words import METRICS, listed, number
 
-Row = Mapping[str, Any]
+TableRow = Mapping[str, Any]
 """A line of the page's table."""
 
 
@@ -40,7 +40,7 @@ class Candidate:
         False if nothing that depends on labels left the label party.
     """
 
-    row: Row
+    row: TableRow
     name: str
     status: str
     tested: bool
@@ -53,7 +53,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Recommendation:
     """First statement of a comparison.
 
     Attributes
@@ -69,10 +69,10 @@ class Choice:
     headline: str
     sentence: str
     tone: str
-    row: Row | None = None
+    row: TableRow | None = None
 
 
-def choice_of(candidates: Sequence[Candidate], measure: str, noun: str = "run") -> Choice:
+def choice_of(candidates: Sequence[Candidate], measure: str, noun: str = "run") -> Recommendation:
     """Return the recommendation among runs that ended, or among settings, with its reason.
 
     The choice is made by validation, never by the test set. Where every candidate leaks, none is recommended, and the
@@ -96,7 +96,7 @@ def choice_of(candidates: Sequence[Candidate], measure: str, noun: str = "run") 
         return _with_proof(proven, leaking, measure, noun)
     if untested:
         names = listed([one.name for one in untested])
-        return Choice(
+        return Recommendation(
             f"No {noun} can be recommended: {_count(leaking, 'leak', noun)} and "
             f"{_count(untested, 'not fully tested', noun)}."
             if leaking
@@ -106,7 +106,7 @@ def choice_of(candidates: Sequence[Candidate], measure: str, noun: str = "run") 
         )
     if leaking:
         return _least_leak(leaking, measure, noun)
-    return Choice("No run ended by itself.", "There is nothing to compare yet.", TONES[NOT_TESTED])
+    return Recommendation("No run ended by itself.", "There is nothing to compare yet.", TONES[NOT_TESTED])
 
 
 def _count(found: Sequence[Candidate], finding: str, noun: str) -> str:
@@ -119,11 +119,11 @@ def _count(found: Sequence[Candidate], finding: str, noun: str) -> str:
 
 def _without_leak(
     free: Sequence[Candidate], proven: Sequence[Candidate], leaking: Sequence[Candidate], measure: str, noun: str
-) -> Choice:
+) -> Recommendation:
     """Return the choice among candidates without a found leak."""
     known = [(one.validation, one) for one in free if one.validation is not None]
     if len(known) < len(free) > 1:
-        return Choice(
+        return Recommendation(
             f"No leak was found in {listed([one.name for one in free])}.",
             "Not all of them have a validation part to choose by, and nothing may be chosen by the test set: take the "
             "simplest, or train again with training.validation.",
@@ -143,18 +143,18 @@ def _without_leak(
             f"{_utility(other, measure)}"
         )
     found = "No leak was found." if best.sent else "Nothing that depends on labels left the label party."
-    return Choice(
+    return Recommendation(
         f"Recommended: {best.name}. {found}", f"{_utility(best, measure)}{why}{others}", TONES[NO_LEAK], best.row
     )
 
 
-def _with_proof(proven: Sequence[Candidate], leaking: Sequence[Candidate], measure: str, noun: str) -> Choice:
+def _with_proof(proven: Sequence[Candidate], leaking: Sequence[Candidate], measure: str, noun: str) -> Recommendation:
     """Return the candidate with the smallest proven epsilon; the reader decides whether it is small enough."""
     best = _smallest_epsilon(proven)
     epsilon = upper(best.epsilon or 0.0)
     why = f" Of {len(proven)} {noun}s with a proof its epsilon is the smallest." if len(proven) > 1 else ""
     others = f" {_count(leaking, 'leak', noun)} without a proof." if leaking else ""
-    return Choice(
+    return Recommendation(
         f"Proven: {best.name}, epsilon {epsilon} for each person's label.",
         f"{_utility(best, measure)}{why}{others} Decide whether this epsilon is small enough: the proof bounds what "
         "the messages add about a person, not what a party's own columns tell.",
@@ -167,18 +167,18 @@ def _smallest_epsilon(proven: Sequence[Candidate]) -> Candidate:
     return min(proven, key=lambda one: one.epsilon or 0.0)
 
 
-def _least_leak(leaking: Sequence[Candidate], measure: str, noun: str) -> Choice:
+def _least_leak(leaking: Sequence[Candidate], measure: str, noun: str) -> Recommendation:
     """Return the statement that all candidates leak, with the fully tested one that leaks least."""
     found = f"Every {noun} leaks: none can be recommended." if len(leaking) > 1 else f"The {noun} leaks."
     known = [(one.worst, one) for one in leaking if one.worst is not None]
     tested = [(worst, one) for worst, one in known if one.tested]
     if not tested:
         unknown = "Which leaks least is not known: not everything that could find a leak ran, or not on enough steps."
-        return Choice(found, unknown if known else "", TONES[LEAKS])
+        return Recommendation(found, unknown if known else "", TONES[LEAKS])
     worst, least = min(tested, key=lambda pair: pair[0].value)
     name = least.name.replace("no defense", "No defense", 1)
     others = " Others were not fully tested." if len(tested) < len(leaking) else ""
-    return Choice(
+    return Recommendation(
         found,
         f"{name} leaks least: leak AUC {number(worst.value)}, guessing reaches {number(worst.null)}.{others} "
         f"{_utility(least, measure)}",

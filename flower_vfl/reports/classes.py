@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from flower_vfl.apps.result_schema import names_of
 from flower_vfl.reports.words import number
 
-MOST_SHOWN = 12
+MOST_CLASSES = 12
 """Largest number of classes in a table: as many columns of a matrix as a phone shows."""
 
 _SHORT = 3
@@ -43,13 +43,13 @@ class MatrixRow(NamedTuple):
     cells: Sequence[Cell]
 
 
-class Classes(NamedTuple):
+class ClassResults(NamedTuple):
     """Results by class.
 
     Attributes
     ----------
     shown
-        The classes in the order of their numbers; of more than `MOST_SHOWN`, those that are recognised least.
+        The classes in the order of their numbers; of more than `MOST_CLASSES`, those that are recognised least.
     total
         Number of classes.
     worst
@@ -80,7 +80,7 @@ class Classes(NamedTuple):
         )
 
 
-def classes_in(result: Mapping[str, Any]) -> Classes | None:
+def classes_in(result: Mapping[str, Any]) -> ClassResults | None:
     """Return the results by class; None where no model was evaluated on test rows."""
     found = result.get("classes") or {}
     names, confusion = names_of(result), found.get("confusion") or []
@@ -94,9 +94,9 @@ def classes_in(result: Mapping[str, Any]) -> Classes | None:
     known = sorted((row for row in every if row.recall is not None), key=lambda row: row.recall or 0.0)
     if not known:
         return None
-    few = len(every) <= MOST_SHOWN
+    few = len(every) <= MOST_CLASSES
     matrix, keyed = _matrix(names, confusion) if few and confusion else ([], False)
-    return Classes(every if few else known[:MOST_SHOWN], len(every), known[0], matrix, keyed)
+    return ClassResults(every if few else known[:MOST_CLASSES], len(every), known[0], matrix, keyed)
 
 
 def _taken_for(names: Sequence[str], confusion: Sequence[Sequence[int]], place: int) -> str:

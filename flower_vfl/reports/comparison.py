@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from flower_vfl.reports.figures.training import Curve
+    from flower_vfl.reports.figures.training import CurvePoints
     from flower_vfl.reports.leaks import Entry
     from flower_vfl.reports.run import Run
     from flower_vfl.reports.settings import Setting
@@ -147,7 +147,7 @@ def _leak(run: Run, attack: str, layer: str) -> float | None:
 
 def _leak_figure(settings: Sequence[Setting], attack: str, layer: str) -> Markup | None:
     """Draw one attack at one layer along training, the first run of each setting."""
-    curves: dict[str, Curve] = {}
+    curves: dict[str, CurvePoints] = {}
     entries: list[Entry] = []
     for setting in settings:
         entry = worst(setting.runs[0].result, layer, attack=attack)

@@ -9,8 +9,8 @@ from typing import Any
 
 from flower_vfl.reports.words import METRICS
 
-Rows = Sequence[Mapping[str, Any]]
-Places = Sequence[tuple[str, str]]
+SettingRows = Sequence[Mapping[str, Any]]
+LeakPlaces = Sequence[tuple[str, str]]
 
 _SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -21,7 +21,7 @@ _SPECIAL = {
 }
 
 
-def to_csv(rows: Rows, places: Places, measure: str, chosen_by: str) -> str:
+def to_csv(rows: SettingRows, places: LeakPlaces, measure: str, chosen_by: str) -> str:
     """Return one row per setting: its values, then mean, ends of the 95 % interval and number of runs of each result.
 
     Parameters
@@ -57,7 +57,7 @@ def _cells(found: Any) -> list[str]:
     return [f"{found.mean:.6g}", *ends, str(found.count)]
 
 
-def to_latex(rows: Rows, places: Places, measure: str, chosen_by: str) -> str:
+def to_latex(rows: SettingRows, places: LeakPlaces, measure: str, chosen_by: str) -> str:
     r"""Return a ``tabular`` with one row per setting, as mean and half the 95 % interval; needs the package booktabs.
 
     Settings that are not beaten by validation are bold.

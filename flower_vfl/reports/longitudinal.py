@@ -14,10 +14,10 @@ from flower_vfl.reports.figures import remembered_figure
 from flower_vfl.reports.leaks import ADDED_UP, Entry, Result, is_remembered, label_of, received, way_of, worst
 
 if TYPE_CHECKING:
-    from flower_vfl.reports.figures.training import Curve
+    from flower_vfl.reports.figures.training import CurvePoints
     from flower_vfl.reports.run import Run
 
-BOUND = ".auc_bound_remembered"
+LONGITUDINAL_BOUND = ".auc_bound_remembered"
 
 NOTABLE = 0.02
 """Smallest increase of the leak from the first epoch to the last that the page explains."""
@@ -127,7 +127,7 @@ def _figures(run: Run) -> list[Markup]:
 
 
 def _figure(run: Run, party: Any, layer: Any, found: Sequence[Remembered]) -> Markup:
-    curves: dict[str, Curve] = {label_of(f.entry): (np.array(f.epochs), np.array(f.values)) for f in found}
+    curves: dict[str, CurvePoints] = {label_of(f.entry): (np.array(f.epochs), np.array(f.values)) for f in found}
     step = single_steps(run.result, party, layer)
     alone = None if step is None else by_epoch(run, step)
     nulls = [f.entry["q95_null"] for f in found if f.entry.get("q95_null") is not None]
@@ -137,18 +137,21 @@ def _figure(run: Run, party: Any, layer: Any, found: Sequence[Remembered]) -> Ma
     return Markup(remembered_figure(title, curves, max(nulls, default=None), name, alone, bound))
 
 
-def promised(run: Run, party: Any) -> Curve | None:
+def promised(run: Run, party: Any) -> CurvePoints | None:
     """Return the bound on all releases up to each epoch, by the outermost defense that logs one; None without any."""
     known = {str(metric) for metric in run.steps["metric"].unique().to_pylist()}
     for defense in run.result["defenses"]:
-        for metric in (f"{defense.get('name')}{BOUND}", f"{defense.get('name')}{BOUND}.{party}"):
+        for metric in (
+            f"{defense.get('name')}{LONGITUDINAL_BOUND}",
+            f"{defense.get('name')}{LONGITUDINAL_BOUND}.{party}",
+        ):
             if metric in known:
                 _, epochs, values = run.curve(party="label", metric=metric)
                 return epochs, values
     return None
 
 
-def by_epoch(run: Run, entry: Entry) -> Curve | None:
+def by_epoch(run: Run, entry: Entry) -> CurvePoints | None:
     """Return the 95 % quantile over the steps of each epoch of an attack on single steps."""
     metric = "monitor_auc" if entry.get("source") == "monitor" else "auc"
     keys = {key: str(entry.get(key)) for key in ("party", "layer")}

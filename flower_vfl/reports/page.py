@@ -41,7 +41,7 @@ from flower_vfl.version import VERSION
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flower_vfl.reports.figures.training import Curve
+    from flower_vfl.reports.figures.training import CurvePoints
 
 PAGE = "report.html"
 TEMPLATES = Path(__file__).parent / "templates"
@@ -231,7 +231,7 @@ def _of_one(run: Run) -> dict[str, Any]:
 
 def _leak_figures(run: Run) -> list[Markup]:
     """Return one figure for each attack and party, with one curve for each layer."""
-    panels: dict[tuple[str, str], dict[str, Curve]] = {}
+    panels: dict[tuple[str, str], dict[str, CurvePoints]] = {}
     for attack, party, layer, metric in run.leak_series():
         steps, _, values = run.curve(attack=attack, party=party, layer=layer, metric=metric)
         label = f"{layer} layer" + (" (monitor)" if metric == "monitor_auc" else "")
@@ -248,7 +248,7 @@ def _epoch_figures(run: Run) -> list[Markup]:
     figures = []
     several = run.result["dataset"].get("classes") not in (2, None)
     for title, (ylabel, names) in {**_LOSS, **(_MANY_CLASSES if several else _TWO_CLASSES)}.items():
-        curves: dict[str, Curve] = {}
+        curves: dict[str, CurvePoints] = {}
         for metric, label in names.items():
             _, epochs, values = run.curve(attack="", metric=metric)
             epochs, values = epochs[np.isfinite(values)], values[np.isfinite(values)]

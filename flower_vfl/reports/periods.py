@@ -13,7 +13,7 @@ from flower_vfl.reports.figures import period_figure
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from flower_vfl.reports.figures.training import Curve
+    from flower_vfl.reports.figures.training import CurvePoints
     from flower_vfl.reports.run import Run
 
 _UTILITY = {"auc": "AUC", "accuracy": "Accuracy", "loss": "Loss"}
@@ -38,9 +38,9 @@ def period_figures(run: Run) -> list[Markup]:
     return [Markup(figure) for figure in figures]
 
 
-def _leaks(run: Run) -> dict[str, dict[str, Curve]]:
+def _leaks(run: Run) -> dict[str, dict[str, CurvePoints]]:
     """Return the curves of each party, one per attack and layer."""
-    found: dict[str, dict[str, Curve]] = {}
+    found: dict[str, dict[str, CurvePoints]] = {}
     for attack, party, layer, metric in run.leak_series():
         curve = _curve(run.periods, attack=attack, party=party, layer=layer, metric=f"{metric}_q95")
         if curve[0].size:
@@ -49,14 +49,14 @@ def _leaks(run: Run) -> dict[str, dict[str, Curve]]:
     return found
 
 
-def _largest(table: pa.Table, metric: str) -> Curve:
+def _largest(table: pa.Table, metric: str) -> CurvePoints:
     """Return the largest value of each period over all attacks."""
     at, values = _curve(table, metric=metric)
     periods = np.unique(at)
     return periods, np.array([values[at == period].max() for period in periods])
 
 
-def _curve(table: pa.Table, **keys: str) -> Curve:
+def _curve(table: pa.Table, **keys: str) -> CurvePoints:
     for column, key in keys.items():
         table = table.filter(pc.equal(table[column], key))
     at, values = table["period"].to_numpy(), table["value"].to_numpy()

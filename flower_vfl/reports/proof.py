@@ -11,10 +11,10 @@ from flower_vfl.auditing.entries import Result
 from flower_vfl.auditing.proof import Measurement, Proof, measurement_of, proof_of
 from flower_vfl.reports.words import grade, number, percent
 
-CANARIES = 1000
+RECOMMENDED_CANARIES = 1000
 """Canaries that a report recommends: they refute a claim of 0.5 or more with half of its noise, by a power of 0.95."""
 
-MECHANISMS = {
+MECHANISM_WORDS = {
     "label_dp": "randomised response",
     "randomised_response": "randomised response",
     "posterior": "randomised response",
@@ -89,7 +89,7 @@ class Epsilon:
                 f"The proof does not hold: {by} claims epsilon {epsilon} for each person's label, and at least "
                 f"{lower(self.found.lower)} was measured ({percent(self.found.confidence)} confidence)."
             )
-        words = MECHANISMS.get(self.proof.mechanism or by)
+        words = MECHANISM_WORDS.get(self.proof.mechanism or by)
         mechanism = f"{words} ({by})" if words else by
         over = "" if self.epochs is None else f" over {self.epochs} epoch{'' if self.epochs == 1 else 's'}"
         claim = f"epsilon {epsilon}{_at_delta(self.proof.delta)} for each person's label{over}"
@@ -140,7 +140,7 @@ class Epsilon:
             return (
                 f"Not measured: without canaries the estimate is {lower(found.lower)}, above the proof. Either the "
                 "odds of labels were estimated too coarsely, or the proof fails. A run with canaries decides: "
-                f"attack.canaries = {CANARIES}."
+                f"attack.canaries = {RECOMMENDED_CANARIES}."
             )
         return f"Estimated: {least} ({sure}, if the odds of labels are as estimated). {compared}"
 

@@ -14,8 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from flower_vfl.apps.folder import CONFIG, ENDED, RESULT, read_result
-from flower_vfl.apps.periods import SCHEMA as PERIODS_SCHEMA
-from flower_vfl.apps.periods import read_periods
+from flower_vfl.apps.periods import PERIODS_SCHEMA, read_periods
 from flower_vfl.errors import InputError
 from flower_vfl.tracking import SCHEMA, STEPS, read_embeddings, read_snapshots, read_steps
 

@@ -15,13 +15,13 @@ from markupsafe import Markup
 
 from flower_vfl.apps.folder import RESULT
 from flower_vfl.apps.result_schema import kept_utility
-from flower_vfl.apps.sweeps import Entry, read_record
+from flower_vfl.apps.sweeps import TrialEntry, read_record
 from flower_vfl.auditing.entries import sends_nothing
 from flower_vfl.auditing.verdict import NO_LEAK, NOT_TESTED
 from flower_vfl.errors import InputError
 from flower_vfl.metrics import mean_interval
 from flower_vfl.reports import words
-from flower_vfl.reports.choice import Candidate, Choice, choice_of
+from flower_vfl.reports.choice import Candidate, Recommendation, choice_of
 from flower_vfl.reports.export import to_csv, to_latex
 from flower_vfl.reports.figures import Point, setting_figure
 from flower_vfl.reports.headline import TONES, Headline, Worst, headline_of, status_of, worst_of
@@ -34,7 +34,7 @@ from flower_vfl.reports.trained import of_settings
 PROBLEM = ("base", "data", "model", "parties", "attack")
 """Keys that define the problem: each combination of their values has figures of its own."""
 
-LINES = 4
+MOST_LINES = 4
 """Largest number of values of other keys that a figure draws as lines; more are drawn as points."""
 
 NAMED = 8
@@ -173,9 +173,9 @@ class SweepSetting:
         return [leak for run in self.runs if (leak := worst_of(run.result)) is not None]
 
 
-def settings_in(entries: Sequence[Entry], runs: Mapping[str, Run]) -> list[SweepSetting]:
+def settings_in(entries: Sequence[TrialEntry], runs: Mapping[str, Run]) -> list[SweepSetting]:
     """Return the settings of a sweep, in its order: trials that differ in their seeds only, with at least one run."""
-    found: dict[tuple[tuple[str, Any], ...], list[Entry]] = {}
+    found: dict[tuple[tuple[str, Any], ...], list[TrialEntry]] = {}
     for entry in entries:
         key = tuple((key, value) for key, value in entry.values.items() if key not in SEEDS)
         found.setdefault(key, []).append(entry)
@@ -334,10 +334,10 @@ def _write_costs(rows: Sequence[dict[str, Any]]) -> str | None:
     return str(plain["name"])
 
 
-def _choice(rows: Sequence[Mapping[str, Any]], measure: str) -> Choice:
+def _choice(rows: Sequence[Mapping[str, Any]], measure: str) -> Recommendation:
     """Return the recommendation of a setting by validation alone, or the reason for none."""
     if not any(row["validation"] for row in rows):
-        return Choice(NOT_RANKED, "", TONES[NOT_TESTED])
+        return Recommendation(NOT_RANKED, "", TONES[NOT_TESTED])
     return choice_of([_candidate(row) for row in rows], measure, SETTING)
 
 
@@ -382,7 +382,7 @@ def _figures(settings: Sequence[SweepSetting], places: Sequence[tuple[str, str]]
             for setting, strength in zip(settings, strengths, strict=True):
                 leak, useful = setting.leak(attack, layer), setting.utility(utility)
                 if leak is not None and useful is not None:
-                    plain = len(rests) == 1 or len(rests) > LINES
+                    plain = len(rests) == 1 or len(rests) > MOST_LINES
                     name = strength.family if plain else f"{strength.family} · {setting.rest}"
                     point = _point(strength.name, leak, useful)
                     lines.setdefault(name, []).append((strength.values, point))
@@ -397,7 +397,7 @@ def _figures(settings: Sequence[SweepSetting], places: Sequence[tuple[str, str]]
                     ordered,
                     null,
                     edge=edge,
-                    joined=len(rests) <= LINES,
+                    joined=len(rests) <= MOST_LINES,
                     no_gradients=_mean(silent[0].utility(utility)) if silent else None,
                 )
                 figures.append(Markup(figure))

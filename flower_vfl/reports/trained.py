@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from flower_vfl.reports.run import Run
     from flower_vfl.reports.settings import Setting
 
-SHOWN = 500
+MOST_EMBEDDINGS = 500
 """Largest number of embeddings in one figure."""
 
-PERPLEXITY, ITERATIONS, FEWEST = 30.0, 500, 10
+PERPLEXITY, ITERATIONS, FEWEST_EMBEDDINGS = 30.0, 500, 10
 UNBALANCED = 0.02
 """Excess of the most frequent class's share over 1 / C above which balanced accuracy is shown beside accuracy."""
 
@@ -233,8 +233,8 @@ def _first_view(run: Run) -> Embeddings | None:
 
 
 def _thinned(sample: Embeddings) -> Embeddings:
-    """Return at most `SHOWN` rows of the sample."""
-    rows = sample_rows(sample.labels, SHOWN, generator=np.random.default_rng(0))
+    """Return at most `MOST_EMBEDDINGS` rows of the sample."""
+    rows = sample_rows(sample.labels, MOST_EMBEDDINGS, generator=np.random.default_rng(0))
     return type(sample)(sample.party, sample.view, sample.rows[rows], sample.labels[rows], sample.z[rows])
 
 
@@ -265,7 +265,7 @@ def _coordinates(z: bytes, rows: int) -> NDArray[np.float32] | None:
     from threadpoolctl import threadpool_limits
 
     x = np.frombuffer(z, dtype=np.float32).reshape(rows, -1)
-    if rows < FEWEST or not np.isfinite(x).all() or bool((x == x[0]).all()):
+    if rows < FEWEST_EMBEDDINGS or not np.isfinite(x).all() or bool((x == x[0]).all()):
         return None
     start = "pca" if x.shape[1] > 1 else "random"
     method = TSNE(perplexity=min(PERPLEXITY, (rows - 1) / 3), init=start, random_state=0, max_iter=ITERATIONS)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 NONE = "–"
 
-LIMITS = {
+LIMIT_REASONS = {
     "leak limit": "The leak passed its limit (attack.max_leak)",
     "bound limit": "The bound on the leak passed its limit (attack.max_bound)",
 }
@@ -66,7 +66,7 @@ def number(value: Any, digits: int = 3) -> str:
 
 def kept_model(result: Mapping[str, Any]) -> str:
     """Return the sentence about the model that a run kept, where it is not the last one; otherwise empty."""
-    model, limit = result.get("model"), LIMITS.get(str(result.get("status")))
+    model, limit = result.get("model"), LIMIT_REASONS.get(str(result.get("status")))
     if not isinstance(model, dict):
         return ""
     if limit is None:

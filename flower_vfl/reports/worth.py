@@ -11,7 +11,7 @@ WORTH, JOINED = "worth", "all"
 """Key of a result, and name of the columns of all parties there."""
 
 
-class Row(NamedTuple):
+class WorthRow(NamedTuple):
     """One line of the comparison: the columns' party, and the utility of each model on them, the largest first."""
 
     columns: str
@@ -44,7 +44,7 @@ class Worth(NamedTuple):
 
     measure: str
     together: float
-    rows: tuple[Row, ...]
+    rows: tuple[WorthRow, ...]
     models: tuple[str, ...]
     sentence: str
     worse: bool
@@ -59,7 +59,7 @@ def worth_in(result: Mapping[str, Any]) -> Worth | None:
     values: dict[str, dict[str, float]] = {}
     for entry in entries:
         values.setdefault(str(entry["columns"]), {})[str(entry["model"])] = float(entry["value"])
-    rows = tuple(Row(columns, models) for columns, models in values.items())
+    rows = tuple(WorthRow(columns, models) for columns, models in values.items())
     measure = METRICS.get(str(found.get("measure")), "test")
     margin = float(found.get("margin") or 0.0)
     sentence = _sentence(rows, float(together), margin, int(found.get("test_rows") or 0))
@@ -67,11 +67,11 @@ def worth_in(result: Mapping[str, Any]) -> Worth | None:
     return Worth(measure, float(together), rows, tuple(next(iter(values.values()))), sentence, worse)
 
 
-def _best_alone(rows: tuple[Row, ...]) -> Row:
+def _best_alone(rows: tuple[WorthRow, ...]) -> WorthRow:
     return max((row for row in rows if row.columns != JOINED), key=lambda row: row.best)
 
 
-def _sentence(rows: tuple[Row, ...], together: float, margin: float, test_rows: int) -> str:
+def _sentence(rows: tuple[WorthRow, ...], together: float, margin: float, test_rows: int) -> str:
     alone = _best_alone(rows)
     gain = together - alone.best
     if abs(gain) <= margin:

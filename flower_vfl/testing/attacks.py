@@ -29,7 +29,7 @@ from flower_vfl.attacks.longitudinal.base import MemoryAttack
 from flower_vfl.errors import InputError
 from flower_vfl.protocol.transcript import StepTrace, Transcript
 from flower_vfl.testing.common import (
-    DTYPES,
+    GRADIENT_DTYPES,
     borrowed_name,
     devices,
     gradients,
@@ -39,7 +39,7 @@ from flower_vfl.testing.common import (
     scaled,
     score_problems,
 )
-from flower_vfl.testing.joint import JOINT, JointSubject
+from flower_vfl.testing.joint import JOINT_CHECKS, JointSubject
 from flower_vfl.testing.longitudinal import MEMORIES, MemorySubject
 from flower_vfl.testing.sequences import repeated, sequence, stacked
 from flower_vfl.testing.trained import TRAINED, TrainedSubject
@@ -92,7 +92,12 @@ def check_attack(attack_class: type[AttackMethod], *, waive: Sequence[str] = (),
         run_checks("a longitudinal attack", title, params, MemorySubject(attack_class, params), memories, waive=waive)
     if joint:
         run_checks(
-            "a joint attack", title, params, JointSubject(attack_class, params), (JOINT[:1], JOINT[1:]), waive=waive
+            "a joint attack",
+            title,
+            params,
+            JointSubject(attack_class, params),
+            (JOINT_CHECKS[:1], JOINT_CHECKS[1:]),
+            waive=waive,
         )
 
 
@@ -187,7 +192,7 @@ def _shapes(subject: _Subject) -> Iterator[str]:
 
 
 def _number_formats(subject: _Subject) -> Iterator[str]:
-    for dtype in DTYPES:
+    for dtype in GRADIENT_DTYPES:
         g = gradients((64, 8), dtype)
         yield from subject.problems_of(subject.score(subject.make(), g), g, f"gradients in {dtype}")
 

@@ -15,7 +15,7 @@ from flower_vfl.errors import CheckError, InputError
 from flower_vfl.protocol.printable import words_of
 from flower_vfl.registry import METHOD_NAME, Methods
 
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+GRADIENT_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 """The number formats that cut gradients can have."""
 
 S = TypeVar("S")

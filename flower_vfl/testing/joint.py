@@ -121,5 +121,5 @@ def _known(subject: JointSubject) -> Iterator[str]:
         yield from unknown_rows_problems(lambda: attack.read(view), argument="view.known")
 
 
-JOINT: tuple[Check[JointSubject], ...] = (_declarations, _parameters, _views, _repeatable, _known)
+JOINT_CHECKS: tuple[Check[JointSubject], ...] = (_declarations, _parameters, _views, _repeatable, _known)
 """The checks, declarations first."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from flower_vfl.errors import FlowerVflError, InputError
 from flower_vfl.protocol.printable import words_of
 from flower_vfl.strategies.base import Defense
-from flower_vfl.testing.common import DTYPES, Check, devices, scaled
+from flower_vfl.testing.common import GRADIENT_DTYPES, Check, devices, scaled
 from flower_vfl.testing.subject import PARTIES, Subject, batch, labels_of, log_problems, send
 
 ALARM = 1e-6
@@ -45,7 +45,7 @@ def shapes(subject: Subject) -> Iterator[str]:
 
 def number_formats(subject: Subject) -> Iterator[str]:
     """Check every number format that gradients can have, and the devices of this machine."""
-    for dtype in DTYPES:
+    for dtype in GRADIENT_DTYPES:
         g = batch(8, dtype=dtype)
         yield from sent_problems(send(subject.make(), g, labels_of(64))[0], g, f"gradients in {dtype}")
     for device in devices():

@@ -19,7 +19,7 @@ _KEPT = "keep what an instance keeps in `self`, set it in `__init__`, and let `f
 _DECLARED = "declare `sequential = True`, and return what it keeps from `state`"
 
 
-class Subject(Protocol):
+class ScoredSubject(Protocol):
     """A checked attack: its construction and its call."""
 
     def make(self) -> Attack:
@@ -29,7 +29,7 @@ class Subject(Protocol):
         """Return the scores of a batch of gradients."""
 
 
-def sequence(subject: Subject) -> Iterator[str]:
+def sequence(subject: ScoredSubject) -> Iterator[str]:
     """Yield the problems of an attack that scores several steps, alone and beside another instance."""
     mine, others = ([gradients((64, 8), seed=seed) for seed in range(low, low + _STEPS)] for low in (10, 50))
     expected = _scores(subject, subject.make(), mine)
@@ -48,7 +48,7 @@ def sequence(subject: Subject) -> Iterator[str]:
     yield from _resumed(subject, mine, expected)
 
 
-def _resumed(subject: Subject, steps: list[Tensor], expected: list[Tensor]) -> Iterator[str]:
+def _resumed(subject: ScoredSubject, steps: list[Tensor], expected: list[Tensor]) -> Iterator[str]:
     """Yield the problems of an attack's state over a checkpoint."""
     attack, half = subject.make(), len(steps) // 2
     _scores(subject, attack, steps[:half])
@@ -68,7 +68,7 @@ def _resumed(subject: Subject, steps: list[Tensor], expected: list[Tensor]) -> I
         )
 
 
-def repeated(subject: Subject) -> Iterator[str]:
+def repeated(subject: ScoredSubject) -> Iterator[str]:
     """Yield the problems of an instance that scores the same transcript twice."""
     g, attack = gradients((64, 8)), subject.make()
     first = subject.score(attack, g)
@@ -101,7 +101,7 @@ def _near(found: Tensor, expected: Tensor) -> bool:
     return torch.allclose(found.double(), expected.double(), rtol=1e-4, atol=1e-5 * size)
 
 
-def _scores(subject: Subject, attack: Attack, steps: list[Tensor]) -> list[Tensor]:
+def _scores(subject: ScoredSubject, attack: Attack, steps: list[Tensor]) -> list[Tensor]:
     return [subject.score(attack, g) for g in steps]
 
 

@@ -16,7 +16,7 @@ from flower_vfl.attacks.embedding.inference import LEAKED, InferenceAttack, Leak
 from flower_vfl.errors import InputError
 from flower_vfl.nn.initialise import seeded_initialisation
 from flower_vfl.testing.common import (
-    DTYPES,
+    GRADIENT_DTYPES,
     Check,
     borrowed_name,
     devices,
@@ -126,7 +126,7 @@ def _problems_of(answer: Any, attack: InferenceAttack, view: TrainedView, what: 
 def _answers(subject: TrainedSubject) -> Iterator[str]:
     attack, g = subject.make(), gradients((64, 8))
     batches = {f"embeddings {shape}": gradients(shape) for shape in _SHAPES}
-    batches |= {f"embeddings in {dtype}": gradients((64, 8), dtype) for dtype in DTYPES}
+    batches |= {f"embeddings in {dtype}": gradients((64, 8), dtype) for dtype in GRADIENT_DTYPES}
     batches |= {"zeros only": torch.zeros_like(g), "equal rows": g[:1].expand(64, 8).clone()}
     batches |= {what.replace("gradients", "embeddings"): z for what, z in scaled(g).items()}
     for classes in subject.classes:

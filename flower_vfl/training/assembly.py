@@ -30,7 +30,7 @@ from flower_vfl.protocol.schedule import Rows, Schedule
 from flower_vfl.training.checkpointing import MODEL, Checkpointing, Ledger
 from flower_vfl.training.context import TrainingContext
 from flower_vfl.training.factories import optimizers_of
-from flower_vfl.training.loop import Training
+from flower_vfl.training.loop import TrainingLoop
 from flower_vfl.training.privacy import proven_delta
 from flower_vfl.training.protocols import StrategySettings, TrainedStrategy
 from flower_vfl.training.replay_guard import ReplayGuard
@@ -194,7 +194,7 @@ def build_checkpointing(
     schedule: Schedule,
     links: Mapping[str, Link],
     label: LabelParty,
-    training: Training,
+    training: TrainingLoop,
     monitor: LeakageMonitor | None,
     guard: ReplayGuard | None = None,
 ) -> Checkpointing | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from flower_vfl.auditing.row_memory import free_memory
 from flower_vfl.errors import StorageError
 from flower_vfl.files import reserve, writing_to
-from flower_vfl.protocol.schedule import Part, Rows, Schedule
+from flower_vfl.protocol.schedule import Rows, RowsPart, Schedule
 from flower_vfl.transport.base import Link
 
 
@@ -42,18 +42,18 @@ class KeptEmbeddings:
             for name, count in rows.items()
         }
 
-    def put(self, part: Part, rows: Rows, embeddings: Mapping[str, Tensor]) -> None:
+    def put(self, part: RowsPart, rows: Rows, embeddings: Mapping[str, Tensor]) -> None:
         """Store the embeddings (B, ...) of some rows."""
         index = torch.from_numpy(rows)
         for party, z in embeddings.items():
             self._table(part)[party][index] = z.cpu()
 
-    def of(self, part: Part, rows: Rows) -> dict[str, Tensor]:
+    def of(self, part: RowsPart, rows: Rows) -> dict[str, Tensor]:
         """Return the embeddings (B, ...) of some rows, by party."""
         index = torch.from_numpy(rows)
         return {party: table[index] for party, table in self._table(part).items()}
 
-    def _table(self, part: Part) -> dict[str, Tensor]:
+    def _table(self, part: RowsPart) -> dict[str, Tensor]:
         return self._tables["test" if part == "test" else "train"]
 
 

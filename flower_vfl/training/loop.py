@@ -24,7 +24,7 @@ from flower_vfl.metrics.utility import predicted_classes, utility
 from flower_vfl.parties.best import BestModel
 from flower_vfl.parties.label import LabelParty, Step, remedy
 from flower_vfl.protocol.frame import Frame, Kind
-from flower_vfl.protocol.schedule import PARTS, Part, Rows, Schedule
+from flower_vfl.protocol.schedule import EVALUATED_PARTS, Rows, RowsPart, Schedule
 from flower_vfl.training.conditional_oracle import ConditionalAudit
 from flower_vfl.training.kept import KeptEmbeddings
 from flower_vfl.training.observer import Observer
@@ -40,7 +40,7 @@ EVALUATIONS_UNDER_WAY = 4
 _EPOCH_PREFIXED = ("train_loss", *LIMITS)
 
 
-class Training:
+class TrainingLoop:
     """The loop that trains a label party and the feature parties behind its links by a schedule.
 
     Parameters
@@ -292,7 +292,7 @@ class Training:
         for link in self._active_links.values():
             link.send(frame)
 
-    def _embeddings(self, part: Part, step: int, rows: Rows) -> dict[str, Tensor]:
+    def _embeddings(self, part: RowsPart, step: int, rows: Rows) -> dict[str, Tensor]:
         """Return the embeddings (B, ...) of all parties for a step or an evaluation batch."""
         return self._receive_all(step, rows.size) if self._kept is None else self._kept.of(part, rows)
 
@@ -351,7 +351,7 @@ class Training:
             When a prediction is not finite.
         """
         metrics: Epoch = {}
-        for part in PARTS:
+        for part in EVALUATED_PARTS:
             batches = self._schedule.batches_after(part, epoch)
             if not batches:
                 continue
@@ -363,7 +363,7 @@ class Training:
                 self._count_classes(logits, labels)
         return metrics
 
-    def _labels_of(self, part: Part, batches: range) -> NDArray[Any]:
+    def _labels_of(self, part: RowsPart, batches: range) -> NDArray[Any]:
         """Return the true labels (N,) of evaluation batches."""
         rows = [self._schedule.eval_batch(part, index) for index in batches]
         return self._labels[1 if part == "test" else 0][np.concatenate(rows)]
@@ -386,7 +386,7 @@ class Training:
                 training.validation,
             )
 
-    def _check_predictions(self, logits: Tensor, part: Part, epoch: int) -> None:
+    def _check_predictions(self, logits: Tensor, part: RowsPart, epoch: int) -> None:
         broken = ~(logits < math.inf)  # a user's top model may exclude a class by -inf
         count = int(broken.reshape(len(logits), -1).any(dim=1).sum())
         if count:
@@ -405,7 +405,7 @@ class Training:
             spent["bound"] = self._label.bound()
         return spent
 
-    def _predict(self, part: Part, batches: range) -> Tensor:
+    def _predict(self, part: RowsPart, batches: range) -> Tensor:
         kept = part == "test" and self._monitor is not None and self._monitor.reads_trained_models
         logits, received, sampled = [], list[dict[str, Tensor]](), list[dict[str, Tensor]]()
         for index, rows, embeddings in self._evaluation_batches(part, batches):
@@ -422,7 +422,7 @@ class Training:
             self.sampled = self._joined(sampled)
         return torch.cat(logits)
 
-    def _evaluation_batches(self, part: Part, batches: range) -> Iterator[tuple[int, Rows, dict[str, Tensor]]]:
+    def _evaluation_batches(self, part: RowsPart, batches: range) -> Iterator[tuple[int, Rows, dict[str, Tensor]]]:
         """Yield evaluation batches: their numbers, rows (B,) and embeddings (B, ...)."""
         under_way = max(EVALUATIONS_UNDER_WAY, self.outcome.in_flight)
         for index in range(batches.start - under_way, batches.stop):

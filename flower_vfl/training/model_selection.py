@@ -9,7 +9,7 @@ from flower_vfl.parties.label import LabelParty
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import Schedule
 from flower_vfl.training.checkpointing import Checkpointing, send_to
-from flower_vfl.training.loop import Training
+from flower_vfl.training.loop import TrainingLoop
 from flower_vfl.transport.base import Link, expect
 
 _log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ class ModelSelection:
 
     Parameters
     ----------
-    training : Training
+    training : TrainingLoop
         The training loop.
     label : LabelParty
         The label party.
@@ -41,7 +41,7 @@ class ModelSelection:
 
     def __init__(
         self,
-        training: Training,
+        training: TrainingLoop,
         label: LabelParty,
         schedule: Schedule,
         links: Mapping[str, Link],
@@ -53,7 +53,7 @@ class ModelSelection:
         self._checkpointing, self._timeout = checkpointing, timeout
 
     def train(self, after_epoch: Callable[[int], None], save: Callable[[int], None] | None) -> None:
-        """Train, as `Training.run` does, and then restore an earlier model if the run keeps that one."""
+        """Train, as `TrainingLoop.run` does, and then restore an earlier model if the run keeps that one."""
         self._training.run(after_epoch, save)
         self._go_back()
 

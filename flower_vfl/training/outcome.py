@@ -157,7 +157,7 @@ class Outcome:
 
 
 def measured(outcome: Outcome) -> dict[str, Any]:
-    """Return the fields of an outcome that are measured step by step, as the state of a `Training` holds them."""
+    """Return the fields of an outcome that are measured step by step, as the state of a `TrainingLoop` holds them."""
     return {name: getattr(outcome, name) for name in MEASURED}
 
 

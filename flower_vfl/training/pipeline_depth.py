@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 LIMIT = 4
 """Largest number of steps in flight by automatic choice: gradients are as many steps old, which costs utility."""
 
-WORTH = 0.3
+WORTHWHILE_SHARE = 0.3
 """Share of a step that the link must take for more than one in flight; one is exact, and loopback takes a fifth."""
 
 _ROUNDS, _ENOUGH_SECONDS = 5, 10.0
@@ -60,7 +60,7 @@ class StepTiming:
         so that is half of the link's time beyond the round trip. More than ``step / max(label + party, frame)`` only
         make gradients older.
         """
-        if self.link <= WORTH * self.step:
+        if self.link <= WORTHWHILE_SHARE * self.step:
             return 1
         frame = max(0.0, self.link - self.round_trip) / 2
         return max(1, min(LIMIT, math.ceil(self.step / max(self.label + self.party, frame, self.step / LIMIT))))

@@ -33,7 +33,7 @@ _FINISH_TIMEOUT = 3600.0
 
 
 @dataclass(frozen=True)
-class Ask:
+class PredictionRequest:
     """The label party's request for predictions.
 
     Attributes
@@ -66,7 +66,7 @@ class Ask:
 def run_prediction(
     strategy: TrainedStrategy,
     grid: Grid,
-    ask: Ask,
+    ask: PredictionRequest,
     load: Callable[[nn.Module], None],
     offer: Mapping[str, str],
     sign: Signer | None = None,
@@ -79,7 +79,7 @@ def run_prediction(
         The trained strategy with its defenses, whose changes of embeddings are part of the network.
     grid : Grid
         Flower's grid.
-    ask : Ask
+    ask : PredictionRequest
         The request.
     load : Callable[[nn.Module], None]
         Function that loads the trained weights into the label party's module.
@@ -141,7 +141,7 @@ def _receive(links: Mapping[str, Link], index: int, count: int, timeout: float) 
     return embeddings
 
 
-def _check(link: Link, strategy: TrainedStrategy, ask: Ask) -> None:
+def _check(link: Link, strategy: TrainedStrategy, ask: PredictionRequest) -> None:
     """Refuse a party with other weights or other rows, and set the shape of its embeddings on its link."""
     check_software(link)
     hello = link.hello.fields

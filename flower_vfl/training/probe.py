@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-ROWS = 32
+FIXED_ROWS = 32
 """Largest number of rows of the fixed inputs; fewer if the label party has fewer rows of its own columns."""
 
-Cut = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+CutFormat = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """The shape of one row of the embedding and its number format, by feature party."""
 
 _ADVICE = (
@@ -41,7 +41,7 @@ _ADVICE = (
 )
 
 
-def cut_of(links: Mapping[str, Link]) -> Cut:
+def cut_of(links: Mapping[str, Link]) -> CutFormat:
     """Return the shapes and number formats of the parties' embeddings, known after their hello."""
     return {party: (link.shape, link.dtype) for party, link in links.items()}
 
@@ -51,7 +51,7 @@ def fixed_rows(table: PartyTable) -> FeatureSource:
     return table.test if len(table.test) else table.train
 
 
-def answer(model: LabelModel, strategy: TrainedStrategy, cut: Cut, own: FeatureSource | None) -> tuple[str, ...]:
+def answer(model: LabelModel, strategy: TrainedStrategy, cut: CutFormat, own: FeatureSource | None) -> tuple[str, ...]:
     """Return the logits for the fixed inputs, each as `float.hex` writes it; empty if the network rejects these.
 
     Noise is the same in each call: only learned state makes a difference.
@@ -62,7 +62,7 @@ def answer(model: LabelModel, strategy: TrainedStrategy, cut: Cut, own: FeatureS
         The label party's network.
     strategy : TrainedStrategy
         The strategy with its defenses.
-    cut : Cut
+    cut : CutFormat
         Shapes and number formats of the feature parties' embeddings.
     own : FeatureSource, optional
         The label party's own columns of rows that stay the same, such as the test rows.
@@ -75,7 +75,7 @@ def answer(model: LabelModel, strategy: TrainedStrategy, cut: Cut, own: FeatureS
 
 
 def check_restored(
-    model: LabelModel, strategy: TrainedStrategy, cut: Cut, own: FeatureSource | None, noted: tuple[str, ...]
+    model: LabelModel, strategy: TrainedStrategy, cut: CutFormat, own: FeatureSource | None, noted: tuple[str, ...]
 ) -> None:
     """Refuse a rebuilt label party that gives other logits than the trained one.
 
@@ -134,8 +134,8 @@ def warn_of_learning(strategy: TrainedStrategy) -> None:
 
 
 @torch.no_grad()
-def _logits(model: LabelModel, strategy: TrainedStrategy, cut: Cut, own: FeatureSource | None) -> Tensor:
-    count = ROWS if own is None or model.bottom is None else min(ROWS, len(own))
+def _logits(model: LabelModel, strategy: TrainedStrategy, cut: CutFormat, own: FeatureSource | None) -> Tensor:
+    count = FIXED_ROWS if own is None or model.bottom is None else min(FIXED_ROWS, len(own))
     embeddings = {}
     for number, (party, (shape, dtype)) in enumerate(cut.items()):
         generator = torch.Generator().manual_seed(number)

@@ -133,8 +133,8 @@ class StrategySettings(TrainedStrategy, Protocol):
     def secret(self) -> Secret:
         """The label party's root of randomness."""
 
-    def settle_secret(self, secret: Secret) -> None:
-        """Set the root of randomness if none was given or used before."""
+    def claim(self, secret: Secret | None) -> None:
+        """Take the strategy for its only training run; `secret` is its root of randomness if none was given or used."""
 
     @property
     def prepared(self) -> NDArray[np.int64]:

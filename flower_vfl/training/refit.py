@@ -16,7 +16,7 @@ from flower_vfl.parties.loading import Loader
 from flower_vfl.protocol.schedule import Schedule
 from flower_vfl.training.factories import optimizers_of
 from flower_vfl.training.kept import KeptEmbeddings
-from flower_vfl.training.loop import Training
+from flower_vfl.training.loop import TrainingLoop
 from flower_vfl.training.protocols import StrategySettings
 
 _log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Refit:
 
     Parameters
     ----------
-    training : Training
+    training : TrainingLoop
         The training loop, which keeps the embeddings and evaluates.
     label : LabelParty
         The label party.
@@ -45,7 +45,7 @@ class Refit:
         The innermost strategy.
     """
 
-    def __init__(self, training: Training, label: LabelParty, schedule: Schedule, base: StrategySettings) -> None:
+    def __init__(self, training: TrainingLoop, label: LabelParty, schedule: Schedule, base: StrategySettings) -> None:
         self._training, self._label, self._base = training, label, base
         self._schedule = replace(schedule, epochs=base.config.training.refit or schedule.epochs)
         own = None if label.bottom is None else base.table

@@ -32,14 +32,14 @@ from flower_vfl.training.context import TrainingContext
 from flower_vfl.training.factories import schedule_of
 from flower_vfl.training.grids import is_simulation, replaces_nodes
 from flower_vfl.training.handshake import check_fit, send_audit, software_of
-from flower_vfl.training.loop import Training
+from flower_vfl.training.loop import TrainingLoop
 from flower_vfl.training.model_selection import ModelSelection
 from flower_vfl.training.outcome import Outcome
 from flower_vfl.training.party_report import read_report
 from flower_vfl.training.pipeline_depth import announce_depth, choose_depth
 from flower_vfl.training.pretraining import own_pretraining, pretrain
 from flower_vfl.training.privacy import open_account
-from flower_vfl.training.probe import Cut, cut_of
+from flower_vfl.training.probe import CutFormat, cut_of
 from flower_vfl.training.protocols import StrategySettings, TrainedStrategy
 from flower_vfl.training.recovery import PartyRecovery
 from flower_vfl.training.refit import Refit
@@ -69,7 +69,7 @@ class TrainingRun:
     ----------
     label_party : LabelParty or None
         The label party with its models; None until the sessions are open.
-    cut : Cut
+    cut : CutFormat
         Shapes and number formats of the parties' embeddings; empty until then.
     session : str
         The label party's name of the run's sessions.
@@ -78,7 +78,7 @@ class TrainingRun:
     def __init__(self, strategy: TrainedStrategy, grid: Grid, context: TrainingContext = NO_CONTEXT) -> None:
         self._strategy, self._grid, self._context = strategy, grid, context
         self.label_party: LabelParty | None = None
-        self.cut: Cut = {}
+        self.cut: CutFormat = {}
         self.session = ""
 
     def execute(
@@ -91,8 +91,7 @@ class TrainingRun:
         """Open the sessions, train, evaluate, collect the reports; the parameters are those of `start`."""
         strategy, base, context = self._strategy, self._strategy.base, self._context
         config, simulation = base.config, is_simulation(self._grid)
-        if simulation:
-            base.settle_secret(Secret.for_simulation(config.seed, "label"))
+        base.claim(Secret.for_simulation(config.seed, "label") if simulation else None)
         schedule = schedule_of(config, len(base.labels.train), len(base.labels.test), epochs, periods=base.periods)
         bounded = config.attack.max_bound < 1.0
         if bounded:
@@ -162,7 +161,7 @@ class _Stages:
         self._conditional = build_conditional(strategy, schedule.steps) if audited else None
         if self._conditional is not None:
             label.keep_inside(self._conditional.oracle.every)
-        self._training = Training(
+        self._training = TrainingLoop(
             label,
             links,
             schedule,
@@ -273,7 +272,7 @@ def _sample(base: StrategySettings) -> Rows:
 
 
 @torch.no_grad()
-def _labelled(strategy: TrainedStrategy, training: Training) -> list[Embeddings]:
+def _labelled(strategy: TrainedStrategy, training: TrainingLoop) -> list[Embeddings]:
     """Return the kept embeddings with their labels, and also as a defense changes them for the top model."""
     rows, labels = training.sample, strategy.base.labels.test[training.sample].astype(np.int64)
     found = []

@@ -63,7 +63,7 @@ class Connection:
         self.mark, self.name = "", ""
         self.head = bytearray()
         self.greeting: Greeting | None = None
-        self.places: Places | None = None
+        self.places: WaitingConnections | None = None
         self.until = time.monotonic() + _MARK_SECONDS
         self.ended = 0
         """Number of its two directions that have ended."""
@@ -128,7 +128,7 @@ class Greeting:
         raise ValueError("no greeting with a server name")
 
 
-class Places:
+class WaitingConnections:
     """A bounded set of waiting connections; above the bound, the oldest one of the busiest address is to be closed."""
 
     def __init__(self, most: int) -> None:
@@ -183,8 +183,8 @@ class Relay:
         for sock in (control, *listeners):
             sock.setblocking(False)
             self._selector.register(sock, selectors.EVENT_READ, sock)
-        self._strangers = Places(max(16, min(STRANGERS, (raise_handles() - _OWN_HANDLES) // 2)))
-        self._marked: dict[str, Places] = {}
+        self._strangers = WaitingConnections(max(16, min(STRANGERS, (raise_handles() - _OWN_HANDLES) // 2)))
+        self._marked: dict[str, WaitingConnections] = {}
         self._named: dict[str, Connection] = {}
         self._admitted: dict[str, Connection] = {}
         self._connections: set[Connection] = set()
@@ -251,7 +251,7 @@ class Relay:
     def _run_command(self, word: str, value: str) -> None:
         """Run one command: "let" through connections with a mark, or "admit" a connection and close the one before."""
         if word == "let":
-            self._marked[value] = Places(MARKED)
+            self._marked[value] = WaitingConnections(MARKED)
         elif word == "admit" and value in self._named:
             connection = self._named[value]
             connection.until = math.inf

@@ -19,7 +19,7 @@ SERVICE, METHOD = "flower_vfl.Session", "Open"
 NONCE = "flower-vfl-nonce"
 """Name in the metadata at the beginning of a stream: the label party's nonce, which a reconnecting party must sign."""
 
-KEPT = 256
+MOST_UNCONFIRMED = 256
 """Largest number of messages that may wait for the other end's confirmation."""
 
 _COUNT = struct.Struct(">Q")
@@ -103,8 +103,8 @@ class Traffic:
         PartyError
             When the other end has confirmed none of the last 256 messages.
         """
-        if len(self._kept) == KEPT:
-            raise PartyError(f"the other side has not confirmed any of the last {KEPT} messages")
+        if len(self._kept) == MOST_UNCONFIRMED:
+            raise PartyError(f"the other side has not confirmed any of the last {MOST_UNCONFIRMED} messages")
         self._kept.append(data)
         return self._message(data)
 

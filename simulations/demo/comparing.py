@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flower_vfl.apps.alone import ALONE
+from flower_vfl.apps.alone import EACH_ALONE
 from flower_vfl.apps.factories import open_data
 from flower_vfl.apps.folder import check_folder, check_free, has_ended, read_result
 from flower_vfl.apps.progress import time_words
@@ -25,7 +25,7 @@ from flower_vfl.protocol.printable import shortened
 from flower_vfl.reports import render
 from flower_vfl.simulations.demo.countdown import Countdown
 from flower_vfl.simulations.demo.display import Display
-from flower_vfl.simulations.demo.plan import FIRST
+from flower_vfl.simulations.demo.plan import FIRST_RUNS
 from flower_vfl.simulations.demo.pool import Ended, Failed, WorkerPool
 from flower_vfl.simulations.demo.table import print_demo
 from flower_vfl.simulations.demo.worker import AloneTask, RunTask, work
@@ -145,12 +145,12 @@ class _Demo:
         """Do the runs and trainings that are not done yet."""
         self._finished = {name for name in self.configs if has_ended(self.out / name)}
         if self.full:
-            self._parties = alone_parties(self.configs[FIRST[0]], open_data(self.configs[FIRST[0]]))
+            self._parties = alone_parties(self.configs[FIRST_RUNS[0]], open_data(self.configs[FIRST_RUNS[0]]))
             self._alone = self._measured_alone()
         waiting = [name for name in self.configs if not self._is_done(name)]
         if not waiting:
             return
-        places = _places(self.configs[FIRST[0]], len(waiting) + len(self._parties))
+        places = _places(self.configs[FIRST_RUNS[0]], len(waiting) + len(self._parties))
         countdown = Countdown(places)
         threads = str(max(1, cores() // places))
         environment = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": threads}
@@ -188,10 +188,10 @@ class _Demo:
 
     def _submit(self, pool: WorkerPool, waiting: list[str]) -> None:
         """Submit the runs of the first comparison, then the parties alone, then the other runs."""
-        first = [name for name in waiting if name in FIRST]
+        first = [name for name in waiting if name in FIRST_RUNS]
         for name in first:
             self._submit_run(pool, name)
-        plain = self.configs[FIRST[0]].model_dump()
+        plain = self.configs[FIRST_RUNS[0]].model_dump()
         for party in self._parties:
             if party not in self._alone:
                 pool.submit(_ALONE + party, partial(AloneTask, plain, party))
@@ -212,7 +212,7 @@ class _Demo:
         elif event.name not in self._finished:
             self._finished.add(event.name)
             display.line(len(self._finished), pool.waiting, event.name)
-            if event.name in FIRST and self._finished.issuperset(FIRST):
+            if event.name in FIRST_RUNS and self._finished.issuperset(FIRST_RUNS):
                 with display.paused():
                     self._compare_first()
         self._write_summary()
@@ -230,7 +230,7 @@ class _Demo:
             log.write(f"{event.name}: {event.reason}\n{event.trace}\n")
 
     def _compare_first(self) -> None:
-        summaries = [summary for summary in self._summaries() if summary["run"] in FIRST]
+        summaries = [summary for summary in self._summaries() if summary["run"] in FIRST_RUNS]
         seconds = time_words(time.monotonic() - self._began)
         print_demo(summaries, title=f"The first comparison, after {seconds}")
 
@@ -244,7 +244,7 @@ class _Demo:
         return [{"run": name, **read_result(self.out / name)} for name in self.configs if has_ended(self.out / name)]
 
     def _is_done(self, name: str) -> bool:
-        return name in self._finished and not (self._parties and ALONE not in read_result(self.out / name))
+        return name in self._finished and not (self._parties and EACH_ALONE not in read_result(self.out / name))
 
     def _has_alone(self) -> bool:
         return set(self._parties) == self._alone.keys()
@@ -252,7 +252,7 @@ class _Demo:
     def _measured_alone(self) -> dict[str, float]:
         """Return the AUC of each party alone from the result of a finished run; empty if none has it."""
         results = (read_result(self.out / name) for name in self._finished)
-        return next((dict(result[ALONE]) for result in results if ALONE in result), {})
+        return next((dict(result[EACH_ALONE]) for result in results if EACH_ALONE in result), {})
 
 
 def _places(config: Config, tasks: int) -> int:

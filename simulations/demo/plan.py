@@ -12,7 +12,7 @@ from flower_vfl.config.schema import AttackConfig
 from flower_vfl.errors import ConfigError
 
 PRESET = "census"
-EPOCHS = 3
+SHORT_EPOCHS = 3
 """Epochs of the short demo; with --full it is the preset's number."""
 
 BASELINE = "no-gradients"
@@ -40,7 +40,7 @@ FULL_RUNS = RUNS | {
 }
 """The runs of --full: also other strengths."""
 
-FIRST = ("none", PROOF)
+FIRST_RUNS = ("none", PROOF)
 
 _LABELS = (1, 4, 16)
 FULL_ATTACKS = (
@@ -78,7 +78,7 @@ def demo_configs(overrides: Mapping[str, str], *, full: bool = False) -> dict[st
     """
     given = {canonical_key(key): value for key, value in overrides.items()}
     _check(given, full=full)
-    usual = {"attack.names": ", ".join(_all_attacks())} if full else {"training.epochs": str(EPOCHS)}
+    usual = {"attack.names": ", ".join(_all_attacks())} if full else {"training.epochs": str(SHORT_EPOCHS)}
     runs = FULL_RUNS if full else RUNS
     plain = load_config(PRESET, {**usual, **given}).model_dump()
     return {name: build_config(_settings(plain, name, text)) for name, text in runs.items()}
@@ -99,7 +99,7 @@ def _settings(plain: Mapping[str, Any], name: str, defense: str) -> dict[str, An
 
 
 def _without_gradients(training: Mapping[str, Any]) -> dict[str, Any]:
-    return {"gradients": False, "pretrain": training["pretrain"] or EPOCHS, "refit": 0}
+    return {"gradients": False, "pretrain": training["pretrain"] or SHORT_EPOCHS, "refit": 0}
 
 
 def _all_attacks() -> list[str]:

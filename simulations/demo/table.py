@@ -13,7 +13,7 @@ from rich.text import Text
 from flower_vfl.apps.result_schema import kept_utility
 from flower_vfl.auditing.verdict import with_own_data
 
-COLUMNS = ("defense", "test AUC", "worst practical leak", "informed reader", "with own data", "guessing")
+HEADINGS = ("defense", "test AUC", "worst practical leak", "informed reader", "with own data", "guessing")
 TITLE = "Leak AUC: 0.5 is guessing, 1 reads every label"
 EXPLANATION = (
     "Worst practical leak: the best of the attacks that a party can run with what it receives. Informed reader: fitted "
@@ -25,7 +25,7 @@ _STYLES = {"leaks": "red", "not tested": "yellow", "no leak found": "green"}
 
 
 def rows(summaries: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """Yield for each run the cells of `COLUMNS`; a dash where nothing was measured."""
+    """Yield for each run the cells of `HEADINGS`; a dash where nothing was measured."""
     from flower_vfl.reports.words import defenses, number
 
     for summary in summaries:
@@ -77,8 +77,8 @@ def print_last(summaries: Sequence[Mapping[str, Any]], *, full: bool, as_markdow
 def print_demo(summaries: Sequence[Mapping[str, Any]], *, title: str = TITLE) -> None:
     """Print the table, coloured by the verdict, as wide as the terminal allows."""
     table = Table(title=title, box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column(COLUMNS[0], overflow="fold")
-    for column in COLUMNS[1:]:
+    table.add_column(HEADINGS[0], overflow="fold")
+    for column in HEADINGS[1:]:
         table.add_column(column.replace(" ", "\n"), justify="right", no_wrap=True)
     for summary, (defense, auc, *read, guessing) in zip(summaries, rows(summaries), strict=True):
         style = _STYLES.get(str((summary.get("verdict") or {}).get("status")), "")
@@ -88,5 +88,5 @@ def print_demo(summaries: Sequence[Mapping[str, Any]], *, title: str = TITLE) ->
 
 def markdown(summaries: Sequence[Mapping[str, Any]]) -> str:
     """Return the table as Markdown, for README.md between its two marks."""
-    lines = [COLUMNS, ("---", *("---:" for _ in COLUMNS[1:])), *rows(summaries)]
+    lines = [HEADINGS, ("---", *("---:" for _ in HEADINGS[1:])), *rows(summaries)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

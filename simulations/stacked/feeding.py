@@ -11,7 +11,7 @@ from torch import Tensor
 from flower_vfl.data.store.dataset import PartyTable
 from flower_vfl.data.store.memory import VerticalData
 from flower_vfl.data.store.source import FeatureSource
-from flower_vfl.protocol.schedule import Part, Rows, Schedule
+from flower_vfl.protocol.schedule import Rows, RowsPart, Schedule
 
 
 class Feeding:
@@ -50,7 +50,7 @@ class Feeding:
             [schedule.eval_batch("validation", i) for i in self._range("validation")] for schedule in self._distinct
         ]
 
-    def _range(self, part: Part) -> range:
+    def _range(self, part: RowsPart) -> range:
         return range(self._distinct[0].batches(part))
 
     def begin_epoch(self, epoch: int) -> None:
@@ -63,7 +63,7 @@ class Feeding:
         """Return the rows (B,) of a step, for each distinct order."""
         return self._batches[step]
 
-    def evaluated(self, part: Part) -> Iterator[list[Rows]]:
+    def evaluated(self, part: RowsPart) -> Iterator[list[Rows]]:
         """Yield the rows of each evaluation batch, for each distinct order; test rows once: all share them."""
         for index in self._range(part):
             if part == "test":
@@ -71,7 +71,7 @@ class Feeding:
             else:
                 yield [batches[index] for batches in self._validation]
 
-    def all_evaluated(self, part: Part) -> list[Rows]:
+    def all_evaluated(self, part: RowsPart) -> list[Rows]:
         """Return all rows (N,) that are evaluated, for each distinct order; test rows once."""
         return [np.concatenate(pieces) for pieces in zip(*self.evaluated(part), strict=True)]
 

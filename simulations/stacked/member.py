@@ -19,7 +19,7 @@ from flower_vfl.apps.label_party import build_strategy
 from flower_vfl.apps.run_state import LABEL, PartyStorage
 from flower_vfl.attacks import InferenceAttack, JointAttack
 from flower_vfl.auditing.evaluator import evaluator_state
-from flower_vfl.auditing.summaries import Measured
+from flower_vfl.auditing.summaries import StepResults
 from flower_vfl.config import Config
 from flower_vfl.data.store.memory import VerticalData
 from flower_vfl.nn.optim import State
@@ -32,14 +32,14 @@ from flower_vfl.training.assembly import build_checkpointing, build_label_party,
 from flower_vfl.training.context import TrainingContext
 from flower_vfl.training.factories import schedule_of
 from flower_vfl.training.handshake import check_fit, send_audit
-from flower_vfl.training.loop import Training
+from flower_vfl.training.loop import TrainingLoop
 from flower_vfl.training.outcome import measured
 from flower_vfl.transport.base import Link
 from flower_vfl.transport.inproc import InprocLink
 
 
 @dataclass(frozen=True)
-class Part:
+class TrainedPart:
     """One party's part of a trained run: its weights, and the states of its optimizer and of its dropout."""
 
     weights: Mapping[str, Tensor]
@@ -65,12 +65,12 @@ class Trained:
         The states of the monitor's informed audits, in the same order.
     """
 
-    label: Part
-    parties: Mapping[str, Part]
+    label: TrainedPart
+    parties: Mapping[str, TrainedPart]
     outcome: Outcome
     losses: list[float]
-    seen: Mapping[str, list[Measured]]
-    monitored: list[list[Measured]]
+    seen: Mapping[str, list[StepResults]]
+    monitored: list[list[StepResults]]
     audited: list[dict[str, Any] | None]
 
 
@@ -162,7 +162,7 @@ class Member:
             monitor.restore(
                 [{"steps": evaluator_state(view), "remembered": None, "informed": audit} for view, audit in views]
             )
-        training = Training(
+        training = TrainingLoop(
             label,
             links,
             schedule,

@@ -16,14 +16,14 @@ from flower_vfl.attacks.base import HINTS, REFERENCE, RowAttack
 from flower_vfl.auditing.batched_scoring import rate
 from flower_vfl.auditing.evaluator import draw_positives
 from flower_vfl.metrics.of_many_runs import separations
-from flower_vfl.simulations.stacked.records import Reading, Records
+from flower_vfl.simulations.stacked.records import Records, ViewResults
 
 SENT, CLEAN = "sent", "clean"
 """The gradients of a view: those that are sent, or those before any defense."""
 
 
 @dataclass(frozen=True)
-class View:
+class StackedView:
     """Gradients that are attacked.
 
     Attributes
@@ -46,12 +46,12 @@ class View:
     names: tuple[str, ...]
     attacks: tuple[RowAttack, ...] = ()
 
-    def readings(self, name: str) -> list[Reading]:
+    def readings(self, name: str) -> list[ViewResults]:
         """Return the readings of this view under one name, an entry an attack."""
         metrics = (f"{name}_auc".lstrip("_"), f"{name}_detection_error".lstrip("_"))
         party = "+".join(self.parties)
         return [
-            Reading(
+            ViewResults(
                 party, self.layer, attack.label, metrics, attack.hints if attack.needs else 0, partial(_kept, attack)
             )
             for attack in self.attacks
@@ -130,13 +130,13 @@ class Readers:
     ----------
     attacks : Sequence[RowAttack]
         The attacks that are run; each view gets instances of its own.
-    views : Sequence[View]
+    views : Sequence[StackedView]
         The attacked views.
     defended : NDArray
         (R,) True for runs with a defense: only these have gradients other than the sent ones.
     """
 
-    def __init__(self, attacks: Sequence[RowAttack], views: Sequence[View], defended: NDArray[np.bool_]) -> None:
+    def __init__(self, attacks: Sequence[RowAttack], views: Sequence[StackedView], defended: NDArray[np.bool_]) -> None:
         self.attacks, self._defended = list(attacks), defended
         self.views = [replace(view, attacks=tuple(attack.fresh() for attack in attacks)) for view in views]
         self._pending: list[tuple[int, int, Tensor, list[NDArray[np.bool_]]]] = []

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_vfl.auditing.summaries import Measured
-from flower_vfl.tracking import Column, Series
+from flower_vfl.auditing.summaries import StepResults
+from flower_vfl.tracking import Series, StepColumn
 
-Values = NDArray[np.float64]
-Curves = Mapping[Series, tuple[Column, Column, Column]]
+RunValues = NDArray[np.float64]
+Curves = Mapping[Series, tuple[StepColumn, StepColumn, StepColumn]]
 
 
 @dataclass
@@ -23,7 +23,7 @@ class _Curve:
 
     steps: list[int] = field(default_factory=list)
     epochs: list[int] = field(default_factory=list)
-    values: list[Values] = field(default_factory=list)
+    values: list[RunValues] = field(default_factory=list)
     known: list[NDArray[np.bool_]] = field(default_factory=list)
 
 
@@ -52,7 +52,7 @@ class RunRecorder:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ViewResults:
     """The measurements of one attack on one view.
 
     Attributes
@@ -89,7 +89,7 @@ class Records:
         self._curves: dict[Series, _Curve] = {}
         self._logged: set[Series] = set()
 
-    def add(self, key: Series, step: int, epoch: int, values: Sequence[float] | Values, known: Any = None) -> None:
+    def add(self, key: Series, step: int, epoch: int, values: Sequence[float] | RunValues, known: Any = None) -> None:
         """Take one value (R,) of each run; those that are not `known` (R,) have none at this step."""
         curve = self._curves.setdefault(key, _Curve())
         curve.steps.append(step)
@@ -142,15 +142,15 @@ class Records:
 
 
 def measured(
-    curves: Curves, readings: Sequence[Reading], positives_in: Callable[[int], int], run: int
-) -> list[Measured]:
+    curves: Curves, readings: Sequence[ViewResults], positives_in: Callable[[int], int], run: int
+) -> list[StepResults]:
     """Return the results of each reading in the curves of one run.
 
     Parameters
     ----------
     curves : Curves
         Curves of the run.
-    readings : Sequence[Reading]
+    readings : Sequence[ViewResults]
         The readings to return.
     positives_in : Callable
         Function that returns the class that was to be detected in a step.
@@ -165,5 +165,5 @@ def measured(
         classes = np.array([positives_in(step) for step in steps.tolist()])
         yes = positives[steps]  # every step has a number of positives
         counts = rows[steps] - yes, yes - reading.known_rows
-        found.append(Measured(epochs, classes, values, errors, *counts, reading.kept(run)))
+        found.append(StepResults(epochs, classes, values, errors, *counts, reading.kept(run)))
     return found

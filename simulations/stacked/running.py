@@ -15,7 +15,7 @@ from flower_vfl.config import Config
 from flower_vfl.data.store.memory import VerticalData
 from flower_vfl.metrics import Values
 from flower_vfl.simulations.stacked.member import Member
-from flower_vfl.simulations.stacked.training import Progress, StackedTraining
+from flower_vfl.simulations.stacked.training import StackedTraining, StepProgress
 from flower_vfl.tracking import add_snapshot, write_steps
 
 _log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ def train_stack(
     folders: Sequence[Path],
     *,
     data: Callable[[Config], VerticalData] = open_data,
-    progress: Progress = lambda step, steps, loss: None,
+    progress: StepProgress = lambda step, steps, loss: None,
 ) -> list[int]:
     """Train runs together, and write each one's checkpoint after its last step, to be finished with ``resume``.
 
@@ -36,7 +36,7 @@ def train_stack(
         Configuration and folder of each run; nothing has been trained in the folders.
     data : Callable
         Opens the data.
-    progress : Progress
+    progress : StepProgress
         Receives the progress of training.
 
     Returns

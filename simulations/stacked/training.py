@@ -28,12 +28,11 @@ from flower_vfl.nn.dropout import bound_generators
 from flower_vfl.nn.stacked import Stack
 from flower_vfl.parties.hooks import StepView, checked_log
 from flower_vfl.parties.network import LabelModel
-from flower_vfl.protocol.schedule import Part, Schedule
+from flower_vfl.protocol.schedule import RowsPart, Schedule
 from flower_vfl.simulations.stacked.feeding import Feeding
-from flower_vfl.simulations.stacked.member import Member, Trained
-from flower_vfl.simulations.stacked.member import Part as Share
-from flower_vfl.simulations.stacked.reading import CLEAN, SENT, Batch, Readers, View, batch_of
-from flower_vfl.simulations.stacked.records import Curves, Reading, Recorded, Records, RunRecorder, measured
+from flower_vfl.simulations.stacked.member import Member, Trained, TrainedPart
+from flower_vfl.simulations.stacked.reading import CLEAN, SENT, Batch, Readers, StackedView, batch_of
+from flower_vfl.simulations.stacked.records import Curves, Recorded, Records, RunRecorder, ViewResults, measured
 from flower_vfl.strategies import Outcome
 from flower_vfl.strategies.gradients.base import GradientDefense
 from flower_vfl.tracking import Series
@@ -47,7 +46,7 @@ SETTLE_STEPS = 64
 """Number of steps after which losses and leaks are read from the device, and runs that diverged are found."""
 
 Gradients = dict[tuple[str, str, str], Tensor]
-Progress = Callable[[int, int, float], None]
+StepProgress = Callable[[int, int, float], None]
 """A function that receives the number of steps done, their total, and the mean loss."""
 
 
@@ -147,16 +146,16 @@ class StackedTraining:
         monitors = self._config.attack.monitor
         defended = np.array([bool(member.strategy.chain()) for member in self._members])
         layers = {party: self._config.attack.layers or ["cut", *self._watched[party]] for party in self._attackers}
-        views: list[View] = []
+        views: list[StackedView] = []
         for party in self._parties:
             names = ("",) * ("cut" in layers.get(party, [])) + ("monitor",) * monitors
-            views += [View((party,), "cut", SENT, names)] if names else []
-            views += [View((party,), layer, SENT, ("",)) for layer in layers.get(party, []) if layer != "cut"]
+            views += [StackedView((party,), "cut", SENT, names)] if names else []
+            views += [StackedView((party,), layer, SENT, ("",)) for layer in layers.get(party, []) if layer != "cut"]
         groups = [tuple(members) for members in self._config.parties.coalitions(self._parties).values()]
-        views += [View(group, "cut", SENT, ("monitor",)) for group in groups if monitors]
+        views += [StackedView(group, "cut", SENT, ("monitor",)) for group in groups if monitors]
         if monitors and defended.any():
             alone_and_groups = [*((party,) for party in self._parties), *groups]
-            views += [View(group, "cut", CLEAN, ("undefended",)) for group in alone_and_groups]
+            views += [StackedView(group, "cut", CLEAN, ("undefended",)) for group in alone_and_groups]
         self._readers = Readers(attacks, views if attacks else [], defended)
         self._layers = layers
         self._audit = self._base.audit_labels
@@ -183,7 +182,7 @@ class StackedTraining:
         self._predict("test", most=1)
         return seconds
 
-    def train(self, progress: Progress = lambda step, steps, loss: None) -> None:
+    def train(self, progress: StepProgress = lambda step, steps, loss: None) -> None:
         """Train all runs to the end of their schedule; stop where every run has diverged."""
         schedule, began = self._members[0].schedule, time.perf_counter()
         for epoch in range(1, schedule.epochs + 1):
@@ -346,7 +345,7 @@ class StackedTraining:
         for metric, values in counts.items():
             self.records.add(("label", "", "", metric), step, epoch, values[self._feeding.orders])
 
-    def _settle(self, progress: Progress) -> None:
+    def _settle(self, progress: StepProgress) -> None:
         """Read the losses and leaks since the last call from the device, and find runs that diverged."""
         losses = torch.stack(self._losses).double().cpu().numpy()
         schedule = self._members[0].schedule
@@ -362,7 +361,7 @@ class StackedTraining:
         """Measure the predictions of each run for its validation rows and for the test rows."""
         losses = [self.records.of_epoch(LOSS, epoch, run) for run in range(len(self._members))]
         found = {"train_loss": np.array(losses).mean(axis=1)}
-        parts: tuple[Part, ...] = ("validation", "test")
+        parts: tuple[RowsPart, ...] = ("validation", "test")
         for part in parts:
             logits = self._predict(part)
             if not logits.shape[1]:
@@ -380,7 +379,7 @@ class StackedTraining:
         self.records.add_all(self.steps - 1, epoch, [member.label.end_epoch() for member in self._members])
 
     @torch.no_grad()
-    def _predict(self, part: Part, most: int | None = None) -> Tensor:
+    def _predict(self, part: RowsPart, most: int | None = None) -> Tensor:
         """Return each run's logits (R, N) for a part of the rows, or for its first `most` batches."""
         pieces = [torch.zeros(len(self._members), 0, device=self._device)]
         for rows in islice(self._feeding.evaluated(part), most):
@@ -422,15 +421,15 @@ class StackedTraining:
         return trained, curves
 
     @staticmethod
-    def _share(stack: Stack, optimizers: Any, module: nn.Module, run: int) -> Share:
+    def _share(stack: Stack, optimizers: Any, module: nn.Module, run: int) -> TrainedPart:
         """Return one party's trained part of one run; its dropout was drawn from its own generators."""
         dropout = [generator.get_state() for generator in bound_generators(module)]
-        return Share(stack.state_of(run), stack.optimizer_of(optimizers.state_dict(), run), dropout)
+        return TrainedPart(stack.state_of(run), stack.optimizer_of(optimizers.state_dict(), run), dropout)
 
-    def _readings(self, defended: bool) -> tuple[dict[str, list[Reading]], list[list[Reading]]]:
+    def _readings(self, defended: bool) -> tuple[dict[str, list[ViewResults]], list[list[ViewResults]]]:
         """Return the readings of a run: those of each attacker, and of the monitor, in the order of their scorers."""
         views, attacks = self._readers.views, len(self._readers.attacks)
-        seen: dict[str, list[Reading]] = {}
+        seen: dict[str, list[ViewResults]] = {}
         for party, layers in self._layers.items():
             alone = {view.layer: view.readings("") for view in views if "" in view.names and view.parties == (party,)}
             seen[party] = [alone[layer][number] for number in range(attacks) for layer in layers]
@@ -438,7 +437,7 @@ class StackedTraining:
         monitored = [view.readings(name) for name in names for view in self._groups(name)]
         return seen, monitored
 
-    def _groups(self, name: str) -> list[View]:
+    def _groups(self, name: str) -> list[StackedView]:
         """Return the monitor's views of one kind: of single parties first, then of those that collude."""
         return sorted(
             (view for view in self._readers.views if name in view.names), key=lambda view: len(view.parties) > 1

@@ -24,11 +24,11 @@ from flower_vfl.reports.words import duration, number
 
 _REFRESH_SECONDS = 0.5
 _BEST, _RUNNING = 6, 12
-MOST_SHOWN = 500
+REASON_CHARACTERS = 500
 """Characters of a reason that are shown; the table of trials has all of them."""
 
 
-class Point(NamedTuple):
+class UtilityAndLeak(NamedTuple):
     """The numbers by which runs are compared: the utility of the model that a run kept, and its worst leak.
 
     Attributes
@@ -67,7 +67,7 @@ class _Underway:
 
 @dataclass
 class _Ended:
-    point: Point
+    point: UtilityAndLeak
     seconds: float
 
 
@@ -145,7 +145,7 @@ class Board:
         if run in self.failures or run in self.stacks:
             return
         result = self.result(run)
-        point = point_of(result) if result else Point()
+        point = point_of(result) if result else UtilityAndLeak()
         point = point if self.shows_test else point._replace(test=None)
         self.ended[run] = _Ended(point, self.clock() - state.began if state else math.nan)
         if not self.shows_test and (result is None or result.get("status") not in ENDED):
@@ -156,16 +156,18 @@ class Board:
     def retried(self, run: str, reason: str) -> None:
         """Note that a trial failed and is tried again."""
         self.underway.pop(run, None)
-        self._print(f"failed, is tried again: {run}: {shortened(reason, MOST_SHOWN)}", shown=True)
+        self._print(f"failed, is tried again: {run}: {shortened(reason, REASON_CHARACTERS)}", shown=True)
 
     def failed(self, run: str, reason: str) -> None:
         """Note that a trial failed for good, or a stack, whose trials are then run one by one."""
         self.underway.pop(run, None)
         if run in self.stacks:
-            self._print(f"not trained as a stack but one by one: {run}: {shortened(reason, MOST_SHOWN)}", shown=True)
+            self._print(
+                f"not trained as a stack but one by one: {run}: {shortened(reason, REASON_CHARACTERS)}", shown=True
+            )
             return
         self.failures[run] = reason
-        self._print(f"failed: {run}: {shortened(reason, MOST_SHOWN)}", shown=True)
+        self._print(f"failed: {run}: {shortened(reason, REASON_CHARACTERS)}", shown=True)
 
     def _print(self, words: str, *, shown: bool = False) -> None:
         """Print a line if there is no live table; with `shown`, also above a live table."""
@@ -217,12 +219,12 @@ class Board:
         return Group(head, running, best_of(self.points)) if self.ended else Group(head, running)
 
     @property
-    def points(self) -> dict[str, Point]:
+    def points(self) -> dict[str, UtilityAndLeak]:
         """The numbers of the trials that have ended since this start, by the trial's name."""
         return {run: entry.point for run, entry in self.ended.items()}
 
 
-def best_of(points: Mapping[str, Point]) -> Table | Text:
+def best_of(points: Mapping[str, UtilityAndLeak]) -> Table | Text:
     """Return a table of some of the runs that no other beats by validation, from the least leak to the most.
 
     Without a validation part nothing is ranked: return the reason.
@@ -240,12 +242,12 @@ def best_of(points: Mapping[str, Point]) -> Table | Text:
     return table
 
 
-def point_of(result: Mapping[str, Any]) -> Point:
+def point_of(result: Mapping[str, Any]) -> UtilityAndLeak:
     """Return the numbers by which a run is compared; without any if it did not end by itself."""
     if result.get("status") not in ENDED:
-        return Point()
+        return UtilityAndLeak()
     kept = kept_utility(result)
     values = [kept.get(name) for name in ("test_auc", "test_accuracy")]
     useful = next((float(value) for value in values if isinstance(value, int | float)), None)
     leak = worst_of(result)
-    return Point(validation(result), useful, None if leak is None else leak.value)
+    return UtilityAndLeak(validation(result), useful, None if leak is None else leak.value)

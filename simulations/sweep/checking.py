@@ -24,7 +24,7 @@ from flower_vfl.tracking import require_sinks
 _SHOWN, _MOST = 8, 2000
 _NUMBERS = ("epochs", "learning_rate", "weight_decay", "embedding_decay", "schedule", "clip_norm")
 
-Progress = Callable[[int, int], None]
+SettingProgress = Callable[[int, int], None]
 """Function that receives the number of settings that have been tried, and of all settings."""
 
 
@@ -51,7 +51,9 @@ class OpenData:
         return self._opened[key]
 
 
-def check_trials(trials: Sequence[Trial], running: Running, progress: Progress = lambda done, total: None) -> None:
+def check_trials(
+    trials: Sequence[Trial], running: Running, progress: SettingProgress = lambda done, total: None
+) -> None:
     """Refuse a sweep with a trial that cannot run.
 
     Opens all data, and does the first step of each setting: trials that differ only in seeds or in plain numbers of the

@@ -16,26 +16,26 @@ from flower_vfl.data.store.memory import VerticalData
 from flower_vfl.protocol.printable import reason_of
 from flower_vfl.simulations.stacked.member import Member
 from flower_vfl.simulations.stacked.training import StackedTraining
-from flower_vfl.simulations.sweep.checking import OpenData, Progress, quiet_log
+from flower_vfl.simulations.sweep.checking import OpenData, SettingProgress, quiet_log
 from flower_vfl.simulations.sweep.definition import Running
 from flower_vfl.simulations.sweep.grouping import Group, groups
 from flower_vfl.simulations.sweep.planning import fitting, measure, part_of, peak, reset_peak
 from flower_vfl.simulations.sweep.trials import Trial
 from flower_vfl.training.factories import schedule_of
 
-FEW, MORE = 2, 8
+SMALL_STACK, LARGER_STACK = 2, 8
 """Sizes of the two stacks that are measured; time and memory of larger ones are extrapolated linearly from them."""
 
 GAIN = 1.25
 """Least speed-up of a stack: its trials are finished one by one, and its floats differ in the last digit."""
 
-STEPS = 6
+MEASURED_STEPS = 6
 _STEP_BYTES, _ROW_BYTES = 400, 100
 """Estimated bytes that a short measurement does not show: the records of a step, and a row while it is evaluated."""
 
 
 @dataclass(frozen=True)
-class Measured:
+class StackCost:
     """Time and memory of a stack.
 
     Attributes
@@ -52,7 +52,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Choice:
+class StackingChoice:
     """The way in which the trials of a group are trained.
 
     Attributes
@@ -82,7 +82,7 @@ class Choice:
         return self.group.trials[0].config.device != "cpu"
 
 
-def at(few: Measured, more: Measured, runs: int) -> Measured:
+def at(few: StackCost, more: StackCost, runs: int) -> StackCost:
     """Return time and memory of a stack of `runs`, extrapolated linearly from two measured stacks; neither decreases.
 
     If both measured stacks have the same size, time and memory are proportional to the runs.
@@ -91,15 +91,15 @@ def at(few: Measured, more: Measured, runs: int) -> Measured:
     seconds = max(0.0, (more.seconds - few.seconds) / width) if width else more.seconds / more.runs
     memory = max(0, more.memory - few.memory) / width if width else more.memory / more.runs
     beyond = runs - more.runs
-    return Measured(runs, more.seconds + beyond * seconds, int(more.memory + beyond * memory))
+    return StackCost(runs, more.seconds + beyond * seconds, int(more.memory + beyond * memory))
 
 
 def choose(
     trials: Sequence[Trial],
     running: Running,
     places: int,
-    progress: Progress = lambda done, total: None,
-) -> list[Choice]:
+    progress: SettingProgress = lambda done, total: None,
+) -> list[StackingChoice]:
     """Return for each group of trials the choice to train its members together or one by one.
 
     Parameters
@@ -110,7 +110,7 @@ def choose(
         ``stacking`` is the user's choice, ``gpus`` the share of a GPU that a trial has.
     places : int
         Number of trials, or stacks, that run at once.
-    progress : Progress
+    progress : SettingProgress
         Receives the number of groups that are measured, and of all groups.
     """
     found, data = [], OpenData()
@@ -118,33 +118,38 @@ def choose(
     with quiet_log():
         for index, group in enumerate(candidates):
             progress(index, len(candidates))
-            found.append(Choice(group, (), group.reason) if group.reason else _decide(group, running, places, data))
+            found.append(
+                StackingChoice(group, (), group.reason) if group.reason else _decide(group, running, places, data)
+            )
     return found
 
 
-def _decide(group: Group, running: Running, places: int, data: Callable[[Config], VerticalData]) -> Choice:
+def _decide(group: Group, running: Running, places: int, data: Callable[[Config], VerticalData]) -> StackingChoice:
     config = group.trials[0].config
     needed = math.ceil(len(group.trials) / max(1, places))
     forced = running.stacking == "on"
-    if needed < FEW:
-        return Choice(group, (), f"there is room for all {len(group.trials)} at once")
+    if needed < SMALL_STACK:
+        return StackingChoice(group, (), f"there is room for all {len(group.trials)} at once")
     if config.device != "cpu" and not torch.cuda.is_available():
         if forced:
-            return Choice(group, _cut(group.trials, needed), "asked for; there is no GPU here to measure on")
-        return Choice(group, (), "there is no GPU here to measure on; stacking = 'on' does without")
+            return StackingChoice(group, _cut(group.trials, needed), "asked for; there is no GPU here to measure on")
+        return StackingChoice(group, (), "there is no GPU here to measure on; stacking = 'on' does without")
     try:
         alone = measure(_evenly_spaced(group.trials, 3)[1].config, data).step
-        few, more = (measure_stack(_evenly_spaced(group.trials, count), data) for count in (FEW, min(MORE, needed)))
+        few, more = (
+            measure_stack(_evenly_spaced(group.trials, count), data)
+            for count in (SMALL_STACK, min(LARGER_STACK, needed))
+        )
     except Exception as error:  # noqa: BLE001 - methods of other packages run; a trial by itself reports the error
-        return Choice(group, (), f"they could not be measured together: {reason_of(error)}")
+        return StackingChoice(group, (), f"they could not be measured together: {reason_of(error)}")
     runs = _fitting(few, more, needed, _limit(config, running, places), data(config), config)
-    if runs < FEW:
-        return Choice(group, (), "memory is too small for two of them", alone)
+    if runs < SMALL_STACK:
+        return StackingChoice(group, (), "memory is too small for two of them", alone)
     stack = at(few, more, runs)
     faster = GAIN * stack.seconds < runs * alone
     words = f"a step of {runs} takes {1000 * stack.seconds:.1f} ms, of one by itself {1000 * alone:.1f} ms"
     stacks = _cut(group.trials, runs) if faster or forced else ()
-    return Choice(group, stacks, words, alone, stack.seconds, stack.memory)
+    return StackingChoice(group, stacks, words, alone, stack.seconds, stack.memory)
 
 
 def _evenly_spaced(trials: Sequence[Trial], count: int) -> list[Trial]:
@@ -152,7 +157,7 @@ def _evenly_spaced(trials: Sequence[Trial], count: int) -> list[Trial]:
     return [trials[number * len(trials) // count] for number in range(count)]
 
 
-def measure_stack(trials: Sequence[Trial], data: Callable[[Config], VerticalData]) -> Measured:
+def measure_stack(trials: Sequence[Trial], data: Callable[[Config], VerticalData]) -> StackCost:
     """Train some trials together for a few steps on a part of the data, and return their time and memory.
 
     Raises
@@ -167,12 +172,12 @@ def measure_stack(trials: Sequence[Trial], data: Callable[[Config], VerticalData
     reset_peak()
     with computing(first):
         training = StackedTraining([Member(config, part) for config in fitted], part)
-        seconds = training.dry_run(STEPS)
+        seconds = training.dry_run(MEASURED_STEPS)
     memory = peak() if first.device == "cpu" else torch.cuda.max_memory_allocated()
-    return Measured(len(trials), seconds, memory)
+    return StackCost(len(trials), seconds, memory)
 
 
-def _fitting(few: Measured, more: Measured, needed: int, limit: int, data: VerticalData, config: Config) -> int:
+def _fitting(few: StackCost, more: StackCost, needed: int, limit: int, data: VerticalData, config: Config) -> int:
     """Return the number of runs, at most `needed`, that one stack can hold."""
     schedule = schedule_of(config, data.alignment.rows, data.alignment.test_rows)
     each = _ROW_BYTES * max(schedule.test_rows, schedule.validation_rows)
@@ -192,10 +197,10 @@ def _cut(trials: Sequence[Trial], most: int) -> tuple[tuple[Trial, ...], ...]:
     count = math.ceil(len(trials) / most)
     bounds = [round(number * len(trials) / count) for number in range(count + 1)]
     cut = (tuple(trials[low:high]) for low, high in pairwise(bounds))
-    return tuple(stack for stack in cut if len(stack) >= FEW)
+    return tuple(stack for stack in cut if len(stack) >= SMALL_STACK)
 
 
-def saved(choices: Sequence[Choice]) -> dict[str, float]:
+def saved(choices: Sequence[StackingChoice]) -> dict[str, float]:
     """Return the seconds of a step that a trial saves by training in a stack, by the trial's name."""
     return {
         trial.run: choice.alone - choice.together / max(map(len, choice.stacks))

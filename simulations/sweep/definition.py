@@ -17,8 +17,8 @@ from flower_vfl.config.schema import Section
 from flower_vfl.errors import ConfigError
 from flower_vfl.registry import suggestion
 
-TABLES = ("set", "grid", "random", "cases")
-_KNOWN = ("base", "sweep", *TABLES)
+TRIAL_TABLES = ("set", "grid", "random", "cases")
+_KNOWN = ("base", "sweep", *TRIAL_TABLES)
 NOTHING_VARIES = (
     "nothing varies: give a key several values in [grid] (seed = [0, 1, 2]), a range in [random], several [[cases]], "
     "or several presets as base; `flower-vfl run` does a single run"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from flower_vfl.apps.folder import RESULT, check_folder, check_free, read_result
-from flower_vfl.apps.sweeps import DEFINITION, ERRORS, Entry, is_sweep, read_record, write_record
+from flower_vfl.apps.sweeps import DEFINITION, ERRORS, TrialEntry, is_sweep, read_record, write_record
 from flower_vfl.errors import ConfigError, InputError, OutputExistsError
 from flower_vfl.files import FolderLock, append_private, remove_leftovers, write_text_atomic, writing_to
 from flower_vfl.protocol.printable import printable
@@ -56,7 +56,7 @@ class SweepFolder:
         self, path: Path, text: str, trials: Sequence[Trial], *, origin: Path | None = None, resume: bool = False
     ) -> None:
         self.path = path.expanduser().absolute()
-        known: Mapping[str, Entry] = {}
+        known: Mapping[str, TrialEntry] = {}
         if is_sweep(self.path):
             if not resume:
                 raise OutputExistsError(
@@ -101,7 +101,7 @@ class SweepFolder:
             log.write("\n".join([f"{run}:", *lines, "\n"]))
 
     def _record(self) -> None:
-        entries = [Entry(t.run, t.digest, t.values, self.attempts.get(t.run, 0)) for t in self.trials]
+        entries = [TrialEntry(t.run, t.digest, t.values, self.attempts.get(t.run, 0)) for t in self.trials]
         write_record(self.path, entries, self._origin)
 
     def discard(self) -> None:
@@ -136,7 +136,7 @@ def _discard_damaged(place: Path) -> None:
         (place / RESULT).unlink()
 
 
-def _check_same(path: Path, known: Mapping[str, Entry], trials: Sequence[Trial]) -> None:
+def _check_same(path: Path, known: Mapping[str, TrialEntry], trials: Sequence[Trial]) -> None:
     digests = {trial.digest for trial in trials}
     missing = [entry.run for digest, entry in known.items() if digest not in digests]
     if missing:
@@ -147,7 +147,7 @@ def _check_same(path: Path, known: Mapping[str, Entry], trials: Sequence[Trial])
         )
 
 
-def _renamed(trials: Sequence[Trial], known: Mapping[str, Entry]) -> list[Trial]:
+def _renamed(trials: Sequence[Trial], known: Mapping[str, TrialEntry]) -> list[Trial]:
     """Return the trials, with the names in the folder's record for those that it contains."""
     taken = {entry.run for entry in known.values()}
     found = []

@@ -13,7 +13,7 @@ from flower_vfl.simulations.sweep.trials import Trial
 from flower_vfl.strategies import DEFENSE_METHODS
 from flower_vfl.strategies.gradients.base import GradientDefense
 
-ALONE = "no other trial differs from it in seeds and defenses only"
+NO_GROUP = "no other trial differs from it in seeds and defenses only"
 
 
 VARIES = frozenset({"seed", "schedule_seed", "defenses"})
@@ -90,7 +90,8 @@ def groups(trials: Sequence[Trial]) -> list[Group]:
     for trial in trials:
         found.setdefault((_shared(trial.config), obstacle(trial.config)), []).append(trial)
     return [
-        Group(tuple(members), reason or (ALONE if len(members) == 1 else "")) for (_, reason), members in found.items()
+        Group(tuple(members), reason or (NO_GROUP if len(members) == 1 else ""))
+        for (_, reason), members in found.items()
     ]
 
 

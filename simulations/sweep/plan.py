@@ -16,14 +16,14 @@ from flower_vfl.errors import SetupError
 from flower_vfl.reports.words import duration, size
 from flower_vfl.simulations.cluster import Cluster
 from flower_vfl.simulations.sweep.checking import check_trials
-from flower_vfl.simulations.sweep.choosing import FEW, MORE, Choice, choose, saved
+from flower_vfl.simulations.sweep.choosing import LARGER_STACK, SMALL_STACK, StackingChoice, choose, saved
 from flower_vfl.simulations.sweep.definition import Definition
 from flower_vfl.simulations.sweep.planning import (
     CONTEXT,
     MOST_TEST_ROWS,
-    STEPS,
+    PROBE_STEPS,
     WARM_UP,
-    Shape,
+    CostGroup,
     check_gpus,
     fitting,
     makespan,
@@ -52,7 +52,7 @@ def print_plan(
     """
     trials, running = trials_of(definition, overrides), definition.running.with_stacking(stacking)
     places, refused = _places(processors(trials, running), running.gpus, workers)
-    choices = list[Choice]()
+    choices = list[StackingChoice]()
     with Status("checking the trials", console=console()) as status:
         check_trials(trials, running, lambda done, total: status.update(f"checking the trials: {done} of {total}"))
         shapes = shapes_of(trials, lambda done, total: status.update(f"measuring: {done} of {total}"))
@@ -69,7 +69,7 @@ def print_plan(
     screen.print(Text(_measured(shapes)))
 
 
-def shape_table(shapes: Sequence[Shape]) -> Table:
+def shape_table(shapes: Sequence[CostGroup]) -> Table:
     """Return a table with a row for each shape: number of trials, time of a step and of a trial, and memory."""
     table = Table(title="Trials that cost the same a step")
     for column in ("data, network, batch: defense", "trials", "a step", "a trial", "memory"):
@@ -82,7 +82,7 @@ def shape_table(shapes: Sequence[Shape]) -> Table:
     return table
 
 
-def choice_table(choices: Sequence[Choice]) -> Table:
+def choice_table(choices: Sequence[StackingChoice]) -> Table:
     """Return a table with a row for each group of trials: how they are trained, and the reason."""
     table = Table(title="Trials that share all but seeds and defenses")
     for column in ("trials", "trained", "memory", "why"):
@@ -107,7 +107,7 @@ def _places(cpus: float, gpus: float, workers: int) -> tuple[int, str]:
     return min(room, workers or room), ""
 
 
-def _on_this_machine(found: Mapping[str, Any], choices: Sequence[Choice], places: int, refused: str) -> str:
+def _on_this_machine(found: Mapping[str, Any], choices: Sequence[StackingChoice], places: int, refused: str) -> str:
     """Return a text on the sweep's time and memory on this machine, or on the reason why it would not run here."""
     count, long = len(found["seconds"]), duration(makespan(found["seconds"], places))
     if refused:
@@ -125,12 +125,12 @@ def _on_this_machine(found: Mapping[str, Any], choices: Sequence[Choice], places
     return words
 
 
-def _largest(trial: int, choices: Sequence[Choice], *, gpu: bool) -> int:
+def _largest(trial: int, choices: Sequence[StackingChoice], *, gpu: bool) -> int:
     """Return the memory of the largest trial or stack, on a GPU or in main memory."""
     return max([trial, *(choice.memory for choice in choices if choice.stacks and choice.on_gpu == gpu)])
 
 
-def _on_gpus(found: Mapping[str, Any], choices: Sequence[Choice], gpus: float) -> str:
+def _on_gpus(found: Mapping[str, Any], choices: Sequence[StackingChoice], gpus: float) -> str:
     """Return a text on the sweep's time on several GPUs, if one was measured."""
     if not found["gpu"]:
         return (
@@ -144,15 +144,16 @@ def _on_gpus(found: Mapping[str, Any], choices: Sequence[Choice], gpus: float) -
     return f"{each} {what} of {need} on each GPU; on so many GPUs like this one: {', '.join(times)}."
 
 
-def _measured(shapes: Sequence[Shape]) -> str:
+def _measured(shapes: Sequence[CostGroup]) -> str:
     """Return a text on the measured numbers and on those computed from them."""
     cut = any(shape.probe.measured_test_rows < shape.probe.test_rows for shape in shapes)
     part = f" (on {MOST_TEST_ROWS:,} of the test rows, taken times their number)" if cut else ""
     return (
-        f"Measured, one trial at a time: {STEPS} steps of each row of the table (the median of all but the first "
+        f"Measured, one trial at a time: {PROBE_STEPS} steps of each row of the table (the median of all but the first "
         f"{WARM_UP}), one evaluation{part}, the attacks on the trained model, the report; memory is the largest of "
         "the whole process. Computed: steps and evaluations times their number, by which early stopping takes less; "
         "trials at once as if they did not slow each other down; attacks on trained models as long after a short "
-        f"training as after a long one; of more than {MORE} together, time and memory from the stacks of {FEW} and "
-        f"{MORE} that were measured. Not in it: starting Ray, about ten seconds, and what runs beside it."
+        f"training as after a long one; of more than {LARGER_STACK} together, time and memory from the stacks of "
+        f"{SMALL_STACK} and "
+        f"{LARGER_STACK} that were measured. Not in it: starting Ray, about ten seconds, and what runs beside it."
     )

@@ -27,12 +27,12 @@ from flower_vfl.data.store.source import SomeRows
 from flower_vfl.errors import SetupError
 from flower_vfl.reports import render
 from flower_vfl.reports.words import size
-from flower_vfl.simulations.sweep.checking import OpenData, Progress, plain, quiet_log
+from flower_vfl.simulations.sweep.checking import OpenData, SettingProgress, plain, quiet_log
 from flower_vfl.simulations.sweep.trials import Trial
 from flower_vfl.strategies import Observer
 from flower_vfl.training.factories import schedule_of
 
-STEPS, WARM_UP = 40, 8
+PROBE_STEPS, WARM_UP = 40, 8
 """Number of steps of a probe, and of the first ones among them that are not timed."""
 
 CONTEXT = 600 * 2**20
@@ -86,7 +86,7 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Shape:
+class CostGroup:
     """Trials whose steps cost the same.
 
     Attributes
@@ -128,7 +128,7 @@ def makespan(seconds: Sequence[float], places: int) -> float:
     return max(ends)
 
 
-def shapes_of(trials: Sequence[Trial], progress: Progress = lambda done, total: None) -> list[Shape]:
+def shapes_of(trials: Sequence[Trial], progress: SettingProgress = lambda done, total: None) -> list[CostGroup]:
     """Return the distinct shapes of the trials, each measured by a short run on a part of the data.
 
     Raises
@@ -144,7 +144,7 @@ def shapes_of(trials: Sequence[Trial], progress: Progress = lambda done, total: 
         _probe(trials[0], data)  # excludes what a process does once, such as importing
         for index, members in enumerate(groups.values()):
             progress(index, len(groups))
-            shapes.append(Shape(members, _probe(members[0], data)))
+            shapes.append(CostGroup(members, _probe(members[0], data)))
     return shapes
 
 
@@ -233,7 +233,7 @@ class _Stopwatch(Observer):
 def part_of(data: VerticalData, config: Config) -> MemoryData:
     """Return evenly spaced rows of a data set, for the steps and the evaluation of a probe."""
     training, alignment = config.training, data.alignment
-    wanted = math.ceil(STEPS * training.batch_size / (1.0 - training.validation)) + 1
+    wanted = math.ceil(PROBE_STEPS * training.batch_size / (1.0 - training.validation)) + 1
     rows = _spread(alignment.rows, wanted)
     test = _spread(alignment.test_rows, MOST_TEST_ROWS)
     tables = {}
@@ -279,7 +279,7 @@ def on_one_gpu(gpus: float, workers: int = 0) -> int:
     return min(each, workers) if workers else each
 
 
-def check_gpus(shapes: Sequence[Shape], gpus: float, workers: int = 0) -> None:
+def check_gpus(shapes: Sequence[CostGroup], gpus: float, workers: int = 0) -> None:
     """Refuse more trials on a GPU than its memory holds, by measurements on the first GPU of this machine.
 
     Raises
@@ -307,7 +307,7 @@ def check_gpu(need: int, total: int, at_once: int) -> None:
         )
 
 
-def summary(shapes: Sequence[Shape], order: Sequence[Trial], saved: Mapping[str, float]) -> dict[str, Any]:
+def summary(shapes: Sequence[CostGroup], order: Sequence[Trial], saved: Mapping[str, float]) -> dict[str, Any]:
     """Return seconds of each trial in the order of the sweep, and the largest memory of a trial.
 
     Trials that are trained together take less; `saved` are the seconds of a step that they save, by the trial's name.

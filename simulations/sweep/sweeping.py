@@ -18,7 +18,7 @@ from flower_vfl.errors import InputError, TrainingError
 from flower_vfl.protocol.printable import shortened
 from flower_vfl.reports import render_sweep, renew
 from flower_vfl.simulations.process_cleanup import last_words
-from flower_vfl.simulations.sweep.board import MOST_SHOWN, Board
+from flower_vfl.simulations.sweep.board import REASON_CHARACTERS, Board
 from flower_vfl.simulations.sweep.checking import check_trials
 from flower_vfl.simulations.sweep.choosing import choose
 from flower_vfl.simulations.sweep.definition import Budget, Definition, Running
@@ -87,8 +87,8 @@ def run_sweep(
         run, reason = next(iter(board.failures.items()))
         raise TrainingError(
             f"{len(board.failures)} of {len(trials)} trials failed, {run} for instance: "
-            f"{shortened(reason, MOST_SHOWN)}. {folder.path / ERRORS} has all of each and where it came from. The "
-            f"others have left their results in {folder.path}; --resume tries the failed ones again"
+            f"{shortened(reason, REASON_CHARACTERS)}. {folder.path / ERRORS} has all of each and where it came from. "
+            f"The others have left their results in {folder.path}; --resume tries the failed ones again"
         )
     return summaries
 

@@ -19,11 +19,11 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.sweep.definition import NOTHING_VARIES, Definition
 
 MOST_TRIALS = 20_000
-BASE, DEFENSES = "base", "defenses"
+BASE_KEY, DEFENSES_KEY = "base", "defenses"
 _SHOWN = 8
 _NAME_LENGTH = 96
 
-Values = dict[str, Any]
+TrialValues = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def trials_of(definition: Definition, overrides: Mapping[str, Any] | None = None
         try:
             found.append((base, point, build_config(bases[base], {**fixed, **_settings(point)})))
         except ConfigError as error:
-            start = {BASE: base} if len(bases) > 1 else {}
+            start = {BASE_KEY: base} if len(bases) > 1 else {}
             problems.append(f"{_words({**start, **point})}: {error}")
     if problems:
         more = f" (and {len(problems) - _SHOWN} more)" if len(problems) > _SHOWN else ""
@@ -99,7 +99,7 @@ def base_names(bases: Sequence[str]) -> dict[str, str]:
     return {base: base for base in bases}  # a preset, and a file of its name beside the sweep's
 
 
-def _with_overrides(definition: Definition, overrides: Mapping[str, Any]) -> Values:
+def _with_overrides(definition: Definition, overrides: Mapping[str, Any]) -> TrialValues:
     given = {canonical_key(key): value for key, value in overrides.items()}
     varying = {*definition.grid, *definition.random, *(key for case in definition.cases for key in case)}
     clash = sorted(given.keys() & varying)
@@ -108,7 +108,7 @@ def _with_overrides(definition: Definition, overrides: Mapping[str, Any]) -> Val
     return {**definition.fixed, **given}
 
 
-def _points(definition: Definition) -> Iterator[Values]:
+def _points(definition: Definition) -> Iterator[TrialValues]:
     """Yield the values of each trial beyond its base and the shared ones; each sample meets the whole grid."""
     grid = {key: _grid_values(key, values) for key, values in definition.grid.items()}
     count = math.prod([*map(len, grid.values()), max(1, len(definition.cases)), len(definition.bases)])
@@ -116,26 +116,26 @@ def _points(definition: Definition) -> Iterator[Values]:
     if count > MOST_TRIALS:
         raise ConfigError(f"that would be {count:,} trials; {MOST_TRIALS:,} are the most that one sweep takes")
     for case in definition.cases or ({},):
-        chosen = {key: _one_chain(value) if key == DEFENSES else value for key, value in case.items()}
+        chosen = {key: _one_chain(value) if key == DEFENSES_KEY else value for key, value in case.items()}
         for values in product(*grid.values()):
             for sample in range(definition.running.samples):
                 yield {**chosen, **dict(zip(grid, values, strict=True)), **_draws(definition, sample)}
 
 
-def _settings(point: Values) -> Values:
+def _settings(point: TrialValues) -> TrialValues:
     """Return the values of a trial; `no_gradients(pretrain=3)` as defense becomes training without gradients."""
-    chain = point.get(DEFENSES, [])
+    chain = point.get(DEFENSES_KEY, [])
     if NO_GRADIENTS not in [entry.get("name") for entry in chain]:
         return point
     params = {name: value for name, value in chain[0].items() if name != "name"}
     if len(chain) > 1 or params.keys() - {"pretrain"}:
         raise ConfigError(f'{NO_GRADIENTS} stands by itself, with pretrain or without it: "{NO_GRADIENTS}(pretrain=3)"')
     pretrain = {f"training.{name}": value for name, value in params.items()}
-    return {**point, DEFENSES: [], "training.gradients": False, "training.patience": 0, **pretrain}
+    return {**point, DEFENSES_KEY: [], "training.gradients": False, "training.patience": 0, **pretrain}
 
 
 def _grid_values(key: str, values: list[Any]) -> list[Any]:
-    found = [chain for value in values for chain in chains(value)] if key == DEFENSES else values
+    found = [chain for value in values for chain in chains(value)] if key == DEFENSES_KEY else values
     if any(one == other for index, one in enumerate(found) for other in found[:index]):
         raise ConfigError(f"[grid] {key} has one value twice: {written([show(key, value) for value in found])}")
     return found
@@ -179,12 +179,12 @@ def _one_chain(value: Any) -> list[dict[str, Any]]:
     return found[0]
 
 
-def _draws(definition: Definition, sample: int) -> Values:
+def _draws(definition: Definition, sample: int) -> TrialValues:
     """Draw the keys of [random] once, each key and sample from a generator of its own, so that more change no other."""
-    drawn: Values = {}
+    drawn: TrialValues = {}
     for key, space in definition.random.items():
         generator = random.Random(f"{definition.running.seed} {sample} {key}")
-        if key == DEFENSES:
+        if key == DEFENSES_KEY:
             options = [chain for value in (space if isinstance(space, list) else [space]) for chain in chains(value)]
             drawn[key] = [_draw_defense(entry, generator) for entry in generator.choice(options)]
         else:
@@ -216,9 +216,9 @@ def _draw(key: str, space: Any, generator: random.Random) -> Any:
     return min(int(drawn), high) if whole else float(f"{drawn:.6g}")
 
 
-def _named(definition: Definition, found: Iterable[tuple[str, Values, Config]]) -> list[Trial]:
+def _named(definition: Definition, found: Iterable[tuple[str, TrialValues, Config]]) -> list[Trial]:
     """Return the trials, named by the values that vary; refuse two equal ones, but drop repeated draws."""
-    rows = [({BASE: base, **point}, config, config_digest(config)) for base, point, config in found]
+    rows = [({BASE_KEY: base, **point}, config, config_digest(config)) for base, point, config in found]
     keys = list(dict.fromkeys(key for values, _, _ in rows for key in values))
     shown = [{key: show(key, values[key]) for key in keys if key in values} for values, _, _ in rows]
     varying = [key for key in keys if len({str(row.get(key)) for row in shown}) > 1]
@@ -259,7 +259,7 @@ def show(key: str, value: Any) -> Any:
     >>> show("defenses", [{"name": "marvell", "s": 4.0}]), show("defenses", []), show("training.epochs", 3)
     ('marvell(s=4)', 'none', 3)
     """
-    if key == DEFENSES and isinstance(value, list):
+    if key == DEFENSES_KEY and isinstance(value, list):
         return ", ".join(map(_call, value)) or NO_DEFENSE
     return value if isinstance(value, str | int | float | bool) else written(value)
 
@@ -269,7 +269,7 @@ def _call(entry: Mapping[str, Any]) -> str:
 
 
 def _words(values: Mapping[str, Any]) -> str:
-    parts = (f"{key} = {show(key, value)}" for key, value in values.items() if (key, value) != (BASE, ""))
+    parts = (f"{key} = {show(key, value)}" for key, value in values.items() if (key, value) != (BASE_KEY, ""))
     return ", ".join(parts) or "the only trial"
 
 

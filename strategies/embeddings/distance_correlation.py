@@ -12,7 +12,7 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.registry import suggestion
 from flower_vfl.strategies.base import HookedStrategy
 from flower_vfl.strategies.embeddings.pairs import (
-    Run,
+    ClassRange,
     add_row_sums,
     blocks_of_one_class,
     both_ways,
@@ -108,7 +108,7 @@ class _Distances:
     """The sum over pairs of one class."""
 
 
-def _distances(rows: Tensor, runs: list[Run], *, keep: bool) -> _Distances:
+def _distances(rows: Tensor, runs: list[ClassRange], *, keep: bool) -> _Distances:
     lengths = rows.square().sum(dim=1)
     sums = rows.new_zeros(len(rows), dtype=torch.float64)
     squares, within = sums.new_zeros(()), sums.new_zeros(())
@@ -125,7 +125,7 @@ def _distances(rows: Tensor, runs: list[Run], *, keep: bool) -> _Distances:
     return _Distances(kept, sums, squares, within)
 
 
-def _correlation(rows: Tensor, runs: list[Run], form: Form, *, gradient: bool) -> tuple[Tensor, Tensor | None]:
+def _correlation(rows: Tensor, runs: list[ClassRange], form: Form, *, gradient: bool) -> tuple[Tensor, Tensor | None]:
     """Return the value, float64, and its gradient with respect to the rows, which are of two classes at least."""
     rows = rows - rows.mean(dim=0)
     unit = _or_one(rows.abs().amax() if rows.numel() else rows.new_zeros(()))
@@ -154,7 +154,7 @@ def _correlation(rows: Tensor, runs: list[Run], form: Form, *, gradient: bool) -
     return value, (forces - (2.0 * count * by_distance).to(rows.dtype) * rows) / unit
 
 
-def _forces(rows: Tensor, kept: list[Tensor], runs: list[Run], of_rows: Tensor, same_class: Tensor) -> Tensor:
+def _forces(rows: Tensor, kept: list[Tensor], runs: list[ClassRange], of_rows: Tensor, same_class: Tensor) -> Tensor:
     """Return the gradient of the sum of w_ij a_ij over ordered pairs for fixed weights w.
 
     The weights are `of_rows[i] + of_rows[j]`, less `same_class` for a pair of one class. Pairs of equal rows add 0.

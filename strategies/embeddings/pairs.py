@@ -19,7 +19,7 @@ from flower_vfl.strategies.gradients.units import working
 
 _HEIGHT = 64
 
-Run = tuple[int, int]
+ClassRange = tuple[int, int]
 """First row of a class and the first row after it, in a batch that is sorted by class."""
 
 
@@ -31,7 +31,7 @@ def check_batch(name: str, z: Tensor, y: Tensor) -> None:
         raise ConfigError(f"{name}: an embedding (B, D) needs labels (B,), given {tuple(z.shape)} and {tuple(y.shape)}")
 
 
-def sort_by_class(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor, list[Run]]:
+def sort_by_class(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor, list[ClassRange]]:
     """Return the rows (B, D) sorted by class in the number format to compute in, their order, and the classes' runs."""
     order = torch.argsort(y, stable=True)
     counts = torch.unique_consecutive(y[order], return_counts=True)[1].tolist()
@@ -49,7 +49,7 @@ def strips(begin: int, end: int) -> Iterator[tuple[slice, slice]]:
         yield slice(start, min(start + _HEIGHT, end)), slice(start, end)
 
 
-def blocks_of_one_class(head: slice, runs: list[Run]) -> Iterator[tuple[slice, slice]]:
+def blocks_of_one_class(head: slice, runs: list[ClassRange]) -> Iterator[tuple[slice, slice]]:
     """Yield the sub-blocks of a strip of rows that contain same-class pairs."""
     for begin, end in runs:
         if begin < head.stop and end > head.start:

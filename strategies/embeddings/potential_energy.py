@@ -12,7 +12,7 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.registry import suggestion
 from flower_vfl.strategies.base import HookedStrategy
 from flower_vfl.strategies.embeddings.pairs import (
-    Run,
+    ClassRange,
     add_row_sums,
     both_ways,
     check_batch,
@@ -111,7 +111,7 @@ def _check_form(reduction: str, distance: str) -> None:
             raise ConfigError(f"potential_energy: there is no {name} {given!r}; {hint}")
 
 
-def _angular(rows: Tensor, runs: list[Run], floor: float, *, gradient: bool) -> tuple[Tensor, Tensor | None]:
+def _angular(rows: Tensor, runs: list[ClassRange], floor: float, *, gradient: bool) -> tuple[Tensor, Tensor | None]:
     """Return the sum over ordered pairs, float64, and its gradient with respect to the rows."""
     unit = rows.abs().amax(dim=1, keepdim=True) if rows.numel() else rows[:, :1]
     unit = torch.where(unit == 0, 1.0, unit)  # squares of the scaled differences neither overflow nor vanish
@@ -154,7 +154,7 @@ def _soften(squares: Tensor) -> tuple[Tensor, Tensor]:
     return energy, root
 
 
-def _euclidean(rows: Tensor, runs: list[Run], floor: float, *, gradient: bool) -> tuple[Tensor, Tensor | None]:
+def _euclidean(rows: Tensor, runs: list[ClassRange], floor: float, *, gradient: bool) -> tuple[Tensor, Tensor | None]:
     """Return the sum over ordered pairs, float64, and its gradient with respect to the rows."""
     rows = rows - rows.mean(dim=0)
     squares = rows.square().sum(dim=1)

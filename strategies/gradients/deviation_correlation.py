@@ -13,20 +13,20 @@ from torch import Tensor
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.strategies.gradients.units import beside
 
-NUMBERS = 2**15
+MOST_ENTRIES = 2**15
 """Number of entries that are kept for a class in each epoch: 1,024 rows of 32."""
 
-FEWEST = 64
+FEWEST_KEPT = 64
 """Smallest number of rows that are kept for a class in each epoch, whatever their width."""
 
-ENOUGH = 16
+ENOUGH_ROWS = 16
 """Number of rows of a class that must occur in each of several epochs before a correlation is estimated; half of its
 sample if that is less."""
 
-STEPS_AT_ONCE = 16
+BATCHES_AT_ONCE = 16
 """Number of batches that are processed at once: between two steps the processor's caches lose the data for this."""
 
-MOST_PENDING_BYTES = 2**26
+MOST_WAITING_BYTES = 2**26
 """Number of bytes of gradients that may wait for that."""
 
 _NEGLIGIBLE = 1e-9
@@ -43,7 +43,7 @@ def sample(labels: NDArray[Any], width: int) -> Rows:
     >>> sample(np.arange(4096) % 2, 32)[:4], len(sample(np.arange(4096) % 2, 32))
     (array([0, 1, 4, 5]), 2048)
     """
-    most = max(FEWEST, NUMBERS // max(width, 1))
+    most = max(FEWEST_KEPT, MOST_ENTRIES // max(width, 1))
     members = [np.flatnonzero(labels == label) for label in (0, 1)]
     return np.sort(np.concatenate([rows[:: max(1, -(-len(rows) // most))] for rows in members]))
 
@@ -90,7 +90,7 @@ class DeviationCorrelation:
         are processed with later batches.
         """
         self._pending.append((g, y, rows, unit, means))
-        if len(self._pending) >= STEPS_AT_ONCE or sum(one[0].nbytes for one in self._pending) > MOST_PENDING_BYTES:
+        if len(self._pending) >= BATCHES_AT_ONCE or sum(one[0].nbytes for one in self._pending) > MOST_WAITING_BYTES:
             self._process_pending()
 
     def _process_pending(self) -> None:
@@ -131,8 +131,8 @@ class DeviationCorrelation:
     def correlations(self, epochs: int) -> NDArray[np.float64] | None:
         """Return k of negatives and of positives over the latest epochs, (2, T, T).
 
-        None if too few rows of a class occurred in each of them (`ENOUGH`): then the correlation is unknown. Without
-        deviations in a class, an epoch correlates with no other.
+        None if too few rows of a class occurred in each of them (`ENOUGH_ROWS`): then the correlation is unknown.
+        Without deviations in a class, an epoch correlates with no other.
         """
         recurring = self._recurring(epochs)
         if recurring is None:
@@ -171,7 +171,7 @@ class DeviationCorrelation:
         occurred = deviations.isfinite().all(dim=2).all(dim=0)
         members = [torch.from_numpy(self._labels[self._rows] == label) for label in (0, 1)]
         found = [deviations[:, occurred & mine].double().numpy() for mine in members]
-        enough = [min(ENOUGH, -(-int(mine.sum()) // 2)) for mine in members]
+        enough = [min(ENOUGH_ROWS, -(-int(mine.sum()) // 2)) for mine in members]
         return found if all(rows.shape[1] >= least for rows, least in zip(found, enough, strict=True)) else None
 
     def _begin(self, width: int) -> None:

@@ -19,7 +19,7 @@ from flower_vfl.registry import suggestion
 from flower_vfl.strategies.base import Defense, HookedStrategy
 from flower_vfl.strategies.labels.checks import check_task
 from flower_vfl.strategies.labels.label_dp import label_dependent_ends, rate_of
-from flower_vfl.strategies.labels.mechanisms import MECHANISMS, RandomisedResponse
+from flower_vfl.strategies.labels.mechanisms import LABEL_MECHANISMS, FlippedLabels
 
 
 class LocalHead(Defense):
@@ -59,18 +59,16 @@ class LocalHead(Defense):
     alone: ClassVar[bool] = True
     twice: ClassVar[str] = "give one epsilon"
 
-    def __init__(
-        self, strategy: HookedStrategy, epsilon: float = 1.0, mechanism: str = RandomisedResponse.name
-    ) -> None:
+    def __init__(self, strategy: HookedStrategy, epsilon: float = 1.0, mechanism: str = FlippedLabels.name) -> None:
         super().__init__(strategy)
         classes = self.base.labels.classes
         rate_of(epsilon, classes, name=self.name)
-        if mechanism not in MECHANISMS:
+        if mechanism not in LABEL_MECHANISMS:
             raise ConfigError(
-                f"local_head: mechanism {mechanism!r} is not known; {suggestion(str(mechanism), MECHANISMS)}"
+                f"local_head: mechanism {mechanism!r} is not known; {suggestion(str(mechanism), LABEL_MECHANISMS)}"
             )
         self.epsilon = float(epsilon)
-        self._mechanism = MECHANISMS[mechanism](self.epsilon, classes)
+        self._mechanism = LABEL_MECHANISMS[mechanism](self.epsilon, classes)
         self._rows: Rows | None = None
         self._local: dict[str, Tensor] = {}
 

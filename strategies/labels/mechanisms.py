@@ -24,7 +24,7 @@ from flower_vfl.strategies.labels.noisy_targets import (
 from flower_vfl.strategies.labels.with_prior import with_prior, without_flips
 
 
-class Mechanism(ABC):
+class LabelMechanism(ABC):
     """A randomisation of labels: the draw, and the loss of a head on its result.
 
     A subclass uses labels in `draw` and in `end_epoch` only, each of them once, under epsilon. Everything else that it
@@ -95,7 +95,7 @@ class Mechanism(ABC):
         """Restore a state that `state` returned; `draw` was called before."""
 
 
-class RandomisedResponse(Mechanism):
+class FlippedLabels(LabelMechanism):
     """Labels that are kept with probability e^epsilon / (e^epsilon + C - 1), else become another class.
 
     References
@@ -139,7 +139,7 @@ class RandomisedResponse(Mechanism):
         return label_loss(logits, self._drawn[rows].to(logits.device), self._weights)
 
 
-class Likelihood(Mechanism):
+class Likelihood(LabelMechanism):
     """Targets that are the probabilities of labels, given the draw and the head's own prediction.
 
     A head with these targets predicts true labels rather than randomised ones, by maximum likelihood (`posterior`). Its
@@ -189,7 +189,7 @@ class Posterior(Likelihood):
         return {"epsilon": self.epsilon, "flip": rate, "flipped": float((drawn != labels).double().mean())}
 
 
-class Laplace(Mechanism):
+class LaplaceTargets(LabelMechanism):
     """Targets with noise that is drawn once: on average over the noise, gradients are those of true labels.
 
     The loss has no lower bound, since a target can be below 0 or above 1: a head that overfits makes it ever smaller.
@@ -216,7 +216,7 @@ class Laplace(Mechanism):
 
 
 class Alibi(Likelihood):
-    """Targets that are the probabilities of labels, given targets as in `Laplace` and the head's own prediction.
+    """Targets that are the probabilities of labels, given targets as in `LaplaceTargets` and the head's own prediction.
 
     References
     ----------
@@ -236,7 +236,7 @@ class Alibi(Likelihood):
         return {"epsilon": self.epsilon}
 
 
-class Prior(Mechanism):
+class Prior(LabelMechanism):
     """Labels drawn in two stages, the second with the head of the first as prior (LP-2ST).
 
     In the first half of the epochs a half of the rows has flipped labels; the head learns from these alone. Its
@@ -334,8 +334,8 @@ class Prior(Mechanism):
 _UNDRAWN = -1
 """Placeholder of a label that was not drawn yet."""
 
-MECHANISMS: dict[str, type[Mechanism]] = {
-    cls.name: cls for cls in (RandomisedResponse, Laplace, Alibi, Posterior, Prior)
+LABEL_MECHANISMS: dict[str, type[LabelMechanism]] = {
+    cls.name: cls for cls in (FlippedLabels, LaplaceTargets, Alibi, Posterior, Prior)
 }
 """Mechanisms by the name that a configuration uses."""
 

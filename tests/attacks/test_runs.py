@@ -25,7 +25,7 @@ from flower_vfl.strategies import Iso, VerticalStrategy
 from flower_vfl.strategies.gradients.base import GradientDefense
 from flower_vfl.tracking import read_steps
 from flower_vfl.training.outcome import Outcome
-from flower_vfl.transport.wire import KEPT
+from flower_vfl.transport.wire import MOST_UNCONFIRMED
 from tests.attacks.common import RecordingAttack
 from tests.toys import toy_config, toy_data
 
@@ -125,7 +125,7 @@ def test_scorers_get_the_labels_of_a_table_of_any_size_as_fast_as_they_take_them
 
     monkeypatch.setattr(Attacker, "answer", slowly)
     monkeypatch.setattr(AuditLabels, "PIECE", 1)
-    assert len(data.labels().train) > 2 * KEPT
+    assert len(data.labels().train) > 2 * MOST_UNCONFIRMED
     assert run(config, data=lambda _: data).summary["leakage"] == expected
 
 

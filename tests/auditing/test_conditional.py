@@ -13,7 +13,7 @@ from torch import nn
 
 from flower_vfl.apps import run
 from flower_vfl.auditing.conditional import ConditionalOracle, log_ratio
-from flower_vfl.auditing.noise import WIDEST, GaussianNoise, LineNoise, hypotheses
+from flower_vfl.auditing.noise import WIDEST_COVARIANCE, GaussianNoise, LineNoise, hypotheses
 from flower_vfl.reports.leaks import side_information
 from flower_vfl.strategies import Iso, Marvell, MarvellFull, MaxNorm, VerticalStrategy
 from tests.sampling import generator
@@ -173,9 +173,12 @@ def test_parties_with_noise_of_their_own_multiply_their_ratios_and_joint_noise_i
 
 
 def test_gradients_that_are_too_wide_have_no_oracle():
-    wide = {"a": torch.zeros(2, WIDEST + 1)}
-    places = {"a": slice(0, WIDEST + 1)}
-    assert log_ratio(wide, torch.zeros(2, 2, WIDEST + 1), [same_noise(1.0, WIDEST + 1)], places) is None
+    wide = {"a": torch.zeros(2, WIDEST_COVARIANCE + 1)}
+    places = {"a": slice(0, WIDEST_COVARIANCE + 1)}
+    assert (
+        log_ratio(wide, torch.zeros(2, 2, WIDEST_COVARIANCE + 1), [same_noise(1.0, WIDEST_COVARIANCE + 1)], places)
+        is None
+    )
 
 
 def conditional(result):

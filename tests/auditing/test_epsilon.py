@@ -8,11 +8,11 @@ from flower_vfl.accounting import Guarantee
 from flower_vfl.apps import run
 from flower_vfl.auditing import monitor
 from flower_vfl.auditing.canaries import Canaries
-from flower_vfl.auditing.epsilon import CANARIES, ESTIMATED, Evidence, audit_epsilon
+from flower_vfl.auditing.epsilon import ESTIMATED, WITH_CANARIES, Evidence, audit_epsilon
 from flower_vfl.auditing.halves import CANARY, CHOOSE, FIT, SCORE, Split
 from flower_vfl.auditing.panel import Membership
 from flower_vfl.auditing.proof import Measurement, Proof
-from flower_vfl.auditing.selection import EPOCHS, Candidate, Sample
+from flower_vfl.auditing.selection import SPAN_EPOCHS, FittedReader, Sample
 from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import audit_power
 from flower_vfl.rng import Secret
@@ -33,7 +33,7 @@ class HalfNoise(LocalHead):
 def candidate(scores, labels, parts, name="trees"):
     """Return a reader with these scores (n,) of rows."""
     sample = Sample(np.zeros((len(labels), 1)), labels.astype(np.int64), parts)
-    return Candidate(name, EPOCHS, 1, 0.8, scores[parts != FIT], sample)
+    return FittedReader(name, SPAN_EPOCHS, 1, 0.8, scores[parts != FIT], sample)
 
 
 def coins(generator, epsilon, count=600, classes=2):
@@ -110,7 +110,7 @@ def test_more_parties_share_the_confidence():
     alone = audited(evidence, canaries=600)
     both = audit_epsilon([evidence, evidence], [(), ()], classes=2, canaries=600)
     assert both["lower"] < alone["lower"]
-    assert alone["kind"] == CANARIES
+    assert alone["kind"] == WITH_CANARIES
     assert alone["parties"][0]["reader"] == "trees"
     assert [one["guesses"] for one in alone["parties"][0]["tried"]] == [400, 100, 25]
 

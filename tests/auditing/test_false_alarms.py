@@ -10,7 +10,7 @@ from flower_vfl.auditing.halves import Split
 from flower_vfl.auditing.monitor import LeakageMonitor
 from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.auditing.verdict import LEAKS, verdict_of
-from flower_vfl.config.schema import PRACTICAL
+from flower_vfl.config.schema import DEFAULT_ATTACKS
 from flower_vfl.protocol.schedule import Schedule
 
 ROWS, BATCH, WIDTH, EPOCHS = 1010, 50, 6, 2
@@ -27,7 +27,7 @@ def verdict(seed, *, shuffled):
     labels = AuditLabels.of(y)
     monitor = LeakageMonitor(
         ["a"],
-        make_attacks([{"name": name} for name in PRACTICAL]),
+        make_attacks([{"name": name} for name in DEFAULT_ATTACKS]),
         labels,
         schedule,
         defended=False,

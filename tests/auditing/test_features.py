@@ -5,10 +5,10 @@ import torch
 from scipy.linalg import svd
 from sklearn.metrics.pairwise import cosine_similarity
 
-from flower_vfl.auditing.features import DIRECTIONS, MORE, GradientFeatures
+from flower_vfl.auditing.features import DIRECTIONS, MORE_QUANTITIES, GradientFeatures
 from tests.attacks.gradient.test_direction import batches
 
-RESIDUAL, NEAREST, OPPOSITE, ALONG = (place - MORE for place in (2, 6, 7, 8))
+RESIDUAL, NEAREST, OPPOSITE, ALONG = (place - MORE_QUANTITIES for place in (2, 6, 7, 8))
 
 
 def test_the_residual_column_is_what_scipys_principal_directions_leave():

@@ -11,7 +11,7 @@ from flower_vfl.attacks.joint import JointAttack, JointReaderAttack, JointScores
 from flower_vfl.attacks.longitudinal.base import KnownRows
 from flower_vfl.auditing.joint import (
     BYTES,
-    ROWS,
+    TRAINING_ROWS,
     WITHOUT_OWN,
     JointEvaluator,
     JointLabels,
@@ -171,7 +171,7 @@ def test_the_sample_is_bounded_and_the_same_each_time():
     assert (np.diff(chosen) > 0).all()
     assert np.array_equal(chosen, sample_rows(np.arange(5000), 1000))
     assert abs(chosen.mean() - 2500) < 5 * 1443 / np.sqrt(1000)
-    assert most_rows(32, columns=24) == ROWS
+    assert most_rows(32, columns=24) == TRAINING_ROWS
     assert most_rows(4096, columns=24) * 4096 * 4 <= BYTES
     assert most_rows(32, columns=3 * 84 * 84) == 8192
 

@@ -13,7 +13,7 @@ from flower_vfl.auditing.readers import (
     DISCRIMINANTS,
     SCREENED,
     SCREENED_OF_TWO,
-    WIDEST,
+    WIDEST_READER,
     boosted_trees,
     energy_discriminant,
     linear_discriminant,
@@ -68,7 +68,7 @@ def test_products_are_those_of_scikit_learn_weighed_one_by_one():
 
 
 def test_products_of_many_columns_and_one_without_variance_are_finite():
-    x, y = gaussians(3000, width=WIDEST + 40)
+    x, y = gaussians(3000, width=WIDEST_READER + 40)
     x[:, 1], x[:, 7] = np.where(y == 1, 1, -1) * x[:, 2] + 0.1 * x[:, 3], 3.0
     scores = product_discriminant(x, y, 2)(x)
     assert np.isfinite(scores).all()
@@ -92,8 +92,8 @@ def test_quadratic_scores_are_the_log_likelihood_ratio_of_the_distributions():
 
 @pytest.mark.parametrize("fit", ALL)
 def test_a_leak_in_one_of_many_columns_is_found_beside_a_constant_one(fit):
-    x, y = gaussians(2500, shift=4.0, width=WIDEST + 20)
-    more_x, more_y = gaussians(2500, shift=4.0, width=WIDEST + 20, seed=1)
+    x, y = gaussians(2500, shift=4.0, width=WIDEST_READER + 20)
+    more_x, more_y = gaussians(2500, shift=4.0, width=WIDEST_READER + 20, seed=1)
     for columns in (x, more_x):
         columns[:, 7] = 5.0
     assert held_out_auc(fit, x, y, more_x, more_y) > 0.9
@@ -166,7 +166,7 @@ def test_trees_find_the_one_column_of_more_than_they_read_that_leaks(signal, cla
 
 
 @pytest.mark.parametrize(
-    ("width", "rounding"), [(5, 1e-9), (WIDEST + 20, 1e-5)]
+    ("width", "rounding"), [(5, 1e-9), (WIDEST_READER + 20, 1e-5)]
 )  # wide rows are brought down in float32
 def test_readers_of_the_same_arrays_give_what_each_gives_alone(width, rounding):
     rng = np.random.default_rng(0)

@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("flower_vfl", "strategies", "simulations", "examples/own_methods", "docs/extensions")
+LIBRARY = FOLDERS[:3]
 TEMPLATES = "flower_vfl/reports/templates"
 FIRST_WORDS = {"What", "Who", "Whether", "How", "Where", "Which", "Whose"}
 BANNED = {
@@ -42,6 +43,9 @@ BANNED = {
     "cards": "GPUs",
 }
 """Private metaphors, and the words of the field in their place."""
+
+OF_EACH_DATA_SET = {"CLASSES", "DIGESTS", "PACKAGED"}
+"""Constants that each module of a data set has: class names, digests of its files, the folder of its package."""
 
 NAMES = {"told", "said", "hears", "heard", "cards", "on_card"}
 """Identifiers that name no thing of the field: write scores, answer, side rows, progress, GPU."""
@@ -163,4 +167,28 @@ def test_identifiers_are_terms_of_the_field():
         for line, name in identifiers(ast.parse((ROOT / path).read_text(encoding="utf8")))
         if name.strip("_").lower() in NAMES
     ]
+    assert not found, "\n".join(found)
+
+
+def definitions(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield the public classes, type aliases and constants of a module with their definitions."""
+    guarded = [line for node in tree.body if isinstance(node, ast.If) for line in node.body]
+    for node in [*tree.body, *guarded]:
+        if isinstance(node, ast.ClassDef):
+            yield node.name, ast.unparse(node)
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            many = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
+            pairs = zip(target.elts, node.value.elts, strict=True) if many else [(target, node.value)]
+            yield from ((name.id, ast.unparse(value)) for name, value in pairs if isinstance(name, ast.Name))
+
+
+def test_a_name_of_a_class_an_alias_or_a_constant_has_one_meaning():
+    meanings: dict[str, dict[str, str]] = {}
+    for path in modules():
+        if path.parts[0] in LIBRARY:
+            for name, text in definitions(ast.parse((ROOT / path).read_text(encoding="utf8"))):
+                if name[0].isupper() and name not in OF_EACH_DATA_SET:
+                    meanings.setdefault(name, {})[text] = str(path)
+    found = [f"{name}: {', '.join(texts.values())}" for name, texts in meanings.items() if len(texts) > 1]
     assert not found, "\n".join(found)

@@ -167,7 +167,7 @@ class Campaign:
     def __init__(self, root: Path, seed: int, transport: str = "", connections: int = 0) -> None:
         self._root, self._seed, self._transport, self._connections = root, seed, transport, connections
         self.data = open_data(build_config(setup()))
-        model_completion.EPOCHS = ATTACKER_EPOCHS  # before its processes are forked
+        model_completion.MOST_EPOCHS = ATTACKER_EPOCHS  # before its processes are forked
         run(build_config(setup()))  # loads what is imported at first use, before hundreds of processes are forked
         self._fork_server = str(root / "fork-server")
         self._fork_server_id = start_fork_server(self._fork_server, self.data, root / "fork-server.log")

@@ -6,7 +6,7 @@ from tests.faults.common import ATTACKER_EPOCHS, setup
 
 @pytest.fixture(autouse=True)
 def attackers_train_briefly(monkeypatch):
-    monkeypatch.setattr("flower_vfl.attacks.embedding.model_completion.EPOCHS", ATTACKER_EPOCHS)
+    monkeypatch.setattr("flower_vfl.attacks.embedding.model_completion.MOST_EPOCHS", ATTACKER_EPOCHS)
 
 
 @pytest.fixture(scope="session")

@@ -50,7 +50,7 @@ def main() -> None:
         return offered
 
     StreamEndpoint.offer = over_a_line  # type: ignore[method-assign]
-    model_completion.EPOCHS = ATTACKER_EPOCHS  # as in the run that it is compared with
+    model_completion.MOST_EPOCHS = ATTACKER_EPOCHS  # as in the run that it is compared with
     cut = CutInFlood(folder, lines)
     run(build_config(setup("stream")), out=folder / "run", observers=(cut,))
     print(json.dumps({"cuts": cut.cuts, "connections": [line.connections for line in lines]}))  # noqa: T201

@@ -55,7 +55,7 @@ def train(folder: Path, values: dict[str, Any], kill: dict[str, Any]) -> None:
     if "replacing" in kill:
         kill_around_replacing(kill["replacing"], before=kill["before"])
         kill = {}
-    model_completion.EPOCHS = ATTACKER_EPOCHS  # as in the runs that it is compared with
+    model_completion.MOST_EPOCHS = ATTACKER_EPOCHS  # as in the runs that it is compared with
     run(build_config(values), out=folder / "run", resume=True, observers=(KillAfter(**kill),))
 
 

@@ -22,7 +22,7 @@ from flower_vfl.data.store.memory import MemoryData
 from flower_vfl.strategies.base import Defense
 from flower_vfl.strategies.labels import label_dp, mechanisms
 from flower_vfl.training.checkpointing import Checkpointing
-from flower_vfl.training.loop import Training
+from flower_vfl.training.loop import TrainingLoop
 from flower_vfl.transport.sessions import Sessions
 from tests.apps.alignment.common import people, write_people
 from tests.faults.common import TRANSPORTS
@@ -269,13 +269,13 @@ def test_nothing_of_an_alignment_depends_on_labels(recorder, monkeypatch, tmp_pa
 
 
 def with_the_loss_in_a_field(monkeypatch):
-    answer = Training._answer
+    answer = TrainingLoop._answer
 
     def leaking(training, party, step, request, done, references):
         frame = answer(training, party, step, request, done, references)
         return replace(frame, fields={**frame.fields, "loss": done.loss})
 
-    monkeypatch.setattr(Training, "_answer", leaking)
+    monkeypatch.setattr(TrainingLoop, "_answer", leaking)
 
 
 def with_labels_in_an_error(monkeypatch):
@@ -304,14 +304,14 @@ def with_commits_that_depend_on_the_loss(monkeypatch):
 
 
 def with_a_batch_that_is_asked_for_by_its_labels(monkeypatch):
-    evaluate = Training._evaluate
+    evaluate = TrainingLoop._evaluate
 
     def leaking(training, epoch):
         if training._labels[1].sum() > 36:
             training._predict("validation")
         return evaluate(training, epoch)
 
-    monkeypatch.setattr(Training, "_evaluate", leaking)
+    monkeypatch.setattr(TrainingLoop, "_evaluate", leaking)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from flower_vfl.metrics import ArgumentError, Release, ShapedRelease, auc_bound, together, together_shaped
+from flower_vfl.metrics import ArgumentError, EpochRelease, ShapedRelease, auc_bound, together, together_shaped
 from flower_vfl.strategies.gradients.marvell.solver import optimal_noise
 from flower_vfl.strategies.gradients.noise import Noise
 from tests.metrics.likelihood_ratio import best_auc
@@ -29,7 +29,7 @@ def drawn(seed, epochs, width):
         along = across + rng.uniform(0.0, 3.0, 2)
         spread = tuple(rng.uniform(0.1, 1.0, 2))
         found.append(
-            Release(unit(*rng.standard_normal(width)), rng.uniform(0.1, 2), spread, tuple(along), tuple(across))
+            EpochRelease(unit(*rng.standard_normal(width)), rng.uniform(0.1, 2), spread, tuple(along), tuple(across))
         )
     return found
 
@@ -84,7 +84,7 @@ def test_one_release_has_the_divergence_that_marvell_leaves():
     u, v, d, g, p = 0.02, 0.05, 16, 1.0, 0.1
     spectrum = optimal_noise(u, v, d, g, p, 4.0)
     along, across = (spectrum.lam1_neg, spectrum.lam1_pos), (spectrum.lam2_neg, spectrum.lam2_pos)
-    release = Release(unit(*range(1, 17)), math.sqrt(g), (u, v), along, across)
+    release = EpochRelease(unit(*range(1, 17)), math.sqrt(g), (u, v), along, across)
     assert together([release], rho=0.5, kept=0.5).sum_kl() == pytest.approx(spectrum.sum_kl, rel=1e-9)
     assert together([release] * 5, rho=0.0, kept=0.0).sum_kl() == pytest.approx(5 * spectrum.sum_kl, rel=1e-9)
 
@@ -96,7 +96,7 @@ def test_a_repeated_release_adds_no_divergence():
 
 
 def test_persistent_noise_is_gone_from_the_difference_of_two_epochs():
-    near, far = (Release(unit(1, 0, 0), distance, (0.0, 0.0), (4.0, 4.0), (4.0, 4.0)) for distance in (1.0, 2.0))
+    near, far = (EpochRelease(unit(1, 0, 0), distance, (0.0, 0.0), (4.0, 4.0), (4.0, 4.0)) for distance in (1.0, 2.0))
     assert math.isinf(together([near, far], rho=1.0, kept=0.0).sum_kl())
     for rho in (0.0, 0.9, 0.999):
         expected = (1 + 4 - 4 * rho) / (4 * (1 - rho**2))
@@ -108,7 +108,7 @@ def test_persistent_noise_is_gone_from_the_difference_of_two_epochs():
 def test_the_spread_of_rows_counts_beside_their_noise_however_small_it_is(least, ratio):
     """Two releases of one row with the same noise: their sum and their difference are independent."""
     width, noise, distance, rounding = 6, 4.0, 0.3, 1e-6 + 2e-14 / least
-    release = Release(unit(*range(1, 7)), distance, (least, ratio * least), (noise, noise), (noise, noise))
+    release = EpochRelease(unit(*range(1, 7)), distance, (least, ratio * least), (noise, noise), (noise, noise))
     sums, differences = [least + 2 * noise, ratio * least + 2 * noise], [least, ratio * least]
     expected = distance**2 * (1 / sums[0] + 1 / sums[1])  # of means that are distance * sqrt(2) apart
     for one, other in (sums, differences):
@@ -124,7 +124,7 @@ def test_the_spread_of_rows_counts_beside_their_noise_however_small_it_is(least,
 def test_the_best_rule_stays_below_the_bound_where_the_noise_is_gone_from_a_difference():
     """The examples suffice for the ratio of the variances of differences; chance fails the test 1 in 10,000 times."""
     samples = 4_000
-    release = Release(unit(*range(1, 33)), 0.05, (1e-10, 1.2e-10), (1.0, 1.0), (1.0, 1.0))
+    release = EpochRelease(unit(*range(1, 33)), 0.05, (1e-10, 1.2e-10), (1.0, 1.0), (1.0, 1.0))
     both = together([release] * 2, rho=1.0, kept=0.0)
     best = best_auc(both, samples)
     assert 0.6 < best < auc_bound(both.sum_kl()) + norm.isf(1e-4) * math.sqrt(1 / 6 / samples)
@@ -135,7 +135,7 @@ def test_nearly_equal_directions_are_told_apart(turned):
     """With noise that is the same in both epochs, means a little apart stand out in the difference."""
     distance, noise, own = 1.5, 2.0, turned**2
     near, far = (
-        Release(unit(math.cos(angle), math.sin(angle), 0), distance, (own, own), (noise, noise), (noise, noise))
+        EpochRelease(unit(math.cos(angle), math.sin(angle), 0), distance, (own, own), (noise, noise), (noise, noise))
         for angle in (0.0, turned)
     )
     sums = (2 * distance * math.cos(turned / 2)) ** 2 / 2
@@ -147,7 +147,7 @@ def test_nearly_equal_directions_are_told_apart(turned):
 @pytest.mark.parametrize("farther", [1e-3, 1e-6, 1e-9])
 def test_means_that_differ_where_nothing_varies_tell_the_classes_apart_for_certain(farther):
     near, far = (
-        Release(unit(1, 0, 0), distance, (0.0, 0.0), (4.0, 4.0), (4.0, 4.0)) for distance in (1.0, 1.0 + farther)
+        EpochRelease(unit(1, 0, 0), distance, (0.0, 0.0), (4.0, 4.0), (4.0, 4.0)) for distance in (1.0, 1.0 + farther)
     )
     assert math.isinf(together([near, far], rho=1.0, kept=0.0).sum_kl())
 
@@ -166,13 +166,13 @@ def test_rounding_errors_of_equal_releases_add_no_divergence(epochs, width):
 def test_with_equal_noise_of_both_classes_only_the_mean_of_the_releases_counts(rho, epochs):
     """The mean of T releases has the variance lam (rho + (1 - rho) / T), and nothing else depends on the class."""
     lam, distance = 2.5, 1.5
-    release = Release(unit(2, 1), distance, (0.0, 0.0), (lam, lam), (lam, lam))
+    release = EpochRelease(unit(2, 1), distance, (0.0, 0.0), (lam, lam), (lam, lam))
     expected = distance**2 / (lam * (rho + (1 - rho) / epochs))
     assert together([release] * epochs, rho=rho, kept=0.0).sum_kl() == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_best_rule_is_that_of_two_gaussians_and_stays_below_the_bound():
-    release = Release(unit(1, 1, 0), 1.0, (0.3, 0.3), (4.0, 4.0), (1.0, 1.0))
+    release = EpochRelease(unit(1, 1, 0), 1.0, (0.3, 0.3), (4.0, 4.0), (1.0, 1.0))
     for epochs in (1, 10):
         both = together([release] * epochs, rho=0.2, kept=0.5)
         best = best_auc(both, 40_000)
@@ -202,7 +202,7 @@ def test_the_noise_that_defenses_draw_has_the_covariance_of_the_model():
             line = float(noise.draw(zeros, 1)[0, 0]) * math.sqrt(release.along[1] - release.across[1])
             rest = noise.draw(zeros, width, stream=1)[0].numpy() * math.sqrt(release.across[1])
             samples[key, epoch * width : (epoch + 1) * width] = line * release.direction + rest
-    bare = [Release(r.direction, 0.0, (0.0, 0.0), r.along, r.across) for r in releases]
+    bare = [EpochRelease(r.direction, 0.0, (0.0, 0.0), r.along, r.across) for r in releases]
     expected = dense(bare, 1, rho, 0.0)[1]
     spread = np.sqrt((np.outer(np.diag(expected), np.diag(expected)) + expected**2) / count)
     assert (np.abs(samples.T @ samples / count - expected) < 5 * spread).all()
@@ -220,7 +220,7 @@ def test_the_noise_that_defenses_draw_has_the_covariance_of_the_model():
 def test_what_is_no_release_is_refused(values, words):
     sound = {"direction": unit(1, 0), "distance": 1.0, "spread": (0.1, 0.1), "along": (1.0, 1.0), "across": (1.0, 1.0)}
     with pytest.raises(ArgumentError, match=words):
-        Release(**{**sound, **values})
+        EpochRelease(**{**sound, **values})
 
 
 def test_what_cannot_be_put_together_is_refused():
@@ -241,7 +241,7 @@ def test_what_cannot_be_put_together_is_refused():
     for matrix in (asymmetric, large, indefinite):
         with pytest.raises(ArgumentError, match="kept are correlations"):
             together(drawn(0, 3, 2), rho=0.0, kept=np.stack([np.eye(3), matrix]))
-    bare = Release(unit(1, 0), 1.0, (0.0, 0.0), (0.0, 0.0), (0.0, 0.0))
+    bare = EpochRelease(unit(1, 0), 1.0, (0.0, 0.0), (0.0, 0.0), (0.0, 0.0))
     assert math.isinf(together([bare], rho=0.0, kept=0.0).sum_kl())
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from flower_vfl.data.store.memory import array_table
-from flower_vfl.nn.numbers import BINS, NumericEmbedding
+from flower_vfl.nn.numbers import MOST_BINS, NumericEmbedding
 from flower_vfl.nn.tabular import TabularBottom
 
 
@@ -18,7 +18,7 @@ def _embedding(values, width=3):
 
 def _reference_encoding(x, knots):
     """Return the encoding of Gorishniy et al., equation 1, bin by bin; outer bins extend by twice their width."""
-    encoded = np.zeros(BINS)
+    encoded = np.zeros(MOST_BINS)
     edges = np.unique(knots)
     for t, (low, high) in enumerate(pairwise(edges)):
         least = -2.0 if t == 0 else 0.0
@@ -49,10 +49,10 @@ def test_bins_are_quantiles_of_rows_and_of_distinct_values():
     values = np.zeros((1000, 1), dtype=np.float32)
     values[:100, 0] = np.arange(1, 101)  # nine tenths are zero: quantiles of rows alone leave one bin or two
     knots = np.unique(_embedding(values).knots.numpy())
-    probabilities = np.linspace(0.0, 1.0, BINS // 2 + 1)
+    probabilities = np.linspace(0.0, 1.0, MOST_BINS // 2 + 1)
     expected = np.unique(np.concatenate([np.quantile(v, probabilities) for v in (values[:, 0], np.arange(101.0))]))
     np.testing.assert_allclose(knots, expected.astype(np.float32))
-    assert len(knots) > BINS // 2
+    assert len(knots) > MOST_BINS // 2
 
 
 def test_a_model_that_is_made_again_without_the_rows_takes_its_bins_from_the_weights():

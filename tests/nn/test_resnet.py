@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from flower_vfl.nn import seeded_initialisation
-from flower_vfl.nn.resnet import Block
+from flower_vfl.nn.resnet import ResidualBlock
 
 
 def reference_block(block, x, stride):
@@ -23,13 +23,13 @@ def reference_block(block, x, stride):
 @pytest.mark.parametrize("size", [(8, 8), (7, 5)])
 def test_a_block_adds_its_input_to_two_normalised_convolutions(channels, width, stride, size):
     with seeded_initialisation(3):
-        block = Block(channels, width, stride)
+        block = ResidualBlock(channels, width, stride)
     x = torch.randn(6, channels, *size, generator=torch.Generator().manual_seed(0))
     assert torch.allclose(block(x), reference_block(block, x, stride), atol=1e-5)
 
 
 def test_initial_weights_keep_the_variance_of_gradients():
     with seeded_initialisation(0):
-        first = next(part for part in Block(32, 64).modules() if isinstance(part, nn.Conv2d))
+        first = next(part for part in ResidualBlock(32, 64).modules() if isinstance(part, nn.Conv2d))
     assert first.weight.std().item() == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.05)
     assert first.bias is None

@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 from flower_vfl.config import from_run_config, leaf_paths
 from flower_vfl.config.parsing import call, parse_defenses
 from flower_vfl.simulations.demo.plan import RUNS
-from flower_vfl.simulations.demo.table import COLUMNS, markdown
+from flower_vfl.simulations.demo.table import HEADINGS, markdown
 from tests.packaging import run_config
 from tests.packaging.conftest import ROOT
 
@@ -160,7 +160,7 @@ def test_the_readmes_table_has_the_rows_and_columns_of_the_demo():
     found = re.findall(r"<!-- demo-table -->\n(.*?)<!-- /demo-table -->", README, flags=re.DOTALL)
     assert len(found) == 1, "README.md needs one demo-table; `python benchmarks/demo.py --readme` writes it"
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in found[0].splitlines() if "|" in line]
-    assert lines[0] == list(COLUMNS)
+    assert lines[0] == list(HEADINGS)
     runs = (parse_defenses(text) for text in RUNS.values())
     assert [line[0] for line in lines[2:]] == [
         ", ".join(call(entry.pop("name").replace("no_g", "no g"), entry) for entry in defenses) or "none"

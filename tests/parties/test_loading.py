@@ -123,7 +123,7 @@ def test_a_file_that_became_shorter_is_an_error(tmp_path):
 def test_only_tables_in_large_files_are_read_in_windows(tmp_path, monkeypatch):
     source = stored(tmp_path)
     assert not in_windows(source)
-    monkeypatch.setattr(loading, "LARGE", source.file_bytes - 1)
+    monkeypatch.setattr(loading, "LARGE_TABLE", source.file_bytes - 1)
     assert in_windows(source)
     assert not in_windows(RecordingSource())
     loader = Loader(source, SCHEDULE, IN_MEMORY)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flower_vfl.errors import ProtocolError
-from flower_vfl.protocol.frame import OVERHEAD, VERSION, Frame, Kind, decode, encode, from_records, to_records
+from flower_vfl.protocol.frame import HEADER_VERSION, OVERHEAD, Frame, Kind, decode, encode, from_records, to_records
 from flower_vfl.protocol.tensors import DTYPES
 
 SESSION = "5e55"
@@ -71,7 +71,7 @@ def forge(index, body=b"", *, magic=b"FVFL", version=1, length=None, checksum=No
 
 
 def header(**changes):
-    return {"version": VERSION, "kind": "step", "session": SESSION, "step": 3, "fields": "{}", **changes}
+    return {"version": HEADER_VERSION, "kind": "step", "session": SESSION, "step": 3, "fields": "{}", **changes}
 
 
 def array_entry(shape=(2,), size=8, *, name="x", dtype="float32", stype="flower-vfl.raw"):
@@ -87,9 +87,9 @@ def test_the_records_of_these_tests_are_a_frame_when_nothing_is_changed():
     assert from_records(records(), SESSION) == Frame(Kind.STEP, 0)
 
 
-@pytest.mark.parametrize("version", [0, VERSION + 1, "1", None])
+@pytest.mark.parametrize("version", [0, HEADER_VERSION + 1, "1", None])
 def test_another_version_is_refused_and_both_are_named(version):
-    with pytest.raises(ProtocolError, match=f"version {version!r}, this is version {VERSION}"):
+    with pytest.raises(ProtocolError, match=f"version {version!r}, this is version {HEADER_VERSION}"):
         from_records(records(version=version), SESSION)
 
 

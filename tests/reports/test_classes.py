@@ -8,7 +8,7 @@ from flower_vfl.apps.result import describe_classes
 from flower_vfl.apps.result_schema import class_name
 from flower_vfl.reports import render
 from flower_vfl.reports.advice import advice
-from flower_vfl.reports.classes import MOST_SHOWN, classes_in
+from flower_vfl.reports.classes import MOST_CLASSES, classes_in
 from flower_vfl.reports.headline import headline_of
 from flower_vfl.reports.run import load_run
 from flower_vfl.reports.words import not_tested
@@ -119,14 +119,14 @@ def test_short_names_head_the_columns_of_the_matrix_themselves(pets_folder):
 
 
 def test_of_very_many_classes_the_page_has_those_that_are_recognised_least(pets_folder):
-    count = MOST_SHOWN + 3
+    count = MOST_CLASSES + 3
     counts = [
         [5 if other == place else int(other == 0 and place > 2) for other in range(count)] for place in range(count)
     ]
     names = [f"kind {place}" for place in range(count)]
     change(pets_folder, lambda found: found.update(classes=describe_classes(names, counts)))
     found = section(pets_folder)
-    assert f"the {MOST_SHOWN} of {count} classes" in found
+    assert f"the {MOST_CLASSES} of {count} classes" in found
     assert re.findall(r"<td>(kind \d+)</td>", found) == names[3:]
     assert 'class="matrix"' not in found
 

@@ -21,9 +21,9 @@ from flower_vfl.reports.figures import (
     snapshot_figures,
     trade_off_figure,
 )
-from flower_vfl.reports.figures.canvas import LINES, draw
+from flower_vfl.reports.figures.canvas import LINE_COLOURS, draw
 from flower_vfl.reports.figures.periods import running_mean
-from flower_vfl.reports.figures.training import BINS, stretches
+from flower_vfl.reports.figures.training import CURVE_BINS, stretches
 
 STEPS = np.arange(500)
 VALUES = np.random.default_rng(0).uniform(0.5, 1, 500)
@@ -87,7 +87,7 @@ def test_a_figure_is_well_formed_and_takes_its_colours_from_the_page(svg):
     assert texts(svg)
     assert "var(--ink)" in svg
     assert "var(--c1)" in svg
-    assert not any(line in svg for line in LINES)
+    assert not any(line in svg for line in LINE_COLOURS)
 
 
 def test_names_are_shown_as_they_are_and_cannot_end_the_svg():
@@ -136,7 +136,7 @@ def test_odd_curves_are_drawn_all_the_same(values):
 
 
 def test_stretches_cover_every_step_and_keep_the_summary_of_each():
-    at, low, high, top = stretches(STEPS, VALUES, BINS)
+    at, low, high, top = stretches(STEPS, VALUES, CURVE_BINS)
     parts = np.array_split(np.arange(500), 25)
     assert at.tolist() == [part.mean() for part in parts]
     assert high.tolist() == [nearest_rank(VALUES[part]) for part in parts]
@@ -144,7 +144,7 @@ def test_stretches_cover_every_step_and_keep_the_summary_of_each():
 
 
 def test_a_short_run_is_shown_step_by_step():
-    at, low, high, top = stretches(np.arange(14), VALUES[:14], BINS)
+    at, low, high, top = stretches(np.arange(14), VALUES[:14], CURVE_BINS)
     assert at.tolist() == list(range(14))
     assert low.tolist() == high.tolist() == top.tolist() == VALUES[:14].tolist()
 

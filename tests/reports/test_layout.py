@@ -5,13 +5,13 @@ from http import HTTPStatus
 
 import pytest
 
-from flower_vfl.apps.sweeps import Entry, write_record
+from flower_vfl.apps.sweeps import TrialEntry, write_record
 from flower_vfl.reports import render, render_sweep
 from flower_vfl.reports.figures import embeddings, snapshots, trade_off, training
 from flower_vfl.reports.page import TEMPLATES
 from flower_vfl.reports.watching.follower import Follower
 from flower_vfl.reports.watching.server import refusal
-from flower_vfl.reports.watching.view import View
+from flower_vfl.reports.watching.view import RunPage
 from tests.browser import CHROMIUM, DESKTOP, PAPER, PHONE, frame, seen, violations
 
 from .conftest import write_run
@@ -53,7 +53,7 @@ def pages(tmp_path_factory):
             run = f"a-run-with-a-long-name-{name}-{seed}"
             extra = {"sum_kl": 0.5, "snapshots": (0,)} if defenses else {}
             write_run(out / run, defenses=defenses, seed=seed, steps=12, epochs=2, attacks=attacks, **extra)
-            entries.append(Entry(run, run, {"seed": seed, "defenses": name}))
+            entries.append(TrialEntry(run, run, {"seed": seed, "defenses": name}))
     write_record(out, entries)
     folders = [out / entry.run for entry in entries]
     with pytest.MonkeyPatch.context() as patch:
@@ -84,7 +84,7 @@ def test_nothing_is_wider_than_a_phone_a_desktop_or_paper(pages, tmp_path):
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here to check pages")
 def test_axe_finds_nothing_serious_in_the_pages(pages, tmp_path):
     watched = tmp_path / "watched.html"
-    watched.write_text(View(Follower(pages["run"].parent)).page())
+    watched.write_text(RunPage(Follower(pages["run"].parent)).page())
     refused = tmp_path / "refused.html"
     refused.write_text(refusal(HTTPStatus.NOT_FOUND))
     found = violations(tmp_path, {**pages, "watched": watched, "refused": refused})

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from flower_vfl.apps.sweeps import Entry, write_record
+from flower_vfl.apps.sweeps import TrialEntry, write_record
 from flower_vfl.errors import InputError
 from flower_vfl.metrics import mean_interval
 from flower_vfl.reports import render, render_sweep
@@ -44,8 +44,8 @@ def folder(tmp_path_factory):
                 parties=("a",),
                 attacks=(("norm", 0.0), ("cosine", 0.1)),
             )
-            entries.append(Entry(run, run, {"seed": seed, "defenses": name}))
-    entries.append(Entry("late", "late", {"seed": 9, "defenses": "none"}))
+            entries.append(TrialEntry(run, run, {"seed": seed, "defenses": name}))
+    entries.append(TrialEntry("late", "late", {"seed": 9, "defenses": "none"}))
     write_record(out, entries)
     return out
 
@@ -78,7 +78,7 @@ def ranked(tmp_path, edit=lambda result, name: None, **of_settings):
             edit(result, name)
 
         change(tmp_path / name, change_to)
-        entries.append(Entry(name, name, {"defenses": name}))
+        entries.append(TrialEntry(name, name, {"defenses": name}))
     write_record(tmp_path, entries)
     (problem,) = of_sweep(tmp_path)["problems"]
     return {row["setting"].runs[0].name: row for row in problem["rows"]}, problem
@@ -182,7 +182,7 @@ def test_another_data_set_is_a_section_of_its_own(tmp_path):
     for base in ("census", "flights"):
         for seed in (0, 1):
             write_run(tmp_path / f"{base}{seed}", seed=seed, steps=20)
-            entries.append(Entry(f"{base}{seed}", f"{base}{seed}", {"base": base, "seed": seed}))
+            entries.append(TrialEntry(f"{base}{seed}", f"{base}{seed}", {"base": base, "seed": seed}))
     write_record(tmp_path, entries)
     assert [problem["title"] for problem in of_sweep(tmp_path)["problems"]] == ["base = census", "base = flights"]
 
@@ -201,7 +201,7 @@ def broken(tmp_path):
                 write_run(tmp_path / run, defenses=defenses, **facts)
                 status = {"status": statuses.get(run, "finished"), "error": "it died"}
                 change(tmp_path / run, lambda result, status=status: result.update(status))
-                entries.append(Entry(run, run, {"seed": seed, "defenses": name}))
+                entries.append(TrialEntry(run, run, {"seed": seed, "defenses": name}))
         write_record(tmp_path, entries)
         return tmp_path
 
@@ -255,7 +255,7 @@ def test_what_was_not_tested_is_named_with_the_runs_that_lack_it(tmp_path):
         for seed in (0, 1):
             write_run(tmp_path / f"{name}{seed}", defenses=defenses, seed=seed, steps=20, parties=("a",))
             change(tmp_path / f"{name}{seed}", lambda result: result["leakage"][0].update(apart))
-            entries.append(Entry(f"{name}{seed}", name, {"seed": seed, "defenses": name}))
+            entries.append(TrialEntry(f"{name}{seed}", name, {"seed": seed, "defenses": name}))
     change(tmp_path / "none1", lambda result: result["leakage"].clear())
     write_record(tmp_path, entries)
     gaps = {gap.partition(".")[0]: where for gap, where in of_sweep(tmp_path)["gaps"]}
@@ -271,7 +271,7 @@ def test_of_many_settings_that_lack_something_some_are_named(tmp_path):
         write_run(tmp_path / f"run{number}", seed=number, steps=2, epochs=1, parties=("a",))
         if number:
             change(tmp_path / f"run{number}", lambda result: result["leakage"].clear())
-    write_record(tmp_path, [Entry(f"run{n}", str(n), {"attack.every": n}) for n in range(12)])
+    write_record(tmp_path, [TrialEntry(f"run{n}", str(n), {"attack.every": n}) for n in range(12)])
     where = dict(of_sweep(tmp_path)["gaps"])["Any attack at all: none ran."]
     assert where == [*(f"attack.every = {n} · none" for n in range(1, 9)), "3 more"]
 
@@ -281,7 +281,7 @@ def test_a_leak_without_what_chance_reaches_and_a_cost_without_a_number_have_a_p
         write_run(tmp_path / str(seed), seed=seed, steps=20)
     change(tmp_path / "1", lambda result: [entry.pop("q95_null") for entry in result["leakage"]])
     change(tmp_path / "1", lambda result: result["cost"].update(seconds="long"))
-    write_record(tmp_path, [Entry(str(seed), str(seed), {"seed": seed}) for seed in (0, 1)])
+    write_record(tmp_path, [TrialEntry(str(seed), str(seed), {"seed": seed}) for seed in (0, 1)])
     assert of_sweep(tmp_path)["seconds"] == load_run(tmp_path / "0").result["cost"]["seconds"]
     assert "<svg" in render_sweep(tmp_path).read_text()
 
@@ -289,7 +289,7 @@ def test_a_leak_without_what_chance_reaches_and_a_cost_without_a_number_have_a_p
 def test_without_a_record_or_a_result_there_is_no_page(tmp_path):
     with pytest.raises(InputError, match="holds no sweep"):
         render_sweep(tmp_path)
-    write_record(tmp_path, [Entry("a", "a", {"seed": 1})])
+    write_record(tmp_path, [TrialEntry("a", "a", {"seed": 1})])
     with pytest.raises(InputError, match="has left a result yet"):
         render_sweep(tmp_path)
 
@@ -297,14 +297,14 @@ def test_without_a_record_or_a_result_there_is_no_page(tmp_path):
 @pytest.mark.parametrize("value", [["none"], {"t": 1.0}, None])
 def test_a_record_with_a_value_that_is_none_is_refused(tmp_path, value):
     write_run(tmp_path / "a", steps=2, epochs=1)
-    write_record(tmp_path, [Entry("a", "a", {"defenses": value})])
+    write_record(tmp_path, [TrialEntry("a", "a", {"defenses": value})])
     with pytest.raises(InputError, match=r"sweep\.json gives 'a' defenses = .*; a text, a number"):
         render_sweep(tmp_path)
 
 
 def test_what_a_run_says_is_text_on_the_page_and_in_its_tables(tmp_path):
     write_run(tmp_path / "a", steps=20, defenses=[{"name": "<b>&", "params": {}}])
-    write_record(tmp_path, [Entry("a", "a", {"model.network": "<script>$"})])
+    write_record(tmp_path, [TrialEntry("a", "a", {"model.network": "<script>$"})])
     page = render_sweep(tmp_path).read_text()
     assert "<script>" not in page
     assert "<b>&" not in page
@@ -332,7 +332,7 @@ def hundred(tmp_path_factory):
             run = f"seed{seed}-{title}"
             utility = 0.9 + 0.03 * leak + 0.001 * seed
             write_run(out / run, defenses=defenses, leak=leak, utility=utility, seed=seed, steps=4, attacks=attacks)
-            entries.append(Entry(run, run, {"seed": seed, "defenses": title}))
+            entries.append(TrialEntry(run, run, {"seed": seed, "defenses": title}))
     write_record(out, entries)
     return out
 

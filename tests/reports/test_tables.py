@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from flower_vfl.apps.sweeps import Entry, write_record
+from flower_vfl.apps.sweeps import TrialEntry, write_record
 from flower_vfl.metrics import Exceedances, Observations
 from flower_vfl.reports import render, render_sweep
-from flower_vfl.reports.certified import Certificate, Measured
+from flower_vfl.reports.certified import BoundComparison, Certificate
 from flower_vfl.reports.headline import signed
 from flower_vfl.reports.sweep import of_sweep
 from tests.reports.test_page import change, page
@@ -150,10 +150,12 @@ def test_what_is_certified(run_folder, monkeypatch):
         for exceeded, beyond in ((9, 7), (8, 1))
     ]
     measured = [
-        Measured("norm", layer="first", oracle=True, turned=True, found=found[0], first=[3, 7, 8, 20, 21], **facts),
-        Measured("hint", layer="cut", oracle=False, turned=False, found=found[1], first=[4], **facts),
-        Measured("norm", layer="cut", oracle=False, turned=False, found=None, first=[], **facts),
-        Measured("residual", layer="cut", oracle=False, turned=False, found=found[0], first=[3], **facts),
+        BoundComparison(
+            "norm", layer="first", oracle=True, turned=True, found=found[0], first=[3, 7, 8, 20, 21], **facts
+        ),
+        BoundComparison("hint", layer="cut", oracle=False, turned=False, found=found[1], first=[4], **facts),
+        BoundComparison("norm", layer="cut", oracle=False, turned=False, found=None, first=[], **facts),
+        BoundComparison("residual", layer="cut", oracle=False, turned=False, found=found[0], first=[3], **facts),
     ]
     certificate = Certificate(
         defense=MARVELL,
@@ -344,7 +346,7 @@ def swept(tmp_path, run_folder):
             reached = {"validation_auc": auc - 0.01, "test_auc": auc, "test_loss": loss}
             change(folder, lambda result, reached=reached: result["utility"]["last"].update(reached))
             facts = {"seed": seed, "schedule_seed": 10 + seed, "defenses": name, "training.epochs": 1}
-            entries.append(Entry(folder.name, name, facts))
+            entries.append(TrialEntry(folder.name, name, facts))
     write_record(tmp_path, entries)
     return tmp_path, settings
 

@@ -9,7 +9,7 @@ import pytest
 from flower_vfl.metrics import Embeddings
 from flower_vfl.reports import render
 from flower_vfl.reports.figures import Point, Reached, angle_figure, map_figure, protection_figure, rebuild_figure
-from flower_vfl.reports.figures.canvas import CLASSES, PAPER
+from flower_vfl.reports.figures.canvas import CLASS_COLOURS, PAPER
 from flower_vfl.reports.rebuilt import answers, ends, in_words
 from flower_vfl.reports.run import load_run
 from flower_vfl.reports.settings import settings_of
@@ -315,7 +315,7 @@ def test_classes_can_be_told_apart_on_a_map_by_colour_and_marker(classes):
     assert {f"n{i}" for i in range(classes)} <= set(texts(svg))
     pairs = re.findall(r'<use xlink:href="#(\w+)"[^>]*style="fill: (var\(--k\d\))', svg)
     assert len(set(pairs)) == classes
-    assert not any(colour in svg for colour in (*CLASSES, PAPER))
+    assert not any(colour in svg for colour in (*CLASS_COLOURS, PAPER))
     assert svg.count("n0<") == (2 if classes > 2 else 1)  # in the legend, and in the middle of its class
 
 

@@ -17,7 +17,7 @@ from flower_vfl.errors import InputError, SetupError
 from flower_vfl.metrics import null_quantile
 from flower_vfl.reports.watching import WatchServer
 from flower_vfl.reports.watching.follower import MOST_VALUES, Curve, Follower
-from flower_vfl.reports.watching.view import View
+from flower_vfl.reports.watching.view import RunPage
 from flower_vfl.tracking import StepLog, merge_steps, read_steps
 from flower_vfl.version import VERSION
 from tests.browser import CHROMIUM
@@ -126,7 +126,7 @@ def test_the_page_shows_loss_leak_beside_guessing_speed_parties_and_log(folder):
     log_steps(StepLog(folder, name="label"), range(30))
     write_state(folder)
     (folder / LOG).write_text("10:00:00 INFO all 1 parties have arrived: a\n")
-    page = View(Follower(folder)).page()
+    page = RunPage(Follower(folder)).page()
     text = " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page.split("<body>")[1])).split())
     chance = null_quantile([(48, 16)] * 30)
     for words in (
@@ -147,13 +147,13 @@ def test_what_a_folder_holds_is_text_and_never_markup(folder):
     log_steps(StepLog(folder, name="label"), range(30), party=evil, attack=evil)
     write_state(folder, parties={evil: {"bytes_up": evil, "queued": True}}, speed="fast", steps=None)
     (folder / LOG).write_bytes(f"INFO {evil}\x1b[2J\xff\n".encode("latin1"))
-    page = View(Follower(folder)).page()
+    page = RunPage(Follower(folder)).page()
     assert "alert" in page
     assert "<script>" not in page
     assert "\x1b" not in page
     assert "Step 5, epoch 1 of 4" in page
     (folder / LIVE).write_text("[" * 100_000)
-    assert "Waiting for the first step" in View(Follower(folder)).page()
+    assert "Waiting for the first step" in RunPage(Follower(folder)).page()
 
 
 def test_a_run_that_has_ended_says_so_and_links_to_its_report(tmp_path):
@@ -172,13 +172,13 @@ def test_a_run_that_has_ended_says_so_and_links_to_its_report(tmp_path):
     assert "sandbox" in headers["Content-Security-Policy"]
     write_state(tmp_path / "ended")
     os.utime(tmp_path / "ended" / LIVE, (time.time() + 5, time.time() + 5))
-    assert "Step 5 of 100" in View(Follower(tmp_path / "ended")).page()  # it goes on
+    assert "Step 5 of 100" in RunPage(Follower(tmp_path / "ended")).page()  # it goes on
 
 
 def test_a_run_without_steps_for_a_while_is_said_to_wait_and_shows_the_party_that_is_away(folder):
     parties = {"a": {"away": 80.0}, "b": {"away": 0.0}}
     write_state(folder, stepped=time.time() - 90.0, parties=parties)
-    page = View(Follower(folder)).part()
+    page = RunPage(Follower(folder)).part()
     assert "No step for 90." in page
     assert "2.5" not in page  # nor how long the rest would take at that speed
     assert "s left" not in page
@@ -187,7 +187,7 @@ def test_a_run_without_steps_for_a_while_is_said_to_wait_and_shows_the_party_tha
 
 def test_a_run_whose_process_is_gone_says_so(folder):
     write_state(folder, stepped=time.time() - 90.0, written=time.time() - 90.0)
-    page = View(Follower(folder)).part()
+    page = RunPage(Follower(folder)).part()
     assert "has written nothing for 90." in page
     assert "No step for" not in page
     assert "s left" not in page
@@ -199,7 +199,7 @@ def test_a_run_that_was_interrupted_says_how_it_goes_on(folder):
     write_run(folder, steps=12, epochs=2)
     result = json.loads((folder / "result.json").read_text())
     (folder / "result.json").write_text(json.dumps({**result, "status": "interrupted", "error": "SystemExit: 0"}))
-    page = View(Follower(folder)).page()
+    page = RunPage(Follower(folder)).page()
     assert "The run has ended: interrupted." in page
     assert "<code>resume=true</code>" in page
     assert f"<code>flower-vfl report {folder}</code> makes one" in page

@@ -28,7 +28,7 @@ from flower_vfl.reports.run import load_run
 from flower_vfl.strategies import Defense, LabelDP, Marvell
 from flower_vfl.strategies.gradients.marvell import accountant as accountant_module
 from flower_vfl.strategies.gradients.marvell import isotropic
-from flower_vfl.strategies.gradients.marvell.accountant import Accountant, accounted_epochs
+from flower_vfl.strategies.gradients.marvell.accountant import IsotropicAccountant, accounted_epochs
 from flower_vfl.strategies.gradients.marvell.estimates import estimate
 from flower_vfl.strategies.gradients.marvell.solver import optimal_noise
 from flower_vfl.testing.subject import strategy
@@ -281,30 +281,32 @@ def batch(scale=1.0):
 
 
 def test_an_epoch_without_an_estimate_has_no_bound(monkeypatch):
-    accountant = Accountant(np.arange(64) % 4 == 0)
+    accountant = IsotropicAccountant(np.arange(64) % 4 == 0)
     accountant.add(*batch(), np.arange(64))
     accountant.end_epoch(0.0)
     assert 0.0 < accountant.largest < 4.0
-    restored = Accountant(np.arange(64) % 4 == 0)
+    restored = IsotropicAccountant(np.arange(64) % 4 == 0)
     restored.restore(accountant.state())
     assert restored.largest == accountant.largest
     restored.end_epoch(0.0)  # no batch of it could be estimated from
     assert restored.largest == math.inf
-    monkeypatch.setattr(accountant_module, "LARGEST", 1)
+    monkeypatch.setattr(accountant_module, "LARGEST_DIRECTIONS", 1)
     accountant.add(*batch(), np.arange(64))
     accountant.end_epoch(0.0)  # more epochs than can be accounted
     assert auc_bound(accountant.largest) == 1.0
 
 
 def test_noise_of_earlier_batches_counts_with_its_divergence():
-    accountant = Accountant(np.arange(64) % 4 == 0)
+    accountant = IsotropicAccountant(np.arange(64) % 4 == 0)
     accountant.note(batch(scale=0.01)[1])
     assert accountant.largest == batch(scale=0.01)[1].sum_kl > batch()[1].sum_kl
 
 
 def test_the_number_of_accounted_epochs_depends_on_the_width():
     for width in (1, 3, 4, 19, 20, 21, 400, 1000):
-        allowed = [count for count in range(1, 500) if count * min(count, width) <= accountant_module.LARGEST]
+        allowed = [
+            count for count in range(1, 500) if count * min(count, width) <= accountant_module.LARGEST_DIRECTIONS
+        ]
         assert accounted_epochs(width) == max(allowed)
 
 

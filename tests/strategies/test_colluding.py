@@ -8,7 +8,7 @@ import torch
 
 from flower_vfl.apps import run
 from flower_vfl.errors import ConfigError
-from flower_vfl.metrics import Release, auc_bound, leak_auc, together
+from flower_vfl.metrics import EpochRelease, auc_bound, leak_auc, together
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import Iso, Marvell, MarvellFull, VerticalStrategy
 from flower_vfl.strategies.gradients.marvell import full
@@ -129,7 +129,7 @@ def joined_divergence(squares, powers, *, same):
     """Return the divergence of parties' releases, with one draw of noise along the means for all, or one for each."""
     line = np.array([1.0])
     releases = [
-        Release(line, math.sqrt(square), (0.0, 0.0), (power, power), (0.0, 0.0))
+        EpochRelease(line, math.sqrt(square), (0.0, 0.0), (power, power), (0.0, 0.0))
         for square, power in zip(squares, powers, strict=True)
     ]
     return together(releases, rho=float(same), kept=0.0).sum_kl()
@@ -216,7 +216,7 @@ def test_without_noise_parties_together_have_no_bound_and_no_matched_share():
 @pytest.mark.parametrize(("largest", "logged"), [(6, True), (5, False)])
 def test_groups_whose_joined_gradients_are_too_wide_are_not_logged(monkeypatch, largest, logged):
     widths = {"a": 3, "b": 3}
-    monkeypatch.setattr(full, "LARGEST", largest)
+    monkeypatch.setattr(full, "LARGEST_COVARIANCE", largest)
     log = defense(MarvellFull, widths, s=S).protect(*correlated_batch(widths))[1]
     assert ("marvell_full.sum_kl_after.a+b" in log) == logged
 

@@ -86,6 +86,17 @@ def test_start_of_the_outermost_strategy_runs_every_hook_and_protects_inner_firs
     assert sum(hook == "prepare_labels" for _, hook in calls) == 2
 
 
+@pytest.mark.parametrize("defend", [lambda base: base, lambda base: Iso(base, t=1.0)])
+def test_a_strategy_is_trained_once_and_nothing_of_it_reaches_the_next_run(defend):
+    data, config = toy_data(rows=200), toy_config(training={"epochs": 1})
+    strategy = defend(strategy_for(data, config))
+    weights = strategy.start(federation(data, config)).outcome.weights
+    with pytest.raises(ConfigError, match=r"trained before.*make a new VerticalStrategy"):
+        strategy.start(federation(data, config))
+    assert strategy.base.outcome.weights == weights
+    assert defend(strategy_for(data, config)).start(federation(data, config)).outcome.weights == weights
+
+
 def test_hooks_of_begin_and_end_are_called_innermost_first_though_no_wrapper_passes_them_on():
     class Recording(Spy):
         def begin(self):

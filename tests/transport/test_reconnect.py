@@ -19,7 +19,17 @@ from flower_vfl.protocol.frame import Frame, Kind, encode, to_records
 from flower_vfl.transport.authority import Authority, SessionKey, is_signed, public_key
 from flower_vfl.transport.dialling import attend
 from flower_vfl.transport.stream import StreamLink
-from flower_vfl.transport.wire import KEPT, METHOD, NONCE, SERVICE, Traffic, Wire, key_of, proof, words_to_sign
+from flower_vfl.transport.wire import (
+    METHOD,
+    MOST_UNCONFIRMED,
+    NONCE,
+    SERVICE,
+    Traffic,
+    Wire,
+    key_of,
+    proof,
+    words_to_sign,
+)
 from tests.transport.fakes import FakeParty, converse, fit
 from tests.transport.proxies import Line
 from tests.transport.test_stream import SESSION, arrived, listening
@@ -438,7 +448,7 @@ def test_a_party_that_confirms_nothing_does_not_fill_the_memory():
         offer = endpoint.offer("2")
         assert greeted(offer, lambda nonce: {"token": offer["token"]}) == [None]
         link = arrived(endpoint)
-        for _ in range(KEPT):
+        for _ in range(MOST_UNCONFIRMED):
             link.send(Frame(Kind.STEP, 0, {"gradient_of": -1}))
         with pytest.raises(
             PartyError, match="party 'a': the other side has not confirmed any of the last 256 messages"
@@ -451,7 +461,7 @@ def test_many_frames_without_an_answer_are_confirmed_all_the_same():
     with listening(reconnect=20.0) as endpoint:
         session = Session(endpoint, party, 20.0)
         link = arrived(endpoint)
-        for index in range(4 * KEPT):
+        for index in range(4 * MOST_UNCONFIRMED):
             link.send(Frame(Kind.AUDIT, 0, {"offset": index}))
             while len(party.seen) < index:  # a sender that runs ahead may leave a confirmation no time to arrive
                 time.sleep(0.001)

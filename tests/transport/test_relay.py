@@ -21,7 +21,7 @@ from flower_vfl.transport import relay
 from flower_vfl.transport.acceptor import Acceptor
 from flower_vfl.transport.authority import SERVER_NAME
 from flower_vfl.transport.dialling import attend
-from flower_vfl.transport.relay import Connection, Greeting, Places, address_of
+from flower_vfl.transport.relay import Connection, Greeting, WaitingConnections, address_of
 from tests.faults.flooding import client_hello
 from tests.transport.fakes import FakeParty, converse, fit
 from tests.transport.test_stream import SESSION, arrived, attending, listening
@@ -245,7 +245,7 @@ def test_strangers_of_the_last_seconds_are_counted_in_the_log_when_the_port_clos
 
 @given(st.lists(st.sampled_from("aaab"), min_size=1, max_size=60))
 def test_the_busiest_address_gives_way_and_the_only_one_of_another_stays(addresses):
-    places, waiting = Places(4), []
+    places, waiting = WaitingConnections(4), []
     with socket.socket() as sock:
         for address in addresses:
             connection = Connection(sock, address)

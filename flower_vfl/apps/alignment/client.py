@@ -13,7 +13,15 @@ from flwr.app import Context, Message
 from flower_vfl.apps.alignment.feature import FeatureSide, Terms
 from flower_vfl.apps.alignment.owner import METHODS, Owner
 from flower_vfl.apps.alignment.place import discard
-from flower_vfl.apps.alignment.wire import SESSION, SPARE, Stage, frame, from_message, stage_of, to_content
+from flower_vfl.apps.alignment.wire import (
+    SESSION,
+    SPARE_FIELD,
+    AlignmentStage,
+    frame,
+    from_message,
+    stage_of,
+    to_content,
+)
 from flower_vfl.apps.node import Node
 from flower_vfl.config import Config
 from flower_vfl.data.sources.own_files import id_sources
@@ -25,7 +33,7 @@ from flower_vfl.version import refusal
 
 _log = logging.getLogger(__name__)
 
-RESULT = "alignment.parquet"
+ALIGNMENT_RESULT = "alignment.parquet"
 
 
 def answer_alignment(message: Message, context: Context, config: Config) -> Message:
@@ -38,14 +46,14 @@ def answer_alignment(message: Message, context: Context, config: Config) -> Mess
     try:
         party = _party(request, context)
         if not party:
-            return Message(to_content(frame(stage, request.step, {SPARE: True}), session), reply_to=message)
+            return Message(to_content(frame(stage, request.step, {SPARE_FIELD: True}), session), reply_to=message)
         owner = Owner.of_node(context.node_config) if deployed else _simulated(request, config, party)
         target = owner.target
-        if stage is Stage.ABORT:
+        if stage is AlignmentStage.ABORT:
             _log.warning("the label party ended the alignment: %s", printable(request.text("reason"), 500))
             discard(target)
             reply = frame(stage)
-        elif stage is Stage.HELLO:
+        elif stage is AlignmentStage.HELLO:
             terms = _terms(request, session, party, owner)
             _, reply = FeatureSide.begin(owner.source, target, terms, processes=config.align.processes)
         else:
@@ -90,7 +98,7 @@ def _simulated(request: Frame, config: Config, party: str) -> Owner:
     _, sources = id_sources(Path(config.data.path) if config.data.path else None, config.data.options)
     if party not in sources:
         raise ConfigError(f"data.options.files names no file of party {party!r}")
-    return Owner(sources[party], Path(request.text("out")) / party / RESULT, config.align.method)
+    return Owner(sources[party], Path(request.text("out")) / party / ALIGNMENT_RESULT, config.align.method)
 
 
 def _terms(request: Frame, session: str, party: str, owner: Owner) -> Terms:

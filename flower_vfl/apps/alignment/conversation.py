@@ -12,8 +12,8 @@ from flwr.serverapp import Grid
 from flower_vfl.apps.alignment.wire import (
     AGAIN,
     MESSAGE_TYPE,
-    SPARE,
-    Stage,
+    SPARE_FIELD,
+    AlignmentStage,
     frame,
     from_message,
     stage_of,
@@ -71,7 +71,7 @@ class Conversation:
         known = {node: f"node {node}" + (f", registered as {name!r}," if name else "") for node, name in nodes.items()}
         replies = self._collect({node: (name, proposal) for node, name in known.items()})
         for node, reply in sorted(replies.items()):
-            if reply.fields.get(SPARE) is True:
+            if reply.fields.get(SPARE_FIELD) is True:
                 continue
             party = reply.text("party")
             if party not in parties:
@@ -130,7 +130,7 @@ class Conversation:
             for node in self._contacted - notified - self._mailbox.busy:
                 notified.add(node)
                 try:
-                    self._push(node, frame(Stage.ABORT, fields={"reason": why}))
+                    self._push(node, frame(AlignmentStage.ABORT, fields={"reason": why}))
                 except SessionError as error:
                     _log.warning("%s", error)
             if (notified == self._contacted and not self._mailbox.busy) or time.monotonic() > deadline:

@@ -26,7 +26,7 @@ from flower_vfl.alignment.table import SEED_BYTES, VALUE_BYTES, table_bytes
 from flower_vfl.alignment.workers import multiply_all
 from flower_vfl.apps.alignment.place import check_target, discard, new_state, state_folder
 from flower_vfl.apps.alignment.progress import LoggedProgress, counting
-from flower_vfl.apps.alignment.wire import AGAIN, Stage, blocks_of, frame, read_blocks
+from flower_vfl.apps.alignment.wire import AGAIN, AlignmentStage, blocks_of, frame, read_blocks
 from flower_vfl.data.sources.own_files import IdSource
 from flower_vfl.data.store import layout
 from flower_vfl.data.store.alignment import AlignmentFile
@@ -91,7 +91,7 @@ class FeatureSide:
         The terms of the first message.
     ids : int
         Number of this party's IDs.
-    stage : Stage
+    stage : AlignmentStage
         The last stage that was answered.
     step : int
         Number of its last message.
@@ -99,7 +99,9 @@ class FeatureSide:
         Number of processes for curve arithmetic; 0 for one a core.
     """
 
-    def __init__(self, target: Path, terms: Terms, ids: int, stage: Stage, step: int, *, processes: int = 0) -> None:
+    def __init__(
+        self, target: Path, terms: Terms, ids: int, stage: AlignmentStage, step: int, *, processes: int = 0
+    ) -> None:
         self.terms = terms
         self._target, self._folder = target, state_folder(target)
         self._ids, self._stage, self._step, self._processes = ids, stage, step, processes
@@ -119,7 +121,7 @@ class FeatureSide:
         check_target(target)
         ids = source.read()
         folder = new_state(target)
-        side = cls(target, terms, len(ids), Stage.HELLO, 0, processes=processes)
+        side = cls(target, terms, len(ids), AlignmentStage.HELLO, 0, processes=processes)
         with writing_to(folder):
             layout.write_ids(folder / _IDS, ids)
             for name in (_KEY, _PAIR_KEY):
@@ -130,7 +132,7 @@ class FeatureSide:
             *(terms.method, terms.party, len(ids), terms.label_ids, terms.label_party),
         )
         public = blocks_of(side._key(_PAIR_KEY).public(), POINT_BYTES)
-        return side, frame(Stage.HELLO, 0, {"party": terms.party, "ids": len(ids)}, {"key": public})
+        return side, frame(AlignmentStage.HELLO, 0, {"party": terms.party, "ids": len(ids)}, {"key": public})
 
     @classmethod
     def resume(cls, target: Path, session: str, *, processes: int = 0) -> Self:
@@ -144,14 +146,14 @@ class FeatureSide:
         try:
             state = json.loads((state_folder(target) / _STATE).read_text(encoding="utf8"))
             terms = Terms(**{**state["terms"], "parties": tuple(state["terms"]["parties"])})
-            stage, step, ids = Stage(state["stage"]), int(state["step"]), int(state["ids"])
+            stage, step, ids = AlignmentStage(state["stage"]), int(state["step"]), int(state["ids"])
         except (OSError, ValueError, KeyError, TypeError):
             raise ProtocolError("a message of an alignment came that was not begun here; align again") from None
         if terms.session != session:
             raise ProtocolError("a message of another alignment came than the one that was begun here; align again")
         return cls(target, terms, ids, stage, step, processes=processes)
 
-    def answer(self, stage: Stage, message: Frame) -> Frame:
+    def answer(self, stage: AlignmentStage, message: Frame) -> Frame:
         """Answer a message, which must be the next one.
 
         Raises
@@ -162,29 +164,35 @@ class FeatureSide:
             When the disk of the state is full.
         """
         handlers = {
-            Stage.QUERY: self._query,
-            Stage.TABLE: self._table,
-            Stage.HASHES: self._hashes,
-            Stage.MATCH: self._match,
-            Stage.FINISH: self._finish,
+            AlignmentStage.QUERY: self._query,
+            AlignmentStage.TABLE: self._table,
+            AlignmentStage.HASHES: self._hashes,
+            AlignmentStage.MATCH: self._match,
+            AlignmentStage.FINISH: self._finish,
         }
         try:
             self._check_order(stage, message.step)
             with writing_to(self._folder):
                 reply = handlers[stage](message)
-                if stage is not Stage.FINISH:
+                if stage is not AlignmentStage.FINISH:
                     self._stage, self._step = stage, message.step
                     self._save()
         except ProtocolError as error:
             raise ProtocolError(f"the label party sent what it must not: {error}; {AGAIN}") from None
         return reply
 
-    def _check_order(self, stage: Stage, step: int) -> None:
+    def _check_order(self, stage: AlignmentStage, step: int) -> None:
         """Refuse a message out of order, or a second time: the label party tries no more IDs than it announced."""
         order = (
-            [Stage.HELLO, Stage.QUERY, Stage.TABLE, Stage.MATCH, Stage.FINISH]
+            [
+                AlignmentStage.HELLO,
+                AlignmentStage.QUERY,
+                AlignmentStage.TABLE,
+                AlignmentStage.MATCH,
+                AlignmentStage.FINISH,
+            ]
             if self.terms.method == "psi"
-            else [Stage.HELLO, Stage.HASHES, Stage.MATCH, Stage.FINISH]
+            else [AlignmentStage.HELLO, AlignmentStage.HASHES, AlignmentStage.MATCH, AlignmentStage.FINISH]
         )
         due = (
             (self._stage, self._step + 1)
@@ -192,19 +200,19 @@ class FeatureSide:
             else (order[min(order.index(self._stage) + 1, len(order) - 1)], 0)
         )
         # The label party chooses the number of messages of matches; `_finish` checks that all matches were named.
-        complete = self._stage in (stage, Stage.MATCH) or self._step + 1 == self._messages(self._stage)
+        complete = self._stage in (stage, AlignmentStage.MATCH) or self._step + 1 == self._messages(self._stage)
         if (stage, step) != due or not complete or step >= self._messages(stage):
             raise ProtocolError(f"message {step} of the stage {stage} of an alignment came out of turn")
 
-    def _messages(self, stage: Stage) -> int:
+    def _messages(self, stage: AlignmentStage) -> int:
         """Return the number of messages of a stage."""
-        if stage is Stage.QUERY:
+        if stage is AlignmentStage.QUERY:
             return _message_count(self.terms.label_ids, self.terms.piece)
-        if stage is Stage.TABLE:
+        if stage is AlignmentStage.TABLE:
             return _message_count(table_bytes(self._ids) // VALUE_BYTES, self.terms.piece)
-        if stage is Stage.HASHES:
+        if stage is AlignmentStage.HASHES:
             return _message_count(self._ids, self.terms.piece)
-        if stage is Stage.MATCH:
+        if stage is AlignmentStage.MATCH:
             return _message_count(min(self._ids, self.terms.label_ids), self.terms.piece)
         return 1
 
@@ -215,7 +223,7 @@ class FeatureSide:
         check_distinct(points)
         progress = counting(self._progress, "answering for the label party's IDs", self.terms.label_ids, done=start)
         found = multiply_all(self._key(_KEY), points, hashed=False, processes=self._processes, progress=progress)
-        return frame(Stage.QUERY, message.step, {}, {"points": blocks_of(found, POINT_BYTES)})
+        return frame(AlignmentStage.QUERY, message.step, {}, {"points": blocks_of(found, POINT_BYTES)})
 
     def _table(self, message: Frame) -> Frame:
         path = self._folder / _TABLE
@@ -234,7 +242,7 @@ class FeatureSide:
         content = path.read_bytes()
         piece = _piece(content[SEED_BYTES:], message.step, self.terms.piece, VALUE_BYTES)
         blocks = {"seed": blocks_of(content[:SEED_BYTES], SEED_BYTES), "table": blocks_of(piece, VALUE_BYTES)}
-        return frame(Stage.TABLE, message.step, blocks=blocks)
+        return frame(AlignmentStage.TABLE, message.step, blocks=blocks)
 
     def _pair_keys(self, keys: bytes) -> list[bytes]:
         """Return the key shared with each other feature party; the label party, the relay, cannot compute them."""
@@ -254,7 +262,7 @@ class FeatureSide:
             shutil.copyfile(path, self._folder / _PROOFS)  # this method hides nothing from a party that knows the salt
         tags = b"".join(sorted(_split(path.read_bytes(), TAG_BYTES)))
         piece = _piece(tags, message.step, self.terms.piece, TAG_BYTES)
-        return frame(Stage.HASHES, message.step, {}, {"hashes": blocks_of(piece, TAG_BYTES)})
+        return frame(AlignmentStage.HASHES, message.step, {}, {"hashes": blocks_of(piece, TAG_BYTES)})
 
     def _match(self, message: Frame) -> Frame:
         """Store the tags of the common IDs; after the last message, write the result to the state folder."""
@@ -266,7 +274,7 @@ class FeatureSide:
         with (self._folder / _MATCHES).open("wb" if message.step == 0 else "ab") as file:
             file.write(read_blocks(message, "tags", count, TAG_BYTES))
         if start + count < total:
-            return frame(Stage.MATCH, message.step)
+            return frame(AlignmentStage.MATCH, message.step)
         matches = (self._folder / _MATCHES).read_bytes()
         if len(matches) != total * TAG_BYTES:
             raise ProtocolError("the label party changed how many IDs are common")
@@ -275,7 +283,9 @@ class FeatureSide:
         rows = sorted(matched_rows(tags, matches))  # own IDs are sorted, so the common ones are
         result = AlignmentFile(tuple(ids[row] for row in rows), self.terms.parties, self.terms.label_party)
         result.write(self._folder / _RESULT)
-        return frame(Stage.MATCH, message.step, {"proof": proof_of((proofs[row] for row in rows), result.checksum)})
+        return frame(
+            AlignmentStage.MATCH, message.step, {"proof": proof_of((proofs[row] for row in rows), result.checksum)}
+        )
 
     def _finish(self, message: Frame) -> Frame:
         """Move the result to its file, and remove the state."""
@@ -287,7 +297,7 @@ class FeatureSide:
         os.replace(path, self._target)
         discard(self._target)
         _log.info("alignment, party %s: %d common IDs -> %s", self.terms.party, rows, self._target)
-        return frame(Stage.FINISH, message.step)
+        return frame(AlignmentStage.FINISH, message.step)
 
     def _key(self, name: str) -> Key:
         return Key.from_bytes((self._folder / name).read_bytes())

@@ -30,8 +30,8 @@ from flower_vfl.alignment.table import SEED_BYTES, VALUE_BYTES, table_bytes
 from flower_vfl.alignment.workers import multiply_all
 from flower_vfl.apps.alignment.conversation import Conversation
 from flower_vfl.apps.alignment.place import check_target, staged
-from flower_vfl.apps.alignment.progress import Progress, counting
-from flower_vfl.apps.alignment.wire import AGAIN, Stage, blocks_of, frame, pieces, read_blocks
+from flower_vfl.apps.alignment.progress import StageProgress, counting
+from flower_vfl.apps.alignment.wire import AGAIN, AlignmentStage, blocks_of, frame, pieces, read_blocks
 from flower_vfl.config.schema import AlignConfig
 from flower_vfl.data.sources.own_files import IdSource
 from flower_vfl.data.store.alignment import AlignmentFile
@@ -81,7 +81,7 @@ class LabelSide:
         label_party: str,
         parties: tuple[str, ...],
         config: AlignConfig,
-        progress: Progress,
+        progress: StageProgress,
         fields: Mapping[str, str | bool],
     ) -> None:
         self._source, self._target, self._config, self._progress = source, target, config, progress
@@ -128,7 +128,7 @@ class LabelSide:
         result = AlignmentFile(ids, self._parties, self._label_party)
         self._send_matches(result, common, names)
         result.write(path)
-        self._conversation.ask_all(self._parties, frame(Stage.FINISH, 0))
+        self._conversation.ask_all(self._parties, frame(AlignmentStage.FINISH, 0))
         return result
 
     @property
@@ -138,7 +138,7 @@ class LabelSide:
     def _exchange_terms(self) -> None:
         """Send the terms to the nodes, and keep the count and the public key of each party."""
         terms = {"ids": len(self._ids), "piece": self._piece}
-        proposal = frame(Stage.HELLO, 0, {**software(), "method": self._config.method, **terms})
+        proposal = frame(AlignmentStage.HELLO, 0, {**software(), "method": self._config.method, **terms})
         for party, reply in self._conversation.open(self._parties, proposal).items():
             with _errors_named(party):
                 count, limit = reply.integer("ids"), self._config.max_ids
@@ -156,9 +156,9 @@ class LabelSide:
         blinded = self._multiply("blinding IDs", key, id_blocks(self._ids), hashed=True)
         answers = self._query(rearrange(blinded, order))
         keys = blocks_of(b"".join(self._publics[party] for party in self._parties), POINT_BYTES)
-        first = frame(Stage.TABLE, 0, blocks={"keys": keys})
+        first = frame(AlignmentStage.TABLE, 0, blocks={"keys": keys})
         sizes = {party: table_bytes(count) // VALUE_BYTES for party, count in self._counts.items()}
-        tables = self._collect(Stage.TABLE, first, sizes, "table", VALUE_BYTES, "waiting for tables")
+        tables = self._collect(AlignmentStage.TABLE, first, sizes, "table", VALUE_BYTES, "waiting for tables")
         total = np.zeros((len(self._ids), 2), np.uint64)
         names = {}
         for party, (table, reply) in tables.items():
@@ -180,7 +180,9 @@ class LabelSide:
         for number, start, end in pieces(len(self._ids), self._piece):
             self._progress("waiting for answers", start / len(self._ids))
             points = blocks_of(blinded[start * POINT_BYTES : end * POINT_BYTES], POINT_BYTES)
-            replies = self._conversation.ask_all(self._parties, frame(Stage.QUERY, number, blocks={"points": points}))
+            replies = self._conversation.ask_all(
+                self._parties, frame(AlignmentStage.QUERY, number, blocks={"points": points})
+            )
             for party, reply in replies.items():
                 with _errors_named(party):
                     found[party].append(read_blocks(reply, "points", end - start, POINT_BYTES))
@@ -191,7 +193,7 @@ class LabelSide:
         return answers
 
     def _collect(
-        self, stage: Stage, first: Frame, sizes: Mapping[str, int], name: str, width: int, what: str
+        self, stage: AlignmentStage, first: Frame, sizes: Mapping[str, int], name: str, width: int, what: str
     ) -> dict[str, tuple[bytes, Frame]]:
         """Return the blocks of each party, asked for in as many messages as needed, with its last answer."""
         found: dict[str, list[bytes]] = {party: [] for party in sizes}
@@ -210,8 +212,8 @@ class LabelSide:
     def _compare_hashes(self) -> tuple[NDArray[np.bool_], dict[str, _Identifiers]]:
         """Return the same as `_compare` for the method "hash", whose salt is drawn here."""
         salt = secrets.token_bytes(SALT_BYTES)
-        first = frame(Stage.HASHES, 0, blocks={"salt": blocks_of(salt, SALT_BYTES)})
-        lists = self._collect(Stage.HASHES, first, self._counts, "hashes", TAG_BYTES, "waiting for hashes")
+        first = frame(AlignmentStage.HASHES, 0, blocks={"salt": blocks_of(salt, SALT_BYTES)})
+        lists = self._collect(AlignmentStage.HASHES, first, self._counts, "hashes", TAG_BYTES, "waiting for hashes")
         own = hash_ids(self._ids, salt)
         common = np.ones(len(own), bool)
         for data, _ in lists.values():
@@ -234,7 +236,7 @@ class LabelSide:
             parts = {party: data[start * TAG_BYTES : end * TAG_BYTES] for party, data in named.items()}
             replies = self._conversation.ask(
                 {
-                    party: frame(Stage.MATCH, number, {"total": total}, {"tags": blocks_of(part, TAG_BYTES)})
+                    party: frame(AlignmentStage.MATCH, number, {"total": total}, {"tags": blocks_of(part, TAG_BYTES)})
                     for party, part in parts.items()
                 }
             )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 _log = logging.getLogger(__name__)
 _LOG_SECONDS = 10.0
 
-Progress = Callable[[str, float], None]
+StageProgress = Callable[[str, float], None]
 """A function that is called with the current stage and the part of it that is done, 0 to 1."""
 
 
@@ -33,7 +33,7 @@ class LoggedProgress:
             _log.info("alignment, party %s: %s, %.0f %%", self._party, what, 100 * done)
 
 
-def counting(progress: Progress, what: str, total: int, *, done: int = 0) -> Callable[[int], None]:
+def counting(progress: StageProgress, what: str, total: int, *, done: int = 0) -> Callable[[int], None]:
     """Return a function to call with the number of further items done, of `total`; `done` are done already."""
 
     def advance(more: int) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from flwr.serverapp import Grid
 
-from flower_vfl.apps.alignment.client import RESULT
+from flower_vfl.apps.alignment.client import ALIGNMENT_RESULT
 from flower_vfl.apps.alignment.label import LabelSide
 from flower_vfl.apps.alignment.owner import Owner
-from flower_vfl.apps.alignment.progress import LoggedProgress, Progress
+from flower_vfl.apps.alignment.progress import LoggedProgress, StageProgress
 from flower_vfl.config import Config
 from flower_vfl.data.sources.own_files import IdSource, id_sources
 from flower_vfl.data.store.alignment import AlignmentFile
@@ -17,7 +17,9 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.training.grids import is_simulation
 
 
-def align_as_label(grid: Grid, config: Config, out: Path | None, progress: Progress | None = None) -> AlignmentFile:
+def align_as_label(
+    grid: Grid, config: Config, out: Path | None, progress: StageProgress | None = None
+) -> AlignmentFile:
     """Align as the label party.
 
     Parameters
@@ -42,7 +44,7 @@ def align_as_label(grid: Grid, config: Config, out: Path | None, progress: Progr
             raise ConfigError("an alignment leaves files: name a folder with `out`")
         label_party, sources = sources_of(config)
         parties = tuple(party for party in sources if party != label_party)
-        source, target = sources[label_party], out / label_party / RESULT
+        source, target = sources[label_party], out / label_party / ALIGNMENT_RESULT
         fields: dict[str, str | bool] = {"simulation": True, "out": str(out)}
     else:
         label_party, parties = _deployed_parties(config)

@@ -22,11 +22,11 @@ AGAIN = "install the same flower-vfl on both hosts (`flower-vfl doctor`), and al
 SESSION = r"[0-9a-f]{32}"
 """Pattern of a session's id."""
 
-SPARE = "spare"
+SPARE_FIELD = "spare"
 """Field of a node that takes no part."""
 
 
-class Stage(StrEnum):
+class AlignmentStage(StrEnum):
     """The stages of an alignment, each a question of the label party."""
 
     HELLO = "hello"
@@ -39,7 +39,10 @@ class Stage(StrEnum):
 
 
 def frame(
-    stage: Stage, step: int = -1, fields: Mapping[str, Scalar] | None = None, blocks: Mapping[str, Tensor] | None = None
+    stage: AlignmentStage,
+    step: int = -1,
+    fields: Mapping[str, Scalar] | None = None,
+    blocks: Mapping[str, Tensor] | None = None,
 ) -> Frame:
     """Return the frame of a message."""
     return Frame(Kind.ALIGN, step, {**(fields or {}), "stage": str(stage)}, blocks or {})
@@ -63,12 +66,12 @@ def read_blocks(message: Frame, name: str, count: int, width: int) -> bytes:
     return message.tensor(name, shape=(count, width), dtype=torch.uint8).numpy().tobytes()
 
 
-def stage_of(message: Frame) -> Stage:
+def stage_of(message: Frame) -> AlignmentStage:
     """Return the stage of a message; raise ProtocolError if it has none that is known."""
     try:
         if message.kind is not Kind.ALIGN:
             raise ValueError
-        return Stage(message.text("stage"))
+        return AlignmentStage(message.text("stage"))
     except ValueError:
         raise ProtocolError("a message of an alignment is for nothing that is known here") from None
 

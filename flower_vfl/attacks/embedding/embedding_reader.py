@@ -14,16 +14,16 @@ from flower_vfl.attacks.rows import as_rows, normalised, raw_features
 if TYPE_CHECKING:
     from torch import Tensor
 
-Kind: TypeAlias = Literal["linear", "quadratic", "network"]
+ReaderKind: TypeAlias = Literal["linear", "quadratic", "network"]
 
-PENALTY, HIDDEN, STEPS = 1.0, 16, 300
+PENALTY, HIDDEN, READER_STEPS = 1.0, 16, 300
 """Settings of the linear reader and of the network: the defaults of the longitudinal readers."""
 
-PIECE = 1 << 22
+NUMBERS_AT_ONCE = 1 << 22
 """Numbers that are read at once: 32 MiB of float64."""
 
 
-def read(z: Tensor, y: Tensor, attacked: Tensor, *, classes: int, kind: Kind, seed: int = 0) -> Tensor:
+def read(z: Tensor, y: Tensor, attacked: Tensor, *, classes: int, kind: ReaderKind, seed: int = 0) -> Tensor:
     """Fit a reader to labelled rows and return its scores of other rows.
 
     Rows are standardised by the labelled ones (`readers.standardising`), so that their scale changes nothing.
@@ -69,8 +69,8 @@ def read(z: Tensor, y: Tensor, attacked: Tensor, *, classes: int, kind: Kind, se
         reader = readers.quadratic(x, y, classes, shrinkage=None)
     else:
         generator = torch.Generator().manual_seed(seed)
-        reader = readers.network(x, y, classes, hidden=HIDDEN, steps=STEPS, generator=generator)
-    pieces = torch.split(rows, max(1, PIECE // rows.shape[1]))
+        reader = readers.network(x, y, classes, hidden=HIDDEN, steps=READER_STEPS, generator=generator)
+    pieces = torch.split(rows, max(1, NUMBERS_AT_ONCE // rows.shape[1]))
     return torch.cat([reader(standard((piece.double() / unit)[:, None])) for piece in pieces])
 
 
@@ -101,8 +101,8 @@ class EmbeddingReaderAttack(ExamplesAttack):
     name: ClassVar[str] = "embedding_reader"
     reads: ClassVar[Reads] = "logits"
 
-    def __init__(self, reader: Kind = "linear", k: int = 16, draws: int = 5, normalise: bool = False) -> None:
-        self.reader: Kind = one_of(self.name, "reader", reader, get_args(Kind))
+    def __init__(self, reader: ReaderKind = "linear", k: int = 16, draws: int = 5, normalise: bool = False) -> None:
+        self.reader: ReaderKind = one_of(self.name, "reader", reader, get_args(ReaderKind))
         super().__init__(k, draws, normalise)
 
     @property

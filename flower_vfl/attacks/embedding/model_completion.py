@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-ENOUGH, EPOCHS = 0.01, 1000
+ENOUGH_TRAINED, MOST_EPOCHS = 0.01, 1000
 """Training error below which training ends, and largest number of epochs: as in the paper."""
 
-ROWS = 4096
+PREDICTED_ROWS = 4096
 """Number of rows that are predicted at once."""
 
 
@@ -176,9 +176,9 @@ def train(model: nn.Module, inputs: Sequence[Tensor], y: Tensor, *, classes: int
     """
     y = _checked(inputs[0], y, classes)
     optimizers = list(_optimizers(model, learning_rate))
-    for epoch in range(EPOCHS):
+    for epoch in range(MOST_EPOCHS):
         logits = _logits(model.train(), inputs, classes)
-        if _error(logits, y) < ENOUGH and _error(_evaluated(model, inputs, classes), y) < ENOUGH:
+        if _error(logits, y) < ENOUGH_TRAINED and _error(_evaluated(model, inputs, classes), y) < ENOUGH_TRAINED:
             return epoch
         if classes == 2:
             loss = nn.functional.binary_cross_entropy_with_logits(logits, y.to(logits.dtype))
@@ -188,13 +188,13 @@ def train(model: nn.Module, inputs: Sequence[Tensor], y: Tensor, *, classes: int
         torch.autograd.backward(loss)
         for optimizer in optimizers:
             optimizer.step()
-    return EPOCHS
+    return MOST_EPOCHS
 
 
 def predict(model: nn.Module, inputs: Sequence[Tensor], *, classes: int) -> Tensor:
     """Return a model's logits, (N,) for two classes and (N, C) for more, some thousand rows at a time."""
-    starts = range(0, max(1, len(inputs[0])), ROWS)
-    pieces = [[tensor[start : start + ROWS] for tensor in inputs] for start in starts]
+    starts = range(0, max(1, len(inputs[0])), PREDICTED_ROWS)
+    pieces = [[tensor[start : start + PREDICTED_ROWS] for tensor in inputs] for start in starts]
     return torch.cat([_evaluated(model, piece, classes) for piece in pieces])
 
 

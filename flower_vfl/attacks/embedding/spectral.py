@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from flower_vfl.protocol.transcript import Transcript
 
-EXACT = 1 << 24
+MOST_FLOAT64 = 1 << 24
 """Largest count of numbers that are computed with in float64; for more it would take too much memory."""
 
-DENSE = 2048
+MOST_DECOMPOSED = 2048
 """Largest number of rows or columns, whichever are fewer, for which all directions are computed, not only the first."""
 
 
@@ -68,7 +68,7 @@ def score(z: Tensor) -> Tensor:
 
 def _centred(rows: Tensor) -> tuple[Tensor | None, float]:
     """Return rows (B, D) around their mean with a largest entry in [1, 2), and the unit; None where all are equal."""
-    wide = rows.to(torch.float64 if rows.numel() <= EXACT else torch.promote_types(rows.dtype, torch.float32))
+    wide = rows.to(torch.float64 if rows.numel() <= MOST_FLOAT64 else torch.promote_types(rows.dtype, torch.float32))
     if not wide.numel():
         return None, 1.0
     size = _unit(wide)
@@ -93,7 +93,7 @@ def _first_component(x: Tensor) -> Tensor:
     It comes from the eigenvectors of the smaller of the two products of ``x`` with itself.
     """
     rows, width = x.shape
-    if min(rows, width) > DENSE:
+    if min(rows, width) > MOST_DECOMPOSED:
         direction = _first_direction(x)
     elif width <= rows:
         direction = torch.linalg.eigh(x.T @ x).eigenvectors[:, -1]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Minority = Literal["positive", "negative"]
 TILE = 256
 ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-EXACT = 1 << 23
+MOST_EXACT_PRODUCTS = 1 << 23
 """Largest number of products of batches that are counted in float64, which costs less than a tenth of a millisecond."""
 
 
@@ -65,7 +65,7 @@ def score(g: Tensor, *, minority: Minority = "positive") -> Tensor:
 
 def _scores(rows: Tensor, minority: Minority) -> Tensor:
     """Return the scores (..., B) of rows (..., B, D), each counted among those of its own batch."""
-    wide = rows.dtype == torch.float64 or rows.shape[-1] * rows.shape[-2] ** 2 <= EXACT
+    wide = rows.dtype == torch.float64 or rows.shape[-1] * rows.shape[-2] ** 2 <= MOST_EXACT_PRODUCTS
     x, _ = in_own_units(rows.to(torch.promote_types(rows.dtype, torch.float64 if wide else torch.float32)))
     counts = (_same_side(x) - 1.0).clamp_(min=0.0)  # without itself, which a row of zeros does not count
     return 0.0 - counts if minority == "positive" else counts

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-KEPT = 0.5
+FORGETTING = 0.5
 """Weight of the earlier batches relative to the next one, the forgetting factor."""
 
-FIRST, NEXT = 16, 2
+FIRST_ITERATIONS, NEXT_ITERATIONS = 16, 2
 """Numbers of power iterations on the first batch, and on each later one, which start at the direction before it."""
 
 CLEAR = 4.0
@@ -137,7 +137,7 @@ def follow(rows: Tensor, line: Line | None = None) -> Placed:
             f"Gradients {tuple(rows.shape)} came after batches with a principal direction "
             f"{tuple(line.direction.shape)}: an attack that follows batches sees those of one layer and party."
         )
-    placed = _updated(x, line, NEXT if started else FIRST)
+    placed = _updated(x, line, NEXT_ITERATIONS if started else FIRST_ITERATIONS)
     if finite is None:
         return placed
     return replace(placed, along=placed.along.where(finite[..., None], torch.nan))
@@ -169,7 +169,7 @@ def _direction(x: Tensor, lengths: Tensor, square: Tensor, line: Line, iteration
     first = x.gather(-2, longest)[..., 0, :] / lengths.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
     known = (line.weight > 0.0)[..., None]
     v, weight = line.direction.where(known, first), line.weight
-    memory = (KEPT * line.weight)[..., None]
+    memory = (FORGETTING * line.weight)[..., None]
     for _ in range(iterations):
         products = (x.mT @ (x @ v[..., None]))[..., 0] / square[..., None]
         products = products + memory * (line.direction * v).sum(dim=-1, keepdim=True) * line.direction
@@ -194,7 +194,7 @@ def _updated_evidence(along: Tensor, line: Line) -> tuple[Tensor, Tensor]:
     return torch.where(unsettled, line.evidence + score, line.evidence), line.batches + unsettled.to(line.batches)
 
 
-class Follower:
+class SharedLine:
     """The line of one sequence of batches, which each batch updates once for all attacks that share it."""
 
     def __init__(self) -> None:
@@ -235,7 +235,7 @@ class FollowingAttack(RowAttack):
     sequential = True
 
     def __init__(self) -> None:
-        self.follower = Follower()
+        self.follower = SharedLine()
         """The line that it follows; attacks on the same gradients may share one."""
 
     def fresh(self) -> Self:
@@ -254,9 +254,9 @@ class FollowingAttack(RowAttack):
 def fresh_together(attacks: Iterable[Attack]) -> list[Attack]:
     """Return fresh instances of attacks on one layer of one party.
 
-    Those that follow its principal direction share one `Follower`: each batch updates the line once.
+    Those that follow its principal direction share one `SharedLine`: each batch updates the line once.
     """
-    follower, found = Follower(), [attack.fresh() for attack in attacks]
+    follower, found = SharedLine(), [attack.fresh() for attack in attacks]
     for attack in found:
         if isinstance(attack, FollowingAttack):
             attack.follower = follower

@@ -15,10 +15,10 @@ from flower_vfl.errors import ArgumentError
 if TYPE_CHECKING:
     from torch import Tensor
 
-DENSE = 64
+ALL_DIRECTIONS = 64
 """Largest number of rows or columns, whichever are fewer, for which all directions are computed, in float64."""
 
-SPARE = 2
+SPARE_DIRECTIONS = 2
 """Number of additional directions in the subspace iteration that finds the first ones of more rows and columns."""
 
 ODD = 100
@@ -95,9 +95,9 @@ def residual_lengths(x: Tensor, r: int) -> Tensor:
     """
     count, width = x.shape[-2:]
     r = max(min(r, width // 2, count - 1), 0)
-    if min(count, width) <= DENSE:
+    if min(count, width) <= ALL_DIRECTIONS:
         x = x.double()
-    return _lengths_beyond(x, r) if min(count, width) <= DENSE or r == 0 else _lengths_beyond_most(x, r)
+    return _lengths_beyond(x, r) if min(count, width) <= ALL_DIRECTIONS or r == 0 else _lengths_beyond_most(x, r)
 
 
 def _lengths_beyond(x: Tensor, r: int) -> Tensor:
@@ -119,7 +119,7 @@ def _lengths_beyond_most(x: Tensor, r: int) -> Tensor:
     The products are centred, not the rows: each pass over the rows takes as long as a product. Coordinates (B, k) along
     a few directions are columns: as rows (k, B), they take twice as long.
     """
-    start = _start(x.shape[-1], r + SPARE, x.dtype).to(x.device).expand(*x.shape[:-2], -1, -1)
+    start = _start(x.shape[-1], r + SPARE_DIRECTIONS, x.dtype).to(x.device).expand(*x.shape[:-2], -1, -1)
     basis = torch.linalg.qr((_coordinates(x, start).mT @ x).mT).Q
     ones = x.new_ones((*x.shape[:-1], 1))
     products = torch.cat([_coordinates(x, basis.mT.contiguous()), ones], dim=-1).mT @ x

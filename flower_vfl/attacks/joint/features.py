@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from flower_vfl.attacks.rows import COLUMNS, LEVELS, as_rows
+from flower_vfl.attacks.rows import MOST_LEVEL_COLUMNS, MOST_LEVELS, as_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from flower_vfl.attacks.joint.base import OwnRows, Sees
 
-PIECE = 8192
+ROWS_AT_ONCE = 8192
 """Number of rows of a piece."""
 
-WIDEST = 1024
+WIDEST_COLUMNS = 1024
 """Largest width of floating point inputs that are read as columns; of wider ones only the embedding is read."""
 
 PROJECTED = 256
@@ -42,7 +42,7 @@ def narrow(rows: Tensor, width: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Features:
+class RowEncoding:
     """An encoding of a party's rows as rows of a matrix: numbers standardised, categories as 0 and 1.
 
     Attributes
@@ -72,8 +72,8 @@ class Features:
 
     def pieces(self, rows: OwnRows) -> Iterator[Tensor]:
         """Yield the matrix of rows in pieces (n, F) of float32."""
-        for low in range(0, len(rows), PIECE):
-            yield self.at(rows, slice(low, low + PIECE))
+        for low in range(0, len(rows), ROWS_AT_ONCE):
+            yield self.at(rows, slice(low, low + ROWS_AT_ONCE))
 
     def at(self, rows: OwnRows, where: slice | Tensor) -> Tensor:
         """Return some rows of the matrix, (n, F) of float32."""
@@ -97,7 +97,7 @@ class Features:
         return [torch.eq(column[:, None], known).float() for column, known in zip(columns, self.levels, strict=True)]
 
 
-def fit_features(rows: OwnRows, sees: Sequence[Sees], *, words: bool = False) -> Features | None:
+def fit_features(rows: OwnRows, sees: Sequence[Sees], *, words: bool = False) -> RowEncoding | None:
     """Fit the encoding of rows as rows of a matrix; return None where there is nothing to encode.
 
     Parameters
@@ -115,7 +115,7 @@ def fit_features(rows: OwnRows, sees: Sequence[Sees], *, words: bool = False) ->
     if not (columns or embeddings) or not len(rows):
         return None
     levels = _levels(integers, words=words) if columns else ()
-    unscaled = Features(columns, embeddings, levels, words and bool(integers), torch.zeros(1), torch.ones(1))
+    unscaled = RowEncoding(columns, embeddings, levels, words and bool(integers), torch.zeros(1), torch.ones(1))
     width = unscaled.at(rows, slice(0, 1)).shape[1]
     total, squares = torch.zeros(width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64)
     for piece in unscaled.pieces(rows):
@@ -123,10 +123,10 @@ def fit_features(rows: OwnRows, sees: Sequence[Sees], *, words: bool = False) ->
         total, squares = total + wide.sum(dim=0), squares + wide.square().sum(dim=0)
     mean = total / len(rows)
     variance = (squares / len(rows) - mean.square()).clamp(min=0.0)
-    return Features(*(columns, embeddings, levels, unscaled.words), mean.float(), _units(unscaled, rows, variance))
+    return RowEncoding(*(columns, embeddings, levels, unscaled.words), mean.float(), _units(unscaled, rows, variance))
 
 
-def _units(unscaled: Features, rows: OwnRows, variance: Tensor) -> Tensor:
+def _units(unscaled: RowEncoding, rows: OwnRows, variance: Tensor) -> Tensor:
     """Return the unit of each column: a number's own deviation, one deviation for a whole embedding, 1 for categories.
 
     With a unit of its own, a category of few rows would count as much as one of half of them.
@@ -142,7 +142,7 @@ def _units(unscaled: Features, rows: OwnRows, variance: Tensor) -> Tensor:
 
 
 def _are_columns(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and math.prod(tensor.shape[1:]) <= WIDEST
+    return tensor.is_floating_point() and math.prod(tensor.shape[1:]) <= WIDEST_COLUMNS
 
 
 def _numbers(tensor: Tensor, where: slice | Tensor) -> Tensor:
@@ -152,9 +152,13 @@ def _numbers(tensor: Tensor, where: slice | Tensor) -> Tensor:
 def _levels(integers: Sequence[Tensor], *, words: bool) -> tuple[Tensor, ...]:
     """Return the most frequent values of each column; for texts, those of all positions."""
     if words:
-        return (_frequent(torch.cat([tensor.flatten() for tensor in integers]), COLUMNS // 4),) if integers else ()
+        return (
+            (_frequent(torch.cat([tensor.flatten() for tensor in integers]), MOST_LEVEL_COLUMNS // 4),)
+            if integers
+            else ()
+        )
     columns = [column for tensor in integers for column in tensor.unbind(dim=1)]
-    most = max(1, min(LEVELS, COLUMNS // max(1, len(columns))))
+    most = max(1, min(MOST_LEVELS, MOST_LEVEL_COLUMNS // max(1, len(columns))))
     return tuple(_frequent(column, most) for column in columns)
 
 

@@ -36,7 +36,7 @@ DEPTH: dict[Kept, float] = {"mean": 1, "last": 2, "difference": 3, "epochs": mat
 Sums: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
 """Running sums (n, D)."""
 
-PIECE = 1 << 20
+CACHED_NUMBERS = 1 << 20
 """Count of numbers in one piece of a memory: 4 MiB, which fit into a processor's cache."""
 
 _SAFE = (1e-12, 1e18)
@@ -147,7 +147,7 @@ class Memory:
         ArgumentError
             When the memory does not keep this statistic.
         """
-        step = max(1, PIECE // max(1, self.width * (self.times if kept == "epochs" else 1)))
+        step = max(1, CACHED_NUMBERS // max(1, self.width * (self.times if kept == "epochs" else 1)))
         for low in range(0, self.rows, step):
             piece = slice(low, min(low + step, self.rows))
             in_order = kept == "mean" and self.places

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Pieces = Callable[[], Iterable[Tensor]]
 
-WIDEST = 512
+ALL_EIGENVECTORS = 512
 """Largest width for which all eigenvectors are computed; for larger ones, as of images, Lanczos finds the first."""
 
 
@@ -60,7 +60,7 @@ def _first(covariance: Tensor) -> tuple[Tensor, Tensor]:
     width = len(covariance)
     if not covariance.any():
         return covariance[0, 0], covariance[0]
-    if width <= WIDEST:
+    if width <= ALL_EIGENVECTORS:
         values, vectors = torch.linalg.eigh(covariance)
         return values[-1], vectors[:, -1]
     from scipy.sparse.linalg import eigsh

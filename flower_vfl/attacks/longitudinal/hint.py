@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-Measure = Literal["inner", "cosine"]
+RowMeasure = Literal["inner", "cosine"]
 
 
-def score(pieces: Callable[[], Iterable[Tensor]], known: Tensor, measure: Measure = "inner") -> Tensor:
+def score(pieces: Callable[[], Iterable[Tensor]], known: Tensor, measure: RowMeasure = "inner") -> Tensor:
     r"""Score each row by its nearness to the mean of known positives, both relative to the mean of all rows.
 
     .. math:: r(x_i) = \langle x_i - \bar x, \; \bar h - \bar x \rangle \quad \text{or their cosine}
@@ -73,9 +73,9 @@ class RememberedHintAttack(MemoryAttack):
     name: ClassVar[str] = "remembered_hint"
     needs: ClassVar[frozenset[str]] = frozenset({HINTS})
 
-    def __init__(self, k: int = 5, measure: Measure = "inner") -> None:
+    def __init__(self, k: int = 5, measure: RowMeasure = "inner") -> None:
         self.k = whole(self.name, "k", k)
-        self.measure = one_of(self.name, "measure", measure, get_args(Measure))
+        self.measure = one_of(self.name, "measure", measure, get_args(RowMeasure))
 
     @property
     def params(self) -> dict[str, Any]:

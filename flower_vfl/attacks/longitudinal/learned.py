@@ -12,7 +12,7 @@ from torch import Tensor
 from flower_vfl.attacks.base import whole
 from flower_vfl.attacks.embedding.inference import LEAKED
 from flower_vfl.attacks.longitudinal.base import NO_KNOWN_ROWS, Kept, KnownRows, Memory, MemoryAttack
-from flower_vfl.attacks.readers import Reader
+from flower_vfl.attacks.readers import TensorReader
 from flower_vfl.errors import ConfigError
 from flower_vfl.registry import suggestion
 
@@ -65,7 +65,7 @@ class LearnedAttack(MemoryAttack):
         return self.k
 
     @abstractmethod
-    def fit(self, x: Tensor, positive: Tensor) -> Reader:
+    def fit(self, x: Tensor, positive: Tensor) -> TensorReader:
         """Fit a reader to known rows.
 
         Parameters
@@ -78,7 +78,7 @@ class LearnedAttack(MemoryAttack):
 
         Returns
         -------
-        Reader
+        TensorReader
             Function from histories (n, b, D) of float32 to scores; never NaN for finite ones.
         """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from flower_vfl.attacks.longitudinal.learned import History, LearnedAttack
-from flower_vfl.attacks.readers import Reader, linear
+from flower_vfl.attacks.readers import TensorReader, linear
 from flower_vfl.errors import ConfigError
 from flower_vfl.registry import is_number
 
@@ -41,7 +41,7 @@ class RememberedFitAttack(LearnedAttack):
         """The parameters of every learned reader, and the penalty of large weights."""
         return {**super().params, "penalty": self.penalty}
 
-    def fit(self, x: Tensor, positive: Tensor) -> Reader:
+    def fit(self, x: Tensor, positive: Tensor) -> TensorReader:
         """Return the linear reader."""
         read = linear(x.flatten(1), positive.long(), 2, penalty=self.penalty)
         return lambda rows: read(rows.flatten(1))

@@ -8,7 +8,7 @@ import torch
 
 from flower_vfl.attacks.base import whole
 from flower_vfl.attacks.longitudinal.learned import History, LearnedAttack
-from flower_vfl.attacks.readers import Reader, network, standardising
+from flower_vfl.attacks.readers import TensorReader, network, standardising
 from flower_vfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class RememberedNetworkAttack(LearnedAttack):
         """The parameters of every learned reader, and those of the network."""
         return {**super().params, "hidden": self.hidden, "steps": self.steps, "seed": self.seed}
 
-    def fit(self, x: Tensor, positive: Tensor) -> Reader:
+    def fit(self, x: Tensor, positive: Tensor) -> TensorReader:
         """Return the network, fitted to standardised rows."""
         standard = standardising(x)
         generator = torch.Generator().manual_seed(self.seed)

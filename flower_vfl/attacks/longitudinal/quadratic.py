@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from flower_vfl.attacks.longitudinal.learned import History, LearnedAttack
-from flower_vfl.attacks.readers import Reader, quadratic, standardising
+from flower_vfl.attacks.readers import TensorReader, quadratic, standardising
 from flower_vfl.errors import ConfigError
 from flower_vfl.registry import is_number
 
@@ -54,7 +54,7 @@ class RememberedQuadraticAttack(LearnedAttack):
         """The parameters of every learned reader, and the share of the identity."""
         return {**super().params, "shrinkage": self.shrinkage}
 
-    def fit(self, x: Tensor, positive: Tensor) -> Reader:
+    def fit(self, x: Tensor, positive: Tensor) -> TensorReader:
         """Return the likelihood ratio of the classes' Gaussians."""
         standard = standardising(x)
         read = quadratic(standard(x), positive.long(), 2, shrinkage=self.shrinkage)

@@ -10,9 +10,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from flower_vfl.data.clicks.fit import Vocabulary, numbers
-from flower_vfl.data.clicks.survey import Source, Split, Survey
+from flower_vfl.data.clicks.survey import Source, Survey, TestSplit
 from flower_vfl.data.clicks.threads import in_order
-from flower_vfl.data.clicks.work import Work
+from flower_vfl.data.clicks.work import WorkFolder
 from flower_vfl.data.encoding.encoding import NumericEncoding, PartyEncoding
 from flower_vfl.data.sources.recipe import Progress
 from flower_vfl.data.store import layout
@@ -31,9 +31,9 @@ class Encoder:
     ----------
     builder : Builder
         Builder of the prepared folder.
-    work : Work
+    work : WorkFolder
         Storage of the pieces.
-    source, split, found : Source, Split, Survey
+    source, split, found : Source, TestSplit, Survey
         Number of pieces, selection of the test rows, and number of rows of each piece.
     fitted : Mapping
         Encoding of each column.
@@ -44,9 +44,9 @@ class Encoder:
     def __init__(
         self,
         builder: Builder,
-        work: Work,
+        work: WorkFolder,
         source: Source,
-        split: Split,
+        split: TestSplit,
         found: Survey,
         fitted: Fitted,
         parties: Mapping[str, Sequence[str]],

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-Kind = Literal["number", "hex", "code"]
+FieldKind = Literal["number", "hex", "code"]
 """A numeric column, and two kinds of categorical ones."""
 
 _LOW, _HIGH = -(2**31), 2**31 - 1
@@ -57,7 +57,7 @@ class Field(ABC):
     pattern: ClassVar[str]
     needed: ClassVar[str]
 
-    def features(self) -> dict[str, Kind]:
+    def features(self) -> dict[str, FieldKind]:
         """Return the kind of each feature column of the field, by name."""
         return {}
 
@@ -73,7 +73,7 @@ class Number(Field):
     pattern = "^-?[0-9]{1,18}$"
     needed = "a whole number of 32 bits, or nothing"
 
-    def features(self) -> dict[str, Kind]:
+    def features(self) -> dict[str, FieldKind]:
         """Return one numeric column."""
         return {self.name: "number"}
 
@@ -90,7 +90,7 @@ class Code(Field):
     pattern = "^-?[0-9]{1,18}$"
     needed = "a whole number of 32 bits, or nothing"
 
-    def features(self) -> dict[str, Kind]:
+    def features(self) -> dict[str, FieldKind]:
         """Return one column of codes."""
         return {self.name: "code"}
 
@@ -107,7 +107,7 @@ class Hex(Field):
     pattern = "^[0-9a-f]{8}$"
     needed = "8 hexadecimal digits, or nothing"
 
-    def features(self) -> dict[str, Kind]:
+    def features(self) -> dict[str, FieldKind]:
         """Return one column of hexadecimal digits."""
         return {self.name: "hex"}
 
@@ -129,7 +129,7 @@ class Hour(Field):
     pattern = "^[0-9]{8}$"
     needed = "an hour as YYMMDDHH"
 
-    def features(self) -> dict[str, Kind]:
+    def features(self) -> dict[str, FieldKind]:
         """Return hour of day and weekday."""
         return {"hour_of_day": "code", "weekday": "code"}
 
@@ -192,7 +192,7 @@ class NamedRow(Field):
         return Read({"id": values.fill_null("")}, ~np.asarray(fits))
 
 
-def key_texts(kind: Kind, keys: NDArray[np.uint32]) -> pa.Array:
+def key_texts(kind: FieldKind, keys: NDArray[np.uint32]) -> pa.Array:
     """Return the texts in the file of (N,) keys of a categorical column.
 
     Examples

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from flower_vfl.data.clicks.fields import Kind, key_texts
-from flower_vfl.data.clicks.survey import Source, Split, Survey
+from flower_vfl.data.clicks.fields import FieldKind, key_texts
+from flower_vfl.data.clicks.survey import Source, Survey, TestSplit
 from flower_vfl.data.clicks.threads import in_order
-from flower_vfl.data.clicks.work import Work
+from flower_vfl.data.clicks.work import WorkFolder
 from flower_vfl.data.encoding.encoding import CategoricalEncoding, NumericEncoding, transformed
 from flower_vfl.data.encoding.moments import Moments
 from flower_vfl.data.sources.recipe import Progress
@@ -69,7 +69,7 @@ class Vocabulary:
     """
 
     name: str
-    kind: Kind
+    kind: FieldKind
     keys: NDArray[np.uint32]
     missing: bool
 
@@ -120,18 +120,18 @@ class Fitter:
 
     Parameters
     ----------
-    work : Work
+    work : WorkFolder
         Storage of the pieces and of the results.
-    source, split, found : Source, Split, Survey
+    source, split, found : Source, TestSplit, Survey
         Number of pieces, selection of the test rows, and number of the last day.
     fitting : Fitting
         Settings of the fit.
     """
 
-    def __init__(self, work: Work, source: Source, split: Split, found: Survey, fitting: Fitting) -> None:
+    def __init__(self, work: WorkFolder, source: Source, split: TestSplit, found: Survey, fitting: Fitting) -> None:
         self._work, self._source, self._split, self._survey, self._fitting = work, source, split, found, fitting
 
-    def fit(self, features: dict[str, Kind], progress: Progress) -> dict[str, NumericEncoding | Vocabulary]:
+    def fit(self, features: dict[str, FieldKind], progress: Progress) -> dict[str, NumericEncoding | Vocabulary]:
         """Return the encoding of each column; columns that were fitted before are not fitted again."""
         fitted: dict[str, NumericEncoding | Vocabulary] = {}
         for name in in_order(lambda item: self._fit(*item), features.items()):
@@ -139,7 +139,7 @@ class Fitter:
             progress(len(fitted) / len(features))
         return fitted
 
-    def _fit(self, name: str, kind: Kind) -> str:
+    def _fit(self, name: str, kind: FieldKind) -> str:
         if not self._work.has_note(f"fit-{name}"):
             if kind == "number":
                 self._work.keep_note(f"fit-{name}", asdict(self._numeric(name)))
@@ -147,7 +147,7 @@ class Fitter:
                 self._work.keep_note(f"fit-{name}", {"missing": self._count(name)})
         return name
 
-    def _read(self, name: str, kind: Kind) -> NumericEncoding | Vocabulary:
+    def _read(self, name: str, kind: FieldKind) -> NumericEncoding | Vocabulary:
         note = self._work.read_note(f"fit-{name}")
         if kind == "number":
             return NumericEncoding(**note)

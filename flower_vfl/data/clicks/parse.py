@@ -14,11 +14,11 @@ import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
 from flower_vfl.data.clicks.blocks import Block
-from flower_vfl.data.clicks.fields import Field, Kind
+from flower_vfl.data.clicks.fields import Field, FieldKind
 from flower_vfl.errors import DataError
 from flower_vfl.registry import suggestion
 
-SHOWN = 5
+MOST_BAD_LINES = 5
 """Largest number of bad lines that are reported."""
 
 _ASCII = bytes(range(128)) + b"?" * 128
@@ -46,7 +46,7 @@ class Format:
     header: bool
 
     @cached_property
-    def features(self) -> dict[str, Kind]:
+    def features(self) -> dict[str, FieldKind]:
         """Kind of each feature column of a line, by name, numeric ones first."""
         found = {name: kind for field in self.fields for name, kind in field.features().items()}
         return dict(sorted(found.items(), key=lambda item: item[1] != "number"))
@@ -115,7 +115,7 @@ def parse(block: Block, made: Format) -> Parsed:
     problems += _problems(numbers, wrong, made)
     good = ~np.logical_or.reduce(list(wrong.values()))
     bad = lines - int(good.sum())
-    examples = tuple(f"line {line}: {text}" for line, text in sorted(problems)[:SHOWN])
+    examples = tuple(f"line {line}: {text}" for line, text in sorted(problems)[:MOST_BAD_LINES])
     rows = pa.table(columns)
     return Parsed(rows if good.all() else rows.filter(pa.array(good)), lines, bad, examples)
 
@@ -165,7 +165,7 @@ def _problems(numbers: NDArray[np.int64], wrong: dict[str, NDArray[np.bool_]], m
     """Return the numbers and errors of the first wrong lines, without their content, which may be private."""
     found = []
     for field in made.fields:
-        for row in np.flatnonzero(wrong[field.name])[:SHOWN]:
+        for row in np.flatnonzero(wrong[field.name])[:MOST_BAD_LINES]:
             found.append((int(numbers[row]), f"{field.name} is not {field.needed}"))
     return found
 

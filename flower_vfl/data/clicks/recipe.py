@@ -10,11 +10,11 @@ from pydantic import Field
 
 from flower_vfl.data.clicks.blocks import BlockReader
 from flower_vfl.data.clicks.encode import Encoder
-from flower_vfl.data.clicks.fields import Kind
+from flower_vfl.data.clicks.fields import FieldKind
 from flower_vfl.data.clicks.fit import Fitter, Fitting
 from flower_vfl.data.clicks.parse import Format
-from flower_vfl.data.clicks.survey import Split, read_source, survey
-from flower_vfl.data.clicks.work import Work
+from flower_vfl.data.clicks.survey import TestSplit, read_source, survey
+from flower_vfl.data.clicks.work import WorkFolder
 from flower_vfl.data.formats.archives import is_archive
 from flower_vfl.data.formats.raw import find_files
 from flower_vfl.data.sources.recipe import Options, Progress, Recipe
@@ -64,9 +64,9 @@ class ClickRecipe(Recipe):
             When the file is another one.
         """
 
-    def split(self, options: Any) -> Split:
+    def split(self, options: Any) -> TestSplit:
         """Return the selection of the rows that are kept and of the test rows."""
-        return Split(options.sample, options.test_fraction, options.split_seed)
+        return TestSplit(options.sample, options.test_fraction, options.split_seed)
 
     def advice(self) -> str:
         """Return the steps to get the file and to name it."""
@@ -96,7 +96,7 @@ class ClickRecipe(Recipe):
             if names
         }
         split = self.split(options)
-        work = Work(builder.notes)
+        work = WorkFolder(builder.notes)
         read = read_source(path, made, split, work, options.bad_lines, _subrange(progress, 0.0, 0.6))
         found = survey(path, read, split, work, builder.folder / "ids", _subrange(progress, 0.6, 0.65))
         fitting = Fitting(options.fit, options.scaling, options.min_count)
@@ -122,7 +122,7 @@ def _first_line(path: Path) -> str:
     raise DataError(f"{path} is empty")
 
 
-def _select_columns(names: tuple[str, ...], features: dict[str, Kind]) -> list[str]:
+def _select_columns(names: tuple[str, ...], features: dict[str, FieldKind]) -> list[str]:
     """Return the named columns, in the order of the file, numeric ones first."""
     for name in names:
         if name not in features and name != _ALL:

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from flower_vfl.data.clicks import blocks
 from flower_vfl.data.clicks.blocks import Block, BlockReader
-from flower_vfl.data.clicks.parse import SHOWN, Format, parse
+from flower_vfl.data.clicks.parse import MOST_BAD_LINES, Format, parse
 from flower_vfl.data.clicks.threads import in_order
-from flower_vfl.data.clicks.work import Work
+from flower_vfl.data.clicks.work import WorkFolder
 from flower_vfl.data.encoding.ids import drawn
 from flower_vfl.data.sources.recipe import Progress
 from flower_vfl.data.store.dataset import PARTS, Part
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Split:
+class TestSplit:
     """Selection of the rows that are kept and of the test rows, by the number of the row or by its day.
 
     Parameters
@@ -114,7 +114,9 @@ class Source:
     digest: str
 
 
-def read_source(path: Path, made: Format, split: Split, work: Work, bad_lines: float, progress: Progress) -> Source:
+def read_source(
+    path: Path, made: Format, split: TestSplit, work: WorkFolder, bad_lines: float, progress: Progress
+) -> Source:
     """Read the text into pieces, except those that exist, and return the facts about it.
 
     Raises
@@ -136,7 +138,7 @@ def read_source(path: Path, made: Format, split: Split, work: Work, bad_lines: f
     examples: list[str] = []
     for block, more_lines, more_bad, more_examples in in_order(read_block, reader.blocks()):
         pieces, lines, bad = pieces + 1, lines + more_lines, bad + more_bad
-        examples = (examples + more_examples)[:SHOWN]
+        examples = (examples + more_examples)[:MOST_BAD_LINES]
         if bad > bad_lines * lines:
             raise DataError(
                 f"{path}: {bad:,} of the first {lines:,} lines are bad, more than the option bad_lines = {bad_lines} "
@@ -151,7 +153,7 @@ def read_source(path: Path, made: Format, split: Split, work: Work, bad_lines: f
     return Source(**work.read_note("source"))
 
 
-def survey(path: Path, source: Source, split: Split, work: Work, folder: Path, progress: Progress) -> Survey:
+def survey(path: Path, source: Source, split: TestSplit, work: WorkFolder, folder: Path, progress: Progress) -> Survey:
     """Count the rows of both parts, and write their IDs: those of the file, else the numbers of the rows.
 
     Raises
@@ -167,7 +169,7 @@ def survey(path: Path, source: Source, split: Split, work: Work, folder: Path, p
     return Survey({part: tuple(note["rows"][part]) for part in PARTS}, note["digest"], note["last_day"], periods)
 
 
-def _survey(path: Path, source: Source, split: Split, work: Work, folder: Path, progress: Progress) -> None:
+def _survey(path: Path, source: Source, split: TestSplit, work: WorkFolder, folder: Path, progress: Progress) -> None:
     has_ids = "id" in work.columns(0)
     kind = work.read_piece(0, ["id" if has_ids else "row"]).schema.field(0).type
     last_day = _last_day(source, split, work)
@@ -222,7 +224,7 @@ def id_keys(ids: pa.Array) -> NDArray[np.uint64]:
     return np.asarray(high).astype(np.uint64) * np.uint64(10**18) + np.asarray(low).astype(np.uint64)
 
 
-def _refuse_repeated(path: Path, keys: NDArray[np.uint64], source: Source, work: Work) -> None:
+def _refuse_repeated(path: Path, keys: NDArray[np.uint64], source: Source, work: WorkFolder) -> None:
     keys.sort()
     twice = np.unique(keys[1:][keys[1:] == keys[:-1]])
     if not len(twice):
@@ -240,14 +242,16 @@ def _refuse_repeated(path: Path, keys: NDArray[np.uint64], source: Source, work:
             found[name] = row
 
 
-def _last_day(source: Source, split: Split, work: Work) -> int:
+def _last_day(source: Source, split: TestSplit, work: WorkFolder) -> int:
     if not split.test_days:
         return 0
     days = (_numbers(work.read_piece(number, ["day"]), "day") for number in range(source.pieces))
     return max((int(day.max()) for day in days if len(day)), default=0)
 
 
-def _days(path: Path, source: Source, split: Split, work: Work, last_day: int) -> dict[Part, list[tuple[int, int]]]:
+def _days(
+    path: Path, source: Source, split: TestSplit, work: WorkFolder, last_day: int
+) -> dict[Part, list[tuple[int, int]]]:
     """Return the days of each part with their numbers of rows; empty where rows are not in time order."""
     days: dict[Part, list[tuple[int, int]]] = {part: [] for part in PARTS}
     latest = 0

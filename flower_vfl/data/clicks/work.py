@@ -19,7 +19,7 @@ from flower_vfl.files import replacing, write_json_atomic
 _KEY = b"block"
 
 
-class Work:
+class WorkFolder:
     """Folder of pieces, vocabularies and notes; each file is complete or absent.
 
     Parameters

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from flower_vfl.data.encoding.encoding import NumericEncoding
-from flower_vfl.data.encoding.reading import Reading
+from flower_vfl.data.encoding.reading import ColumnFormat
 from flower_vfl.data.encoding.values import MISSING
 from flower_vfl.data.store import layout
 from flower_vfl.data.store.dataset import Dataset
@@ -86,7 +86,7 @@ def _columns_with_reasons(dataset: Dataset, party: str) -> Iterator[Column]:
             yield Column(party, reading.name, "left out", why=reading.why, change=_change(reading))
 
 
-def _change(reading: Reading) -> tuple[str, str]:
+def _change(reading: ColumnFormat) -> tuple[str, str]:
     """Return a column of the file and another kind for it."""
     return reading.name, "ignore" if reading.kind == "category" else "category"
 

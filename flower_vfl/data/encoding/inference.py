@@ -16,8 +16,8 @@ from flower_vfl.data.encoding.number_texts import NumberStyle, decimal_of, mixed
 from flower_vfl.data.encoding.reading import (
     FALSE,
     TRUE,
-    Kind,
-    Reading,
+    ColumnFormat,
+    ColumnKind,
     TableReader,
     is_dated,
     is_text,
@@ -113,41 +113,41 @@ class _Column:
         self._numbers = ""
         """Why the column is none of numbers although most of its values are; empty otherwise."""
 
-    def reading(self, dtype: str, decimal: str) -> Reading:
+    def reading(self, dtype: str, decimal: str) -> ColumnFormat:
         """Return the format of the column, from the user's kind or inferred from its values."""
         kind, _, format_ = dtype.partition(":")
         if not kind:
             return self._constant() or self._typed() or self._of_texts(decimal)
         why = "named in dtype, numeric, categorical or ignore"
         if not len(self.known):
-            return Reading(self.name, "ignore", "empty in every training row")
+            return ColumnFormat(self.name, "ignore", "empty in every training row")
         if kind == "number":
             chosen = self._number(decimal, why) if is_text(self.values) else None
-            return chosen or Reading(self.name, "number", why)
+            return chosen or ColumnFormat(self.name, "number", why)
         if kind == "date":
             return self._named_date(format_, why)
-        kinds: dict[str, Kind] = {"boolean": "boolean", "ignore": "ignore"}
-        return Reading(self.name, kinds.get(kind, "category"), why)
+        kinds: dict[str, ColumnKind] = {"boolean": "boolean", "ignore": "ignore"}
+        return ColumnFormat(self.name, kinds.get(kind, "category"), why)
 
-    def _named_date(self, text: str, why: str) -> Reading:
+    def _named_date(self, text: str, why: str) -> ColumnFormat:
         if text or not is_text(self.values):
             return self._dates(text, why)
         return self._date(why, named=True) or self._category()
 
-    def _constant(self) -> Reading | None:
+    def _constant(self) -> ColumnFormat | None:
         if not len(self.known):
-            return Reading(self.name, "ignore", "empty in every training row")
+            return ColumnFormat(self.name, "ignore", "empty in every training row")
         if len(self.different) == 1 and not self.values.null_count:
-            return Reading(self.name, "ignore", "the same value in every training row")
+            return ColumnFormat(self.name, "ignore", "the same value in every training row")
         return None
 
-    def _typed(self) -> Reading | None:
+    def _typed(self) -> ColumnFormat | None:
         """Return the format of a column from its type; None for texts."""
         kind = self.values.type
         if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-            return self._eight_digits() or Reading(self.name, "number", f"of type {kind}")
+            return self._eight_digits() or ColumnFormat(self.name, "number", f"of type {kind}")
         if pa.types.is_boolean(kind):
-            return Reading(self.name, "boolean", f"of type {kind}")
+            return ColumnFormat(self.name, "boolean", f"of type {kind}")
         if pa.types.is_date(kind) or pa.types.is_timestamp(kind) or pa.types.is_time(kind):
             return self._dates("", f"of type {kind}")
         if not is_text(self.values):
@@ -156,7 +156,7 @@ class _Column:
             )
         return None
 
-    def _of_texts(self, decimal: str) -> Reading:
+    def _of_texts(self, decimal: str) -> ColumnFormat:
         found = (
             self._codes()
             or self._eight_digits()
@@ -166,7 +166,7 @@ class _Column:
         )
         return found or self._category(decimal=decimal)
 
-    def _codes(self) -> Reading | None:
+    def _codes(self) -> ColumnFormat | None:
         """Return a category if all values are digits of one length, some with a leading zero; else None."""
         lengths = pc.unique(pc.utf8_length(self.different))
         digits = pc.all(pc.match_substring_regex(self.different, "^[0-9]+$")).as_py()
@@ -175,7 +175,7 @@ class _Column:
             return self._category("digits with leading zeros: codes")
         return None
 
-    def _eight_digits(self) -> Reading | None:
+    def _eight_digits(self) -> ColumnFormat | None:
         """Return the format of dates if all values are eight digits that are dates; else None."""
         if len(self.different) < 2 or not (is_text(self.values) or pa.types.is_integer(self.values.type)):
             return None
@@ -183,7 +183,7 @@ class _Column:
             return None
         return self._dates("%Y%m%d", "eight digits that are dates, all of them")
 
-    def _number(self, decimal: str, why: str) -> Reading | None:
+    def _number(self, decimal: str, why: str) -> ColumnFormat | None:
         style, bad = styles(self.different, decimal)[0] if len(self.different) else (NumberStyle(), 0)
         if bad and not why:
             others = style.parse(self.known)[1]
@@ -196,7 +196,9 @@ class _Column:
                 )
             return None
         described = style.words or "reads as numbers"
-        return Reading(self.name, "number", f"{why}; {described}" if why and style.words else why or described, style)
+        return ColumnFormat(
+            self.name, "number", f"{why}; {described}" if why and style.words else why or described, style
+        )
 
     def _refuse_almost(self, bad: np.ndarray, what: str) -> None:
         number = int(bad.sum())
@@ -208,7 +210,7 @@ class _Column:
                 f"for a missing value in the option missing_values, or set dtype.{self.name}=category"
             )
 
-    def _date(self, why: str, *, named: bool) -> Reading | None:
+    def _date(self, why: str, *, named: bool) -> ColumnFormat | None:
         counted = [(int(read_dates(self.different, text)[1].sum()), text) for text in FORMATS]
         least = min(number for number, _ in counted)
         fitting = [text for number, text in counted if number == least]
@@ -241,29 +243,29 @@ class _Column:
         seconds = read_dates(self.different, text)[0]
         return np.asarray(parts(seconds, 0.0, dated=True)["day of the month"])
 
-    def _dates(self, text: str, why: str) -> Reading:
+    def _dates(self, text: str, why: str) -> ColumnFormat:
         seconds, _ = read_dates(self.values, text)
         latest = float(np.nanmax(seconds)) if (~np.isnan(seconds)).any() else 0.0
         found = parts(seconds, latest, dated=is_dated(self.values, text))
         used = tuple(name for name, part in found.items() if len(pc.unique(part)) > 1)
-        return Reading(self.name, "date", why or "dates", date=text, latest=latest, parts=used)
+        return ColumnFormat(self.name, "date", why or "dates", date=text, latest=latest, parts=used)
 
-    def _boolean(self) -> Reading | None:
+    def _boolean(self) -> ColumnFormat | None:
         words = set(pc.utf8_lower(self.different).to_pylist())
         if words <= {*TRUE, *FALSE, "0", "1"} and words & set(TRUE) and words & set(FALSE):
-            return Reading(self.name, "boolean", "yes and no in words")
+            return ColumnFormat(self.name, "boolean", "yes and no in words")
         return None
 
-    def _category(self, why: str = "", decimal: str = "") -> Reading:
+    def _category(self, why: str = "", decimal: str = "") -> ColumnFormat:
         rows, counts = len(self.known), pc.value_counts(self.known).field(1)
         alone = pc.sum(pc.equal(counts, 1)).as_py() / rows
         words = pc.mean(pc.add(pc.count_substring_regex(self.different, r"\s+"), 1)).as_py()
         mixed = "" if why else mixed_notations(self.name, self.different, decimal) or self._numbers
         if rows >= _LEAST_ROWS and words >= _FREE_TEXT_WORDS and 2 * len(self.different) > rows:
-            return Reading(self.name, "ignore", mixed or f"free text, {words:.0f} words on average")
+            return ColumnFormat(self.name, "ignore", mixed or f"free text, {words:.0f} words on average")
         if rows >= _LEAST_ROWS and alone >= _UNIQUE_SHARE:
             once = f"{alone:.0%} of its values occur in one training row only"
-            return Reading(self.name, "ignore", mixed or once)
+            return ColumnFormat(self.name, "ignore", mixed or once)
         if mixed:
             _log.warning("%s: column %r is read as a category: %s", self.file, self.name, mixed)
-        return Reading(self.name, "category", why or mixed or "texts")
+        return ColumnFormat(self.name, "category", why or mixed or "texts")

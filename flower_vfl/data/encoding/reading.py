@@ -16,8 +16,8 @@ from flower_vfl.data.encoding.number_texts import NumberStyle
 from flower_vfl.data.encoding.values import Place, numbers, parse_numbers, require_columns, texts, whole_array
 from flower_vfl.errors import DataError
 
-Kind = Literal["number", "category", "boolean", "date", "ignore"]
-KINDS: tuple[str, ...] = get_args(Kind)
+ColumnKind = Literal["number", "category", "boolean", "date", "ignore"]
+COLUMN_KINDS: tuple[str, ...] = get_args(ColumnKind)
 
 ABSENT = ("", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "?", "-", "--")
 """Texts that stand for a missing value in any column, in any case of letters."""
@@ -27,7 +27,7 @@ FALSE = ("false", "no", "n", "f", "off", "nein", "non", "não", "nao", "falsch",
 
 
 @dataclass(frozen=True)
-class Reading:
+class ColumnFormat:
     """Format in which one column is read.
 
     Parameters
@@ -49,7 +49,7 @@ class Reading:
     """
 
     name: str
-    kind: Kind
+    kind: ColumnKind
     why: str = ""
     style: NumberStyle = field(default_factory=NumberStyle)
     date: str = ""
@@ -161,13 +161,13 @@ class TableReader:
 
     Parameters
     ----------
-    columns : tuple of Reading
+    columns : tuple of ColumnFormat
         Reading of each column, including those that are left out.
     missing_values : tuple of str
         Texts that mark a missing value, besides `ABSENT`.
     """
 
-    columns: tuple[Reading, ...]
+    columns: tuple[ColumnFormat, ...]
     missing_values: tuple[str, ...] = ()
 
     @property
@@ -237,17 +237,17 @@ class TableReader:
         return cls(tuple(_readings(content["columns"])), tuple(map(str, content["missing_values"])))
 
 
-def _readings(columns: Sequence[Mapping[str, Any]]) -> Iterator[Reading]:
+def _readings(columns: Sequence[Mapping[str, Any]]) -> Iterator[ColumnFormat]:
     for item in columns:
-        if item["kind"] not in KINDS:
+        if item["kind"] not in COLUMN_KINDS:
             raise ValueError(dict(item))
         DateFormat(str(item["date"]))
         style = NumberStyle(**{key: str(value) for key, value in item["style"].items()})
         used = tuple(map(str, item["parts"]))
-        yield Reading(**{**item, "style": style, "parts": used, "latest": float(item["latest"])})
+        yield ColumnFormat(**{**item, "style": style, "parts": used, "latest": float(item["latest"])})
 
 
-def _is_number(reading: Reading, name: str) -> bool:
+def _is_number(reading: ColumnFormat, name: str) -> bool:
     numeric = ("age in days", "day of the month", "minutes")
     return reading.kind == "number" or (
         reading.kind == "date" and any(name == part_name(reading.name, part) for part in numeric)

@@ -80,7 +80,7 @@ class Dialect:
         )
 
 
-PLAIN = Dialect()
+PLAIN_DIALECT = Dialect()
 """Dialect of texts in UTF-8 whose separator follows from the file's name."""
 
 
@@ -91,7 +91,7 @@ def dialect_of(options: Mapping[str, Any], key: str, *, trained: bool = False) -
     return Dialect(delimiter, encoding, trained)
 
 
-def read_table(path: Path, only: str = "", dialect: Dialect = PLAIN) -> pa.Table:
+def read_table(path: Path, only: str = "", dialect: Dialect = PLAIN_DIALECT) -> pa.Table:
     """Read a CSV (.csv, .tsv, .txt, each also .gz), every column as text, or a Parquet file.
 
     Parameters
@@ -127,7 +127,7 @@ def read_table(path: Path, only: str = "", dialect: Dialect = PLAIN) -> pa.Table
     return table
 
 
-def read_header(path: Path, dialect: Dialect = PLAIN) -> pa.Table:
+def read_header(path: Path, dialect: Dialect = PLAIN_DIALECT) -> pa.Table:
     """Return the columns of a file, without rows; errors are those of `read_table`."""
     try:
         if _is_parquet(path):
@@ -154,7 +154,7 @@ def read_header(path: Path, dialect: Dialect = PLAIN) -> pa.Table:
     return header
 
 
-def delimiter_of(path: Path, dialect: Dialect = PLAIN) -> str:
+def delimiter_of(path: Path, dialect: Dialect = PLAIN_DIALECT) -> str:
     """Return the option `delimiter` that a file needs, from its header; "" where none is needed.
 
     Parameters

@@ -15,7 +15,7 @@ from flower_vfl.data.clicks import fields as kinds
 from flower_vfl.data.clicks.fields import Click, Code, Hex, Hour, NamedRow
 from flower_vfl.data.clicks.parse import Format, check_header
 from flower_vfl.data.clicks.recipe import ClickOptions, ClickRecipe
-from flower_vfl.data.clicks.survey import Split
+from flower_vfl.data.clicks.survey import TestSplit
 from flower_vfl.data.sources.recipe import Options
 from flower_vfl.errors import DataError
 
@@ -44,7 +44,7 @@ class Avazu(ClickRecipe):
     files: ClassVar[tuple[str, ...]] = ("train.csv", "train.csv.gz", "train", "train.gz")
     origin: ClassVar[str] = "get train.gz of Kaggle's competition avazu-ctr-prediction"
 
-    def split(self, options: AvazuOptions) -> Split:
+    def split(self, options: AvazuOptions) -> TestSplit:
         """Return the selection of the rows that are kept and of the test rows, drawn or those of the last days."""
         return replace(super().split(options), test_days=options.test_days)
 

@@ -236,7 +236,7 @@ def _open_prepared(recipe: Recipe, folder: Path, options: Mapping[str, Any]) -> 
 def _cache_key(recipe: Recipe, source: Path | None, options: Options) -> str:
     paths = [on_disk(path) for path in recipe.inputs(source, options)]
     files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-    facts = [layout.SCHEMA, _REVISION, options.model_dump(mode="json"), files]
+    facts = [layout.LAYOUT_VERSION, _REVISION, options.model_dump(mode="json"), files]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 

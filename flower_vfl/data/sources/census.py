@@ -55,7 +55,7 @@ REGISTRY = frozenset(
     veteran_benefits year"""
     )
 )
-POSITIVE, NEGATIVE = "50000+.", "- 50000."
+POSITIVE_INCOME, NEGATIVE_INCOME = "50000+.", "- 50000."
 FILES: dict[Part, tuple[str, ...]] = {
     "train": ("census_income_1994_1995_train.csv", "census-income.data"),
     "test": ("census_income_1994_1995_test.csv", "census-income.test"),
@@ -134,8 +134,8 @@ class CensusIncome(Recipe):
             builder.add_table(party, encoding, tables, str(paths["train"].parent), unaligned[party])
             progress(0.8 if party == "a" else 0.9)
         place = Place(str(paths["train"].parent), "label")
-        labels = encode_labels(tables["train"]["label"], tables["test"]["label"], place, POSITIVE)
-        builder.add_labels(labels, known_labels(unaligned["b"]["label"], labels.names, place, POSITIVE)[1])
+        labels = encode_labels(tables["train"]["label"], tables["test"]["label"], place, POSITIVE_INCOME)
+        builder.add_labels(labels, known_labels(unaligned["b"]["label"], labels.names, place, POSITIVE_INCOME)[1])
         origin = "published files, SHA-256 checked" if published else "NOT the published files: their SHA-256 differ"
         builder.finish(
             name=self.name, label_party="b", licence=self.licence, source=origin, options=options.model_dump()
@@ -168,12 +168,12 @@ def _read(path: Path) -> tuple[pa.Table, str]:
 
 def _select(table: pa.Table, path: Path, view: str) -> tuple[pa.Table, list[int]]:
     """Check labels and numbers, and return the rows of the view with their line numbers."""
-    wrong = pc.invert(pc.is_in(table["label"], value_set=pa.array([POSITIVE, NEGATIVE])))
+    wrong = pc.invert(pc.is_in(table["label"], value_set=pa.array([POSITIVE_INCOME, NEGATIVE_INCOME])))
     if pc.any(wrong).as_py():
         line = pc.index(wrong, True).as_py()
         raise DataError(
-            f"{path}: line {line + 1} has the label {table['label'][line].as_py()!r}; allowed are {POSITIVE!r} and "
-            f"{NEGATIVE!r}"
+            f"{path}: line {line + 1} has the label {table['label'][line].as_py()!r}; allowed are {POSITIVE_INCOME!r} "
+            f"and {NEGATIVE_INCOME!r}"
         )
     for name in sorted(NUMERIC):
         numbers(table[name], Place(str(path), name))

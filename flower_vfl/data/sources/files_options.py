@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from flower_vfl.data.encoding.dates import DateFormat
 from flower_vfl.data.encoding.ids import Join
 from flower_vfl.data.encoding.inference import Rules
-from flower_vfl.data.encoding.reading import KINDS
+from flower_vfl.data.encoding.reading import COLUMN_KINDS
 from flower_vfl.data.encoding.values import Missing
 from flower_vfl.data.formats.tables import Dialect, dialect_of
 from flower_vfl.data.sources.recipe import Options
@@ -76,9 +76,9 @@ class FilesOptions(Options):
             raise ValueError("name a file for at least one party: --set files.a=a.csv, in TOML files = {a = 'a.csv'}")
         for column, given in self.dtype.items():
             kind, _, text = given.partition(":")
-            if kind not in (*KINDS, "integer") or (text and kind != "date"):
+            if kind not in (*COLUMN_KINDS, "integer") or (text and kind != "date"):
                 raise ValueError(
-                    f"dtype of column {column!r} is one of {', '.join(KINDS)}, or date:FORMAT; given {given!r}"
+                    f"dtype of column {column!r} is one of {', '.join(COLUMN_KINDS)}, or date:FORMAT; given {given!r}"
                 )
             DateFormat(text)
         known = [*self.files, *([LABELS] if self.labels_file else [])]

@@ -239,7 +239,7 @@ class Builder:
             "files": files,
             **more,
         }
-        layout.write_json(self.folder / "labels" / layout.LABELS, facts)
+        layout.write_json(self.folder / "labels" / layout.LABELS_FILE, facts)
 
     def finish(
         self,
@@ -263,7 +263,7 @@ class Builder:
         if periods is not None:
             alignment["periods"] = periods.to_json()
         manifest = {
-            "schema": layout.SCHEMA,
+            "schema": layout.LAYOUT_VERSION,
             "name": name,
             "parties": check_parties(parties or self._parties, label_party),
             "label_party": label_party,

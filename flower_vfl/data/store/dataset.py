@@ -307,20 +307,20 @@ class Dataset:
             True to include the labels.
         """
         notes = [self._party_folder(party) / name for name in (layout.PARTY, layout.ENCODING)] if party else []
-        notes += [self._labels_folder() / layout.LABELS] if labels else []
+        notes += [self._labels_folder() / layout.LABELS_FILE] if labels else []
         return hashlib.sha256(" ".join(map(layout.digest, notes)).encode()).hexdigest()
 
     @cached_property
     def classes(self) -> int:
         """Number of classes; needs the labels' folder."""
         folder = self._labels_folder()
-        return layout.count(folder / layout.LABELS, layout.read_json(folder / layout.LABELS), "classes")
+        return layout.count(folder / layout.LABELS_FILE, layout.read_json(folder / layout.LABELS_FILE), "classes")
 
     @cached_property
     def class_names(self) -> tuple[str, ...]:
         """Names of the classes in the source; DataError when they were changed since."""
         folder = self._labels_folder()
-        where, facts = folder / layout.LABELS, layout.read_json(folder / layout.LABELS)
+        where, facts = folder / layout.LABELS_FILE, layout.read_json(folder / layout.LABELS_FILE)
         names = tuple(str(name) for name in layout.entry(where, facts, "class_names", list))
         if layout.entry(where, facts, "class_names_sha256", str) != layout.names_digest(names):
             raise DataError(f"the names of the classes in {where} are not those that were prepared; prepare them again")
@@ -341,7 +341,7 @@ class Dataset:
         """
         folder = self._labels_folder()
         arrays = {}
-        for part, rows in self._rows_in(folder / layout.LABELS).items():
+        for part, rows in self._rows_in(folder / layout.LABELS_FILE).items():
             arrays[part] = layout.open_array(folder / f"{part}.npy", (rows,), "int64", "c")
             layout.check_range(folder / f"{part}.npy", arrays[part][:, None], [self.classes])
         return Labels(arrays["train"], arrays["test"], self.classes, arrays.get(UNALIGNED))
@@ -428,10 +428,10 @@ class Dataset:
                 if spec.vectors is not None:
                     layout.verify_array(self.folder / name, layout.VECTORS, spec.vectors.shape, "float32", ())
         if (self.folder / "labels").is_dir():
-            for part, rows in self._rows_in(self.folder / "labels" / layout.LABELS).items():
+            for part, rows in self._rows_in(self.folder / "labels" / layout.LABELS_FILE).items():
                 layout.verify_array(self.folder / "labels", f"{part}.npy", (rows,), "int64", (self.classes,))
             if len(self.class_names) != self.classes:
-                raise DataError(f"{self.folder / 'labels' / layout.LABELS} does not name {self.classes} classes")
+                raise DataError(f"{self.folder / 'labels' / layout.LABELS_FILE} does not name {self.classes} classes")
 
     def _verify_encoding(self, name: str) -> None:
         folder = self.folder / name
@@ -493,6 +493,8 @@ def open_dataset(path: Path | str) -> Dataset:
         raise DataError(f"{folder} is no prepared data set: it has no {layout.MANIFEST}; see `flower-vfl data prepare`")
     manifest = layout.read_json(where)
     schema = manifest.get("schema")
-    if schema != layout.SCHEMA:
-        raise DataError(f"{where} has schema {schema!r}, this version reads {layout.SCHEMA}; prepare the data again")
+    if schema != layout.LAYOUT_VERSION:
+        raise DataError(
+            f"{where} has schema {schema!r}, this version reads {layout.LAYOUT_VERSION}; prepare the data again"
+        )
     return Dataset(folder, manifest)

@@ -26,8 +26,8 @@ from flower_vfl.files import FolderLock, replacing, reserve, write_text_atomic, 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SCHEMA = 3
-MANIFEST, PARTY, LABELS, ENCODING = "manifest.json", "party.json", "labels.json", "encoding.json"
+LAYOUT_VERSION = 3
+MANIFEST, PARTY, LABELS_FILE, ENCODING = "manifest.json", "party.json", "labels.json", "encoding.json"
 IDS = "ids.json"
 """File of the digests of files of IDs, where the digest of the alignment is of another kind."""
 VECTORS, VOCABULARY = "vectors.npy", "vocabulary.parquet"
@@ -170,7 +170,7 @@ def verify_file(folder: Path, file: str) -> None:
     DataError
         When the digests differ, or when file or digest is missing.
     """
-    notes = folder / {"labels": LABELS, "ids": IDS}.get(folder.name, PARTY)
+    notes = folder / {"labels": LABELS_FILE, "ids": IDS}.get(folder.name, PARTY)
     noted = entry(notes, read_json(notes), "files", dict)
     path = folder / file
     if not path.is_file():

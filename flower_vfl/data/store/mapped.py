@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from flower_vfl.errors import DataError
 
-PIECE = 4 * 2**20
+BYTES_AT_ONCE = 4 * 2**20
 """Number of bytes of a file that are read at once."""
 
 
@@ -52,7 +52,7 @@ class ArrayInFile:
         """
         found = np.empty((len(rows), *self.shape[1:]), self.dtype)
         size = found[:1].nbytes or self.dtype.itemsize * int(np.prod(self.shape[1:]))
-        count = max(1, PIECE // max(1, size))
+        count = max(1, BYTES_AT_ONCE // max(1, size))
         piece = np.empty((count, *self.shape[1:]), self.dtype)
         ends = np.searchsorted(rows, np.arange(count, self.shape[0] + count, count))
         start = 0

@@ -26,15 +26,15 @@ from flower_vfl.errors import DataError
 if TYPE_CHECKING:
     import torch
 
-TABLES = (".csv", ".tsv", ".parquet", ".pq", ".csv.gz", ".tsv.gz")
+TABLE_ENDINGS = (".csv", ".tsv", ".parquet", ".pq", ".csv.gz", ".tsv.gz")
 """File name endings of tables with a header."""
 
-_ROWS = (*TABLES, ".txt", ".txt.gz")
+_ROWS = (*TABLE_ENDINGS, ".txt", ".txt.gz")
 """File name endings of a party's rows, .txt tables included; in a list of requested IDs, a .txt has one ID a line."""
 
 
 @dataclass(frozen=True)
-class Features:
+class ScoredColumns:
     """One party's columns of the rows.
 
     Parameters
@@ -63,7 +63,7 @@ class ScoreRows:
         Digest of their ordered IDs; equal at two parties exactly when rows and order are.
     chosen : range
         Rows that are scored when none are requested.
-    features : Callable[[str], Features]
+    features : Callable[[str], ScoredColumns]
         Function that opens one party's columns.
     ids : Callable[[], pa.ChunkedArray], optional
         Function that reads their IDs; without it they are the test rows of data without IDs, numbered from 0.
@@ -76,7 +76,7 @@ class ScoreRows:
         count: int,
         digest: str,
         chosen: range,
-        features: Callable[[str], Features],
+        features: Callable[[str], ScoredColumns],
         ids: Callable[[], pa.ChunkedArray] | None,
         left_out: int = 0,
     ) -> None:
@@ -156,10 +156,10 @@ def rows_of(dataset: VerticalData) -> ScoreRows:
     alignment = dataset.alignment
     ids = dataset.all_ids if isinstance(dataset, Dataset) and dataset.has_ids else None
 
-    def features(party: str) -> Features:
+    def features(party: str) -> ScoredColumns:
         table = dataset.party(party)
         source: FeatureSource = Joined(table.train, table.test) if ids else table.test
-        return Features(table.spec, source, encoding_digest(dataset, party))
+        return ScoredColumns(table.spec, source, encoding_digest(dataset, party))
 
     if ids is None:
         return ScoreRows(alignment.test_rows, alignment.digest, range(alignment.test_rows), features, None)
@@ -208,7 +208,7 @@ def new_rows(path: Path, trained: VerticalData) -> ScoreRows:
     ids = join_ids({str(files[party]): values for party, values in own.items()}, how)
     left_out = len(set().union(*(values.to_pylist() for values in own.values()))) - len(ids)
 
-    def features(party: str) -> Features:
+    def features(party: str) -> ScoredColumns:
         name = party if party in tables else ""
         if name not in tables:
             raise DataError(f"{path} holds no file of party {party!r}; it holds {', '.join(sorted(tables))}")
@@ -237,7 +237,7 @@ def _files(path: Path, trained: Dataset) -> Mapping[str, Path]:
     return found
 
 
-def _encode(trained: Dataset, party: str, table: pa.Table, file: str, order: NDArray[np.int32]) -> Features:
+def _encode(trained: Dataset, party: str, table: pa.Table, file: str, order: NDArray[np.int32]) -> ScoredColumns:
     """Return one party's columns, encoded as its training rows, in `order` (N,); errors name rows of the file."""
     encoding, spec = trained.encoding(party), trained.spec(party)
     if not encoding.columns:
@@ -254,7 +254,7 @@ def _encode(trained: Dataset, party: str, table: pa.Table, file: str, order: NDA
         numeric, categorical = encoding.encode(table, file)
         arrays = {"numeric.npy": numeric, "categorical.npy": categorical}
     source = ArraySource(*(arrays[name][order] for name in spec.arrays()))
-    return Features(spec, source, trained.encoding_digest(party))
+    return ScoredColumns(spec, source, trained.encoding_digest(party))
 
 
 def id_column(dataset: VerticalData) -> str:
@@ -272,7 +272,7 @@ def read_requested_ids(path: Path, column: str) -> pa.Array:
     """
     if not path.is_file():
         raise DataError(f"there is no file {path}")
-    if path.name.lower().endswith(TABLES):
+    if path.name.lower().endswith(TABLE_ENDINGS):
         return read_ids(read_table(path), column, str(path))
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 # Placeholders that matplotlib carries into the SVG, where they become the page's variables.
 INK, FAINT, BAND, PAPER = "#010101", "#020202", "#030303", "#080808"
-LINES = ("#040404", "#050505", "#060606", "#070707")
-CLASSES = ("#090909", "#0a0a0a", "#0b0b0b", "#0c0c0c", "#0d0d0d", "#0e0e0e", "#0f0f0f")
+LINE_COLOURS = ("#040404", "#050505", "#060606", "#070707")
+CLASS_COLOURS = ("#090909", "#0a0a0a", "#0b0b0b", "#0c0c0c", "#0d0d0d", "#0e0e0e", "#0f0f0f")
 DASHES: tuple[tuple[Any, str], ...] = (
     ("-", "o"),
     ((0, (5, 1.5)), "s"),
@@ -34,8 +34,8 @@ VARIABLES = {
     FAINT: "var(--line)",
     BAND: "var(--muted)",
     PAPER: "var(--paper)",
-    **{line: f"var(--c{i})" for i, line in enumerate(LINES, 1)},
-    **{colour: f"var(--k{i})" for i, colour in enumerate(CLASSES, 1)},
+    **{line: f"var(--c{i})" for i, line in enumerate(LINE_COLOURS, 1)},
+    **{colour: f"var(--k{i})" for i, colour in enumerate(CLASS_COLOURS, 1)},
 }
 LEGEND = 0.35
 """Largest share of a figure's height that its legend may have before the figure is made taller."""
@@ -108,7 +108,9 @@ def draw(
 
 def strokes() -> Iterator[dict[str, Any]]:
     """Return an endless iterator of colour, dash and marker, one set per line; the first 16 differ."""
-    return cycle({"color": colour, "linestyle": dash, "marker": marker} for dash, marker in DASHES for colour in LINES)
+    return cycle(
+        {"color": colour, "linestyle": dash, "marker": marker} for dash, marker in DASHES for colour in LINE_COLOURS
+    )
 
 
 def spots() -> Iterator[dict[str, Any]]:
@@ -120,7 +122,7 @@ def spots() -> Iterator[dict[str, Any]]:
     ----------
     Okabe and Ito, *Color universal design*, 2008.
     """
-    return cycle({"color": colour, "marker": marker} for _, marker in DASHES for colour in CLASSES)
+    return cycle({"color": colour, "marker": marker} for _, marker in DASHES for colour in CLASS_COLOURS)
 
 
 def short(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from flower_vfl.reports.figures.canvas import BAND, INK, LINES, PAPER, draw, short, spots, strokes
+from flower_vfl.reports.figures.canvas import BAND, INK, LINE_COLOURS, PAPER, draw, short, spots, strokes
 from flower_vfl.reports.figures.trade_off import draw_families
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from flower_vfl.reports.figures.trade_off import Point
 
-BINS = 60
+HISTOGRAM_BINS = 60
 SCRATCH = {"color": BAND, "linestyle": (0, (4, 2)), "marker": "x"}
 
 
@@ -160,10 +160,10 @@ def angle_figure(title: str, same: NDArray[np.float64], different: NDArray[np.fl
     """
 
     def paint(axes: Axes) -> None:
-        edges = np.linspace(0, 180, BINS + 1)
+        edges = np.linspace(0, 180, HISTOGRAM_BINS + 1)
         for angles, colour, dash, label in (
-            (same, LINES[0], "-", "two of one class"),
-            (different, LINES[1], (0, (5, 1.5)), "one of each of two classes"),
+            (same, LINE_COLOURS[0], "-", "two of one class"),
+            (different, LINE_COLOURS[1], (0, (5, 1.5)), "one of each of two classes"),
         ):
             if angles.size:
                 shares = np.histogram(np.degrees(angles), edges)[0] / angles.size

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
-FEW = 40
+MOST_MARKERS = 40
 """Largest number of periods with a marker each; more are drawn faintly, below their running mean."""
 
-WINDOW = 7
+WINDOW_PERIODS = 7
 """Periods of a running mean: with days, a week."""
 
 
@@ -53,7 +53,7 @@ def period_figure(
             axes.fill_between(null[0], 1 - null[1], null[1], color=BAND, alpha=0.22, linewidth=0, label="guessing")
             axes.axhline(0.5, color=BAND, linewidth=1)
         for stroke, (label, (at, values)) in zip(strokes(), curves.items(), strict=False):
-            if at.size <= FEW:
+            if at.size <= MOST_MARKERS:
                 axes.plot(at, values, **stroke, markersize=3, label=short(label))
                 continue
             axes.plot(at, values, color=stroke["color"], alpha=0.25, linewidth=0.8)
@@ -67,13 +67,13 @@ def period_figure(
 
 
 def running_mean(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the running mean of values (N,) over `WINDOW` of them, fewer at the ends; N >= `WINDOW`.
+    """Return the running mean of values (N,) over `WINDOW_PERIODS` of them, fewer at the ends; N >= `WINDOW_PERIODS`.
 
     Examples
     --------
     >>> running_mean(np.arange(8.0))
     array([1.5, 2. , 2.5, 3. , 4. , 4.5, 5. , 5.5])
     """
-    kernel = np.ones(WINDOW)
+    kernel = np.ones(WINDOW_PERIODS)
     count: NDArray[np.float64] = np.convolve(np.ones(values.size), kernel, "same")
     return np.asarray(np.convolve(values, kernel, "same") / count)

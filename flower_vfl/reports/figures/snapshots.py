@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from flower_vfl.metrics.snapshot import CROSS, NEGATIVE, POSITIVE
-from flower_vfl.reports.figures.canvas import LINES, draw
+from flower_vfl.reports.figures.canvas import LINE_COLOURS, draw
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
     from flower_vfl.metrics import Values
 
-ROWS = {NEGATIVE: "negatives", POSITIVE: "positives"}
-PAIRS = {NEGATIVE: "two negatives", POSITIVE: "two positives", CROSS: "one of each"}
+OF_ROWS = {NEGATIVE: "negatives", POSITIVE: "positives"}
+OF_PAIRS = {NEGATIVE: "two negatives", POSITIVE: "two positives", CROSS: "one of each"}
 PANELS = {
-    "residual": ("How wrong: |p₁ − y|", "|p₁ − y|", ROWS),
-    "slope_norm": ("Length of ∂h/∂z", "‖∂h/∂z‖", ROWS),
-    "gradient_norm": ("Length of the gradient g", "‖g‖", ROWS),
-    "slope_cosine": ("Direction of ∂h/∂z, pairs", "cosine", PAIRS),
-    "gradient_cosine": ("Direction of the gradient g, pairs", "cosine", PAIRS),
+    "residual": ("How wrong: |p₁ − y|", "|p₁ − y|", OF_ROWS),
+    "slope_norm": ("Length of ∂h/∂z", "‖∂h/∂z‖", OF_ROWS),
+    "gradient_norm": ("Length of the gradient g", "‖g‖", OF_ROWS),
+    "slope_cosine": ("Direction of ∂h/∂z, pairs", "cosine", OF_PAIRS),
+    "gradient_cosine": ("Direction of the gradient g, pairs", "cosine", OF_PAIRS),
 }
-SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 def snapshot_figures(snapshots: Mapping[int, Values]) -> list[str]:
@@ -56,14 +56,14 @@ def _panel(quantity: str, snapshots: Mapping[int, Values]) -> str:
         for index, (group, label) in enumerate(groups.items()):
             shift = (index - (len(groups) - 1) / 2) * 0.24
             found = [(at + shift, values.get((quantity, group))) for at, values in enumerate(snapshots.values())]
-            known = [(at, np.quantile(values, SHARES)) for at, values in found if values is not None]
+            known = [(at, np.quantile(values, QUANTILES)) for at, values in found if values is not None]
             if not known:
                 continue
             at = np.array([place for place, _ in known])
             low, lower, middle, upper, high = np.stack([quantiles for _, quantiles in known], axis=1)
-            axes.vlines(at, low, high, color=LINES[index], linewidth=1.2)
-            axes.vlines(at, lower, upper, color=LINES[index], linewidth=5, alpha=0.55)
-            axes.plot(at, middle, color=LINES[index], linestyle="", marker="o", markersize=5, label=label)
+            axes.vlines(at, low, high, color=LINE_COLOURS[index], linewidth=1.2)
+            axes.vlines(at, lower, upper, color=LINE_COLOURS[index], linewidth=5, alpha=0.55)
+            axes.plot(at, middle, color=LINE_COLOURS[index], linestyle="", marker="o", markersize=5, label=label)
             lowest, highest = min(lowest, float(low.min())), max(highest, float(high.max()))
         if quantity.endswith("_cosine"):
             axes.set_ylim(-1.05, 1.05)

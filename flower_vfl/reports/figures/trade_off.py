@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from matplotlib.ticker import MaxNLocator
 
-from flower_vfl.reports.figures.canvas import INK, LINES, chance_band, draw, short, strokes
+from flower_vfl.reports.figures.canvas import INK, LINE_COLOURS, chance_band, draw, short, strokes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,7 +52,10 @@ def trade_off_figure(
     def paint(axes: Axes) -> None:
         chance_band(axes, null)
         _baseline(axes, no_gradients)
-        for defended, label, colour in ((False, "no defense", LINES[0]), (True, "with a defense", LINES[1])):
+        for defended, label, colour in (
+            (False, "no defense", LINE_COLOURS[0]),
+            (True, "with a defense", LINE_COLOURS[1]),
+        ):
             chosen = [point for point in points if point[3] == defended]
             if chosen:
                 axes.scatter([p[1] for p in chosen], [p[2] for p in chosen], color=colour, s=36, label=label)

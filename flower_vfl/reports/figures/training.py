@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
-    Curve = tuple[NDArray[Any], NDArray[Any]]
+    CurvePoints = tuple[NDArray[Any], NDArray[Any]]
 
-BINS = 200
-BINS_OF_SEVERAL = 60
+CURVE_BINS = 200
+CURVE_BINS_OF_SEVERAL = 60
 
 
-def leak_figure(title: str, curves: Mapping[str, Curve], null: float | None) -> str:
+def leak_figure(title: str, curves: Mapping[str, CurvePoints], null: float | None) -> str:
     """Draw leak AUC along training: for each layer the 95 % quantile of stretches of steps, over their whole range.
 
     Parameters
@@ -44,7 +44,7 @@ def leak_figure(title: str, curves: Mapping[str, Curve], null: float | None) -> 
         chance_band(axes, null)
         lowest = 0.45
         for stroke, (label, (steps, values)) in zip(strokes(), curves.items(), strict=False):
-            at, low, high, top = stretches(steps, values, BINS)
+            at, low, high, top = stretches(steps, values, CURVE_BINS)
             axes.fill_between(at, low, top, color=stroke["color"], alpha=0.16, linewidth=0)
             axes.plot(at, high, **stroke | _marker(at), label=short(label))
             lowest = min([lowest, *low])
@@ -53,7 +53,7 @@ def leak_figure(title: str, curves: Mapping[str, Curve], null: float | None) -> 
     return draw(title, paint)
 
 
-def leak_comparison_figure(title: str, curves: Mapping[str, Curve], null: float | None) -> str:
+def leak_comparison_figure(title: str, curves: Mapping[str, CurvePoints], null: float | None) -> str:
     """Draw the leak AUC of one attack at one layer along training, one line per run (L22's Figure 3).
 
     Parameters
@@ -75,7 +75,7 @@ def leak_comparison_figure(title: str, curves: Mapping[str, Curve], null: float 
         chance_band(axes, null)
         lowest = 0.45
         for stroke, (label, (steps, values)) in zip(strokes(), curves.items(), strict=False):
-            at, _, high, _ = stretches(steps, values, BINS_OF_SEVERAL)
+            at, _, high, _ = stretches(steps, values, CURVE_BINS_OF_SEVERAL)
             axes.plot(at, high, **stroke | _marker(at), label=short(label))
             lowest = min([lowest, *high])
         axes.set(xlabel="training step", ylabel="leak AUC", ylim=(max(lowest - 0.02, -0.02), 1.02))
@@ -85,11 +85,11 @@ def leak_comparison_figure(title: str, curves: Mapping[str, Curve], null: float 
 
 def remembered_figure(
     title: str,
-    curves: Mapping[str, Curve],
+    curves: Mapping[str, CurvePoints],
     null: float | None,
     name: str = "",
-    alone: Curve | None = None,
-    bound: Curve | None = None,
+    alone: CurvePoints | None = None,
+    bound: CurvePoints | None = None,
 ) -> str:
     """Draw the leak AUC of longitudinal attacks over the epochs, beside that of an attack on single steps.
 
@@ -158,7 +158,7 @@ def budget_figure(title: str, curves: Mapping[str, tuple[NDArray[Any], NDArray[A
     return draw(title, paint, columns=2)
 
 
-def epoch_figure(title: str, ylabel: str, curves: Mapping[str, Curve]) -> str:
+def epoch_figure(title: str, ylabel: str, curves: Mapping[str, CurvePoints]) -> str:
     """Draw one value for each epoch, one line per name."""
 
     def paint(axes: Axes) -> None:
@@ -188,7 +188,7 @@ def loss_figure(title: str, steps: NDArray[Any], values: NDArray[Any]) -> str:
 
     def paint(axes: Axes) -> None:
         stroke = next(strokes())
-        parts = _parts(np.isfinite(values).nonzero()[0], BINS)
+        parts = _parts(np.isfinite(values).nonzero()[0], CURVE_BINS)
         at, mean, low, high = (
             np.array([find(of[part]) for part in parts], dtype=np.float64)
             for of, find in ((steps, np.mean), (values, np.mean), (values, np.min), (values, np.max))

@@ -19,15 +19,12 @@ from flower_vfl.apps.folder import CONFIG, RESULT, read_result
 from flower_vfl.apps.live import LIVE, LOG, read_live
 from flower_vfl.errors import InputError
 from flower_vfl.protocol.printable import printable
-from flower_vfl.tracking import SCHEMA, STEPS, frames, read_table
-
-Series = tuple[str, str, str, str]
-"""Party, layer, attack and metric of a curve."""
+from flower_vfl.tracking import SCHEMA, STEPS, Series, frames, read_table
 
 MOST_VALUES = 20_000
 """Number of values to which a curve is halved at twice as many: of each two neighbours the larger one is kept."""
 
-METRICS = ("train_loss", "auc", "monitor_auc", "batch_rows", "batch_positives")
+FOLLOWED_METRICS = ("train_loss", "auc", "monitor_auc", "batch_rows", "batch_positives")
 """Metrics of a run that are kept."""
 
 _PIECE = 2**22
@@ -211,7 +208,7 @@ class Follower:
 
     def _add_rows(self, table: pa.Table) -> None:
         table = table.select(SCHEMA.names).cast(SCHEMA)
-        table = table.filter(pc.is_in(table["metric"], pa.array(METRICS)))
+        table = table.filter(pc.is_in(table["metric"], pa.array(FOLLOWED_METRICS)))
         columns = [table[name].to_pylist() for name in SCHEMA.names]
         for step, _, party, layer, attack, metric, value in zip(*columns, strict=True):
             key = (str(party), str(layer), str(attack), str(metric))

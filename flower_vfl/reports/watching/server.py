@@ -19,7 +19,7 @@ from typing import Any
 from flower_vfl.errors import SetupError
 from flower_vfl.reports.page import PAGE, TEMPLATES, fill
 from flower_vfl.reports.watching.follower import Follower
-from flower_vfl.reports.watching.view import View
+from flower_vfl.reports.watching.view import RunPage
 
 LOOPBACK = "127.0.0.1"
 _NAMES = (LOOPBACK, "localhost")
@@ -81,7 +81,7 @@ class WatchServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, folder: Path, port: int = 0) -> None:
-        self.view = View(Follower(folder))
+        self.view = RunPage(Follower(folder))
         self.token = secrets.token_urlsafe(24)
         self._places = threading.BoundedSemaphore(_CLIENTS)
         try:

@@ -16,7 +16,8 @@ from flower_vfl.metrics import null_quantile
 from flower_vfl.protocol.printable import printable
 from flower_vfl.reports.figures import leak_comparison_figure, loss_figure
 from flower_vfl.reports.page import PAGE, fill
-from flower_vfl.reports.watching.follower import Curve, Follower, Series
+from flower_vfl.reports.watching.follower import Curve, Follower
+from flower_vfl.tracking import Series
 
 QUIET_SECONDS = 30.0
 """Seconds without a step after which the page says so."""
@@ -35,7 +36,7 @@ _BATCHES = 200
 _MOST_FIGURES = 12
 
 
-class View:
+class RunPage:
     """The page of one run; a request refreshes its content, at most once in `REDRAW_SECONDS`.
 
     Parameters

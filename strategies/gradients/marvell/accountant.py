@@ -11,16 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_vfl.metrics import Release, together
+from flower_vfl.metrics import EpochRelease, together
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.strategies.gradients.deviation_correlation import DeviationCorrelation, deviations, take_in
-from flower_vfl.strategies.gradients.marvell.estimates import Classes
+from flower_vfl.strategies.gradients.marvell.estimates import TwoClassModel
 from flower_vfl.strategies.gradients.marvell.solver import NoiseSpectrum
 from flower_vfl.strategies.gradients.units import beside, working
 
 _NUMBERS = ("distance", "u", "v", "along_neg", "along_pos", "across_neg", "across_pos")
 
-LARGEST = 400
+LARGEST_DIRECTIONS = 400
 """Number of rows of the largest inverted matrix, epochs times directions: some 20 epochs, 30 ms."""
 
 
@@ -32,11 +32,11 @@ def accounted_epochs(width: int) -> int:
     >>> accounted_epochs(32), accounted_epochs(4)
     (20, 100)
     """
-    return max(math.isqrt(LARGEST), LARGEST // max(width, 1))
+    return max(math.isqrt(LARGEST_DIRECTIONS), LARGEST_DIRECTIONS // max(width, 1))
 
 
-class Accountant:
-    """An accountant with one `Release` an epoch: the mean over its batches, each in units of its root mean square row.
+class IsotropicAccountant:
+    """An accountant with one `EpochRelease` an epoch: the mean over its batches, in units of its root mean square row.
 
     The correlation of an example's deviations across epochs is measured on a sample of rows (`DeviationCorrelation`).
     Everything is computed from labels and stays at the label party.
@@ -54,16 +54,18 @@ class Accountant:
         self._recurrence = DeviationCorrelation(labels)
         self.largest = 0.0
         """The largest divergence so far, of a step and of all releases of a row; inf where it is unknown."""
-        self._releases: list[Release] = []
+        self._releases: list[EpochRelease] = []
         self._batches, self._sums = 0, np.zeros(len(_NUMBERS))
         self._direction = torch.zeros(0, dtype=torch.float64)
 
-    def add(self, classes: Classes, spectrum: NoiseSpectrum[float], g: Tensor, y: Tensor, rows: Rows | None) -> None:
+    def add(
+        self, classes: TwoClassModel, spectrum: NoiseSpectrum[float], g: Tensor, y: Tensor, rows: Rows | None
+    ) -> None:
         """Add a batch: its model and noise in units of `classes`, its clean gradients, labels and rows."""
         if self.count(classes, spectrum, rows):
             take_in_batches({0: (self, classes)}, g, y, [rows])
 
-    def count(self, classes: Classes, spectrum: NoiseSpectrum[float], rows: Rows | None) -> bool:
+    def count(self, classes: TwoClassModel, spectrum: NoiseSpectrum[float], rows: Rows | None) -> bool:
         """Add the model of a batch without its gradients; return True if these must be added too."""
         self.note(spectrum)
         if classes.rms <= 0.0:
@@ -92,7 +94,7 @@ class Accountant:
         numbers = dict(zip(_NUMBERS, (self._sums / self._batches).tolist(), strict=True))
         direction = self._direction.numpy()
         length, first = float(np.linalg.norm(direction)), np.eye(1, len(direction))[0]
-        release = Release(
+        release = EpochRelease(
             direction / length if length > 0.0 else first,
             math.sqrt(numbers["distance"]),
             (numbers["u"], numbers["v"]),
@@ -131,7 +133,7 @@ class Accountant:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `state` returned."""
         self._releases = [
-            Release(
+            EpochRelease(
                 one["direction"].numpy(),
                 one["distance"],
                 *((one[name][0], one[name][1]) for name in ("spread", "along", "across")),
@@ -145,13 +147,13 @@ class Accountant:
 
 
 def take_in_batches(
-    counted: Mapping[int, tuple[Accountant, Classes]], g: Tensor, y: Tensor, rows: Sequence[Rows | None]
+    counted: Mapping[int, tuple[IsotropicAccountant, TwoClassModel]], g: Tensor, y: Tensor, rows: Sequence[Rows | None]
 ) -> None:
     """Add the gradients of batches to the accountants that have counted these.
 
     Parameters
     ----------
-    counted : Mapping[int, tuple[Accountant, Classes]]
+    counted : Mapping[int, tuple[IsotropicAccountant, TwoClassModel]]
         The accountant and the model of the batch, by number of the run; some of R runs.
     g, y : Tensor
         (R, B, D) clean gradients and (R, B) labels; or (B, D) and (B,) of one run.

@@ -25,7 +25,7 @@ _NUMBERS = ("u", "v", "g", "p", "length")
 
 
 @dataclass(frozen=True, slots=True)
-class Classes:
+class TwoClassModel:
     """The Gaussian model of the two classes.
 
     Parameters
@@ -59,7 +59,7 @@ class Classes:
         return len(self.direction)
 
 
-def estimate(g: Tensor, y: Tensor) -> Classes:
+def estimate(g: Tensor, y: Tensor) -> TwoClassModel:
     """Estimate the model from gradients (B, D) of examples with labels (B,); reads the device once.
 
     Raises
@@ -96,7 +96,7 @@ def statistics(work: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat([torch.stack([unit, distance], dim=-1), counts, variances, squares], dim=-1), difference
 
 
-def classes_of(numbers: Sequence[float], difference: Tensor, rows: int) -> Classes:
+def classes_of(numbers: Sequence[float], difference: Tensor, rows: int) -> TwoClassModel:
     """Return the model from the `statistics` of one batch with this number of rows, which are in main memory.
 
     Raises
@@ -108,7 +108,7 @@ def classes_of(numbers: Sequence[float], difference: Tensor, rows: int) -> Class
     check_two_classes("marvell", numbers, (negatives, positives), rows)
     p, d = positives / rows, len(difference)
     rms = math.sqrt((1.0 - p) * (spread0 + square0) + p * (spread1 + square1))
-    return Classes(scale, spread0 / d, spread1 / d, gap * gap, p, rms, _unit_vector(difference, gap))
+    return TwoClassModel(scale, spread0 / d, spread1 / d, gap * gap, p, rms, _unit_vector(difference, gap))
 
 
 def _unit_vector(vector: Tensor, length: float) -> Tensor:
@@ -132,7 +132,7 @@ class RunningEstimates:
         self._sums = dict.fromkeys(_NUMBERS, 0.0)
         self._direction = torch.zeros(0)
 
-    def add(self, classes: Classes) -> None:
+    def add(self, classes: TwoClassModel) -> None:
         """Update the estimates by a batch with both classes; a batch of zeros has no effect."""
         if classes.rms <= 0.0:
             return
@@ -148,7 +148,7 @@ class RunningEstimates:
         relative = math.sqrt(classes.g) / classes.rms
         self._direction = torch.add(relative * classes.direction, self._direction, alpha=MEMORY)
 
-    def recall(self, g: Tensor) -> Classes | None:
+    def recall(self, g: Tensor) -> TwoClassModel | None:
         """Return the model for gradients (B, D) of one class; None without estimates of this width.
 
         Raises
@@ -169,7 +169,7 @@ class RunningEstimates:
         u, v, distance, p, rms = (total / self._weight for total in self._sums.values())
         longest = max(rms, scale * math.sqrt(square))
         direction = (self._direction / length).to(work.dtype)
-        return Classes(longest, u, v, distance, p, 1.0, direction)
+        return TwoClassModel(longest, u, v, distance, p, 1.0, direction)
 
     def _fits(self, row: Tensor) -> bool:
         return self._direction.shape == row.shape

@@ -31,14 +31,14 @@ from flower_vfl.strategies.gradients.checks import is_real, strength
 from flower_vfl.strategies.gradients.deviation_correlation import deviations
 from flower_vfl.strategies.gradients.marvell import strengths
 from flower_vfl.strategies.gradients.marvell.full_accountant import (
-    LARGEST,
+    LARGEST_COVARIANCE,
     FullAccountant,
-    Part,
+    PartNoise,
     accounted_epochs,
     release,
 )
 from flower_vfl.strategies.gradients.marvell.full_noise import FullNoise, Pair, estimate, least_noise, optimal_noise
-from flower_vfl.strategies.gradients.marvell.mixture_noise import WIDEST, ResidualMixture
+from flower_vfl.strategies.gradients.marvell.mixture_noise import WIDEST_MIXTURE, ResidualMixture
 from flower_vfl.strategies.gradients.noise import Noise
 from flower_vfl.strategies.gradients.units import beside, working
 from flower_vfl.training.factories import schedule_of
@@ -256,7 +256,7 @@ class MarvellFull(AccountedNoise[FullAccountant]):
             noise, unit = self._noise(pair), pair.unit
             self._latest[part] = _LatestNoise(noise, unit, unit * math.sqrt(pair.square))
             self._protected[part] = _ProtectedBatch(g, y, noise, unit)
-            self._accountant(self._accountant_name(step)).add(pair, [Part(noise)], noise.sum_kl, g, y, step.rows)
+            self._accountant(self._accountant_name(step)).add(pair, [PartNoise(noise)], noise.sum_kl, g, y, step.rows)
         except UnprotectedBatchError as error:
             latest = self._latest.get(part)
             length = float(working(g).double().square().sum(dim=1).mean().sqrt())
@@ -277,10 +277,10 @@ class MarvellFull(AccountedNoise[FullAccountant]):
         """Add the deviations of a batch's rows from their class means to the mixtures."""
         if not self.imitate or pair.square == 0.0:
             return
-        if g.shape[1] > WIDEST:
+        if g.shape[1] > WIDEST_MIXTURE:
             raise ConfigError(
-                f"marvell_full: imitate is for gradients of up to {WIDEST} numbers, these have {g.shape[1]}; take a "
-                "narrower cut, or leave it out"
+                f"marvell_full: imitate is for gradients of up to {WIDEST_MIXTURE} numbers, these have {g.shape[1]}; "
+                "take a narrower cut, or leave it out"
             )
         mixture, away = self._mixtures.get(step.part), deviations(working(g), y) / (pair.unit * math.sqrt(pair.square))
         if mixture is None or mixture.width != g.shape[1]:
@@ -307,10 +307,10 @@ class MarvellFull(AccountedNoise[FullAccountant]):
     def colluding(self, parties: Sequence[str], logs: Sequence[Log], step: StepView) -> Log:
         """Log the divergence of these parties' gradients side by side, with joint covariances and each party's noise.
 
-        Gradients wider than `LARGEST` have no bound, nor have those of a party with another batch's noise.
+        Gradients wider than `LARGEST_COVARIANCE` have no bound, nor have those of a party with another batch's noise.
         """
         places = [step.of(party).part for party in parties]
-        if sum(step.widths[party] for party in parties) > LARGEST:
+        if sum(step.widths[party] for party in parties) > LARGEST_COVARIANCE:
             return {}
         power = sum(log["noise_power"] for log in logs)
         matched = sum(log["noise_power"] * log.get("matched", 0.0) for log in logs) / power if power else 0.0
@@ -319,7 +319,7 @@ class MarvellFull(AccountedNoise[FullAccountant]):
         sent = [self._protected[place] for place in places]
         g, y = torch.cat([working(one.g) for one in sent], dim=1), sent[0].y
         pair = estimate(g, y)
-        parts = [Part(one.noise, one.unit / pair.unit) for one in sent]
+        parts = [PartNoise(one.noise, one.unit / pair.unit) for one in sent]
         left = together_shaped([release(pair, parts)], rho=self.rho, kept=0.0).sum_kl()
         self._accountant("+".join(parties)).add(pair, parts, left, g, y, step.rows)
         return _log_entries(power, matched, left)
@@ -328,10 +328,11 @@ class MarvellFull(AccountedNoise[FullAccountant]):
         """Refuse also colluding parties with noise of their own whose gradients are too wide to be accounted for."""
         super().check_bound(epochs)
         for group, width in self._groups().items():
-            if width > LARGEST:
+            if width > LARGEST_COVARIANCE:
                 raise ConfigError(
                     f"attack.max_bound: {group} collude and get {width} numbers a row with noise of their own; what "
-                    f'they read together is computed for up to {LARGEST}: take scope="joint", or attack.max_leak'
+                    f"they read together is computed for up to {LARGEST_COVARIANCE}: take "
+                    'scope="joint", or attack.max_leak'
                 )
 
     def _groups(self) -> dict[str, int]:

@@ -19,7 +19,7 @@ from flower_vfl.strategies.gradients.deviation_correlation import DeviationCorre
 from flower_vfl.strategies.gradients.marvell.full_noise import FullNoise, Pair
 from flower_vfl.strategies.gradients.units import working
 
-LARGEST = 640
+LARGEST_COVARIANCE = 640
 """Number of rows of the largest inverted matrix, epochs times width: 20 epochs of 32 numbers, some seconds."""
 
 CHAINS = 8
@@ -34,15 +34,15 @@ def accounted_epochs(width: int) -> int:
     >>> accounted_epochs(32), accounted_epochs(128), accounted_epochs(1600)
     (20, 5, 1)
     """
-    return max(1, LARGEST // max(width, 1))
+    return max(1, LARGEST_COVARIANCE // max(width, 1))
 
 
-STEPS_AT_ONCE = 64
+PLACES_AT_ONCE = 64
 """Number of batches whose places are drawn at once: between two training steps a generator takes ten times as long."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartNoise:
     """The noise of one party's part of the gradients, or of those of all parties.
 
     Attributes
@@ -57,7 +57,7 @@ class Part:
     unit: float = 1.0
 
 
-def release(pair: Pair, parts: Sequence[Part]) -> ShapedRelease:
+def release(pair: Pair, parts: Sequence[PartNoise]) -> ShapedRelease:
     """Return the release of these classes, with noise of its own for each part, side by side in this order."""
     basis = None if pair.basis is None else pair.basis.double().cpu().numpy()
     own = np.stack([_root(covariance) for covariance in pair.covariances.double().cpu().numpy()])
@@ -118,7 +118,7 @@ class FullAccountant:
         self._drawn: list[Callable[[], ShapedRelease]] = []  # most are replaced before the epoch ends
         self._epochs, self._batches, self._total, self._width = 0, 0, 0.0, 0
 
-    def add(self, pair: Pair, parts: Sequence[Part], left: float, g: Tensor, y: Tensor, rows: Rows | None) -> None:
+    def add(self, pair: Pair, parts: Sequence[PartNoise], left: float, g: Tensor, y: Tensor, rows: Rows | None) -> None:
         """Add a batch: its classes, its noise and the divergence left, its clean gradients, labels and rows."""
         self.largest = max(self.largest, left)
         self._width = g.shape[1]
@@ -128,7 +128,7 @@ class FullAccountant:
             return
         place = self._batches - 1
         if place >= CHAINS:  # reservoir sampling: all batches are equally likely
-            place = _drawn_places(self._epochs, place // STEPS_AT_ONCE)[place % STEPS_AT_ONCE]
+            place = _drawn_places(self._epochs, place // PLACES_AT_ONCE)[place % PLACES_AT_ONCE]
         if place < CHAINS:
             self._drawn[place : place + 1] = [partial(release, pair, parts)]
         if rows is not None and pair.square > 0.0:
@@ -195,7 +195,7 @@ class FullAccountant:
 @lru_cache(maxsize=4)
 def _drawn_places(epoch: int, block: int) -> list[int]:
     """Return the places drawn for the batches of a block, each below the number of batches up to its own."""
-    numbers = range(block * STEPS_AT_ONCE + 1, (block + 1) * STEPS_AT_ONCE + 1)
+    numbers = range(block * PLACES_AT_ONCE + 1, (block + 1) * PLACES_AT_ONCE + 1)
     return [int(np.random.default_rng([epoch, number]).integers(number)) for number in numbers]
 
 

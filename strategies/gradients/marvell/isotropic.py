@@ -26,10 +26,10 @@ from flower_vfl.strategies.gradients.accounted import AccountedNoise
 from flower_vfl.strategies.gradients.base import Protection, Scope, of_one_run
 from flower_vfl.strategies.gradients.checks import check_shapes, strength
 from flower_vfl.strategies.gradients.marvell import multiclass, strengths
-from flower_vfl.strategies.gradients.marvell.accountant import Accountant, accounted_epochs, take_in_batches
+from flower_vfl.strategies.gradients.marvell.accountant import IsotropicAccountant, accounted_epochs, take_in_batches
 from flower_vfl.strategies.gradients.marvell.estimates import (
-    Classes,
     RunningEstimates,
+    TwoClassModel,
     classes_of,
     estimate,
     statistics,
@@ -103,7 +103,7 @@ def perturb(g: Tensor, y: Tensor, *, s: float, generator: torch.Generator) -> tu
     return add_noise(g, y, [plan]), spectrum.scaled(classes.unit**2)
 
 
-def _noise_of_power(classes: Classes, power: float, *, value: float) -> NoiseSpectrum[float]:
+def _noise_of_power(classes: TwoClassModel, power: float, *, value: float) -> NoiseSpectrum[float]:
     """Return the optimal noise of this power, which is that of a strength of this value."""
     spectrum = optimal_noise(classes.u, classes.v, classes.d, classes.g, classes.p, power)
     strengths.check_power("marvell", value, power, spectrum.sum_kl)
@@ -113,7 +113,7 @@ def _noise_of_power(classes: Classes, power: float, *, value: float) -> NoiseSpe
 class NoisePlan(NamedTuple):
     """The noise of one batch: its spectrum in the units of `classes`, its source, and the number of rows by class."""
 
-    classes: Classes
+    classes: TwoClassModel
     spectrum: NoiseSpectrum[float]
     noise: Noise
     rows: tuple[int, int]
@@ -129,7 +129,7 @@ class NoisePlan(NamedTuple):
         return 0 if self.spectrum.lam2_neg > 0.0 else 1 if self.spectrum.lam2_pos > 0.0 else -1
 
 
-def _along(classes: Classes, spectrum: NoiseSpectrum[float]) -> list[float]:
+def _along(classes: TwoClassModel, spectrum: NoiseSpectrum[float]) -> list[float]:
     pairs = ((spectrum.lam1_neg, spectrum.lam2_neg), (spectrum.lam1_pos, spectrum.lam2_pos))
     return [math.sqrt(max(one - two, 0.0)) * classes.unit for one, two in pairs]
 
@@ -169,13 +169,13 @@ def _add_isotropic_part(noisy: Tensor, y: Tensor, plans: Sequence[NoisePlan | No
             own.index_add_(0, chosen, plan.noise.draw(own, own.shape[1], chosen=chosen, stream=1), alpha=size)
 
 
-def _model(classes: Classes, spectrum: NoiseSpectrum[float]) -> GaussianNoise:
+def _model(classes: TwoClassModel, spectrum: NoiseSpectrum[float]) -> GaussianNoise:
     negative, positive = (length * classes.direction[:, None] for length in _along(classes, spectrum))
     unit = classes.unit**2
     return GaussianNoise((spectrum.lam2_neg * unit, spectrum.lam2_pos * unit), (negative, positive))
 
 
-class Marvell(AccountedNoise[Accountant]):
+class Marvell(AccountedNoise[IsotropicAccountant]):
     """Optimal Gaussian noise for isotropic classes: hides labels from attacks on lengths and on the means' line.
 
     The attack `residual` still reads nearly every label of two classes from a single batch; `marvell_full` hides these.
@@ -264,7 +264,7 @@ class Marvell(AccountedNoise[Accountant]):
 
     def _plan(
         self, g: Tensor, y: Tensor, step: StepView, numbers: Sequence[float], difference: Tensor
-    ) -> tuple[NoisePlan | None, Log, tuple[Accountant, Classes] | None]:
+    ) -> tuple[NoisePlan | None, Log, tuple[IsotropicAccountant, TwoClassModel] | None]:
         """Find the noise of a batch (B, D) from its `statistics`, or from earlier batches; draw nothing.
 
         Returns
@@ -364,7 +364,7 @@ class Marvell(AccountedNoise[Accountant]):
         except UnprotectedBatchError:
             return None
 
-    def _spectrum(self, classes: Classes) -> NoiseSpectrum[float]:
+    def _spectrum(self, classes: TwoClassModel) -> NoiseSpectrum[float]:
         """Return the noise of the chosen strength, in the units of `classes`."""
         if self.strength in ("s", "P"):
             power = strengths.power(self.strength, self.value, classes.g, classes.unit)
@@ -372,7 +372,7 @@ class Marvell(AccountedNoise[Accountant]):
         target = strengths.target(self.strength, self.value)
         return least_power(classes.u, classes.v, classes.d, classes.g, classes.p, target)[1]
 
-    def _recall(self, g: Tensor, estimates: RunningEstimates) -> tuple[Classes, NoiseSpectrum[float]] | None:
+    def _recall(self, g: Tensor, estimates: RunningEstimates) -> tuple[TwoClassModel, NoiseSpectrum[float]] | None:
         try:
             classes = estimates.recall(g)
             return None if classes is None else (classes, self._spectrum(classes))
@@ -404,15 +404,15 @@ class Marvell(AccountedNoise[Accountant]):
             self._estimates[party] = self._new_estimates()
             self._estimates[party].restore(running)
 
-    def _new_accountant(self) -> Accountant:
-        return Accountant(self.base.prepared, repeats=self._rows_recur)
+    def _new_accountant(self) -> IsotropicAccountant:
+        return IsotropicAccountant(self.base.prepared, repeats=self._rows_recur)
 
     def _new_estimates(self) -> RunningEstimates | ManyEstimates:
         classes = self.base.labels.classes
         return RunningEstimates() if classes == 2 else ManyEstimates(classes)
 
 
-def _batch_log(classes: Classes, spectrum: NoiseSpectrum[float], share: float, *, fallback: bool = False) -> Log:
+def _batch_log(classes: TwoClassModel, spectrum: NoiseSpectrum[float], share: float, *, fallback: bool = False) -> Log:
     """Return the log of a batch with this noise and this share of positives."""
     before = optimal_noise(classes.u, classes.v, classes.d, classes.g, classes.p, 0.0).sum_kl
     power = spectrum.power(classes.d, share) * classes.unit**2

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.strategies.gradients.noise import keyed_normals, keyed_words
 
-ROWS = 1024
+MOST_MIXED_ROWS = 1024
 """Largest number of rows of a class whose deviations are mixed: the first ones that occur."""
 
 MIXED = 32
 """Number of rows of one mixture: enough to make all mixtures different and their sums nearly normal."""
 
-WIDEST = 256
+WIDEST_MIXTURE = 256
 """Largest width of a gradient: the rows must show how deviations correlate in all directions."""
 
 _FLOOR = 1e-3
@@ -66,7 +66,10 @@ class ResidualMixture:
         """
         kept = []
         for label, count in enumerate(counts):
-            size, shape = deviations[y == label].square().mean().sqrt(), (min(ROWS, max(1, count)), deviations.shape[1])
+            size, shape = (
+                deviations[y == label].square().mean().sqrt(),
+                (min(MOST_MIXED_ROWS, max(1, count)), deviations.shape[1]),
+            )
             kept.append((size * torch.randn(shape, generator=generator, device=generator.device)).float().cpu())
         return cls(kept)
 

@@ -21,9 +21,9 @@ from flower_vfl.strategies.gradients.checks import check_shapes, strength
 from flower_vfl.strategies.gradients.marvell import strengths
 from flower_vfl.strategies.gradients.marvell.estimates import MEMORY
 from flower_vfl.strategies.gradients.marvell.multiclass_solver import (
-    Array,
     ClassNoise,
     ClassProblem,
+    Floats,
     least_levels,
     optimal_levels,
 )
@@ -87,13 +87,13 @@ def perturb(g: Tensor, y: Tensor, *, classes: int, s: float, generator: torch.Ge
     return model.draw(g, y, noise, Noise(generator)), scaled
 
 
-class Moments(NamedTuple):
+class ClassMoments(NamedTuple):
     """Moments of the classes: a mask of the known ones (C,), shares (C,), means (C, D) and summed variances (C,)."""
 
     known: NDArray[np.bool_]
-    shares: Array
-    means: Array
-    spreads: Array
+    shares: Floats
+    means: Floats
+    spreads: Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,7 +119,7 @@ class ManyClasses:
     unit: float
     rms: float
     known: NDArray[np.int64]
-    means: Array
+    means: Floats
     axes: Tensor
     problem: ClassProblem
 
@@ -157,9 +157,9 @@ class ManyClasses:
             noisy += scales[:, count:] * (normal - along @ axes.T)
         return noisy.to(g.dtype)
 
-    def shares(self, y: Tensor) -> Array:
+    def shares(self, y: Tensor) -> Floats:
         """Return the shares of the modelled classes among rows with labels y (B,), (K,); 0 without a row."""
-        found: Array = np.bincount(_numbers(y), minlength=int(self.known.max()) + 1)[self.known] / len(y)
+        found: Floats = np.bincount(_numbers(y), minlength=int(self.known.max()) + 1)[self.known] / len(y)
         return found
 
     def power(self, y: Tensor, noise: ClassNoise) -> float:
@@ -188,14 +188,14 @@ class ManyEstimates:
         self._weights, self._spreads, self._shares = (np.zeros(self.classes) for _ in range(3))
         self._means = np.zeros((self.classes, width))
 
-    def of_width(self, width: int) -> Moments:
+    def of_width(self, width: int) -> ClassMoments:
         """Return the classes' moments for rows of length 1, (C,) and (C, D); no class is known for another width."""
         if self._means.shape[1] != width:
             nothing = np.zeros(self.classes)
-            return Moments(nothing > 0.0, nothing, np.zeros((self.classes, width)), nothing)
+            return ClassMoments(nothing > 0.0, nothing, np.zeros((self.classes, width)), nothing)
         weights = np.maximum(self._weights, 1e-30)
         shares = self._shares / max(self._batches, 1e-30)
-        return Moments(self._weights > 0.0, shares, self._means / weights[:, None], self._spreads / weights)
+        return ClassMoments(self._weights > 0.0, shares, self._means / weights[:, None], self._spreads / weights)
 
     def add(self, model: ManyClasses, y: Tensor) -> None:
         """Update the estimates by a batch with labels y (B,); a batch of zeros has no effect."""
@@ -282,7 +282,7 @@ def estimate(g: Tensor, y: Tensor, memory: ManyEstimates) -> ManyClasses:
     return ManyClasses(unit, rms, np.flatnonzero(known), means[known], turned, problem)
 
 
-def _sums(g: Tensor, y: Tensor, classes: int) -> tuple[float, Tensor, Tensor, tuple[Array, Array, Array]]:
+def _sums(g: Tensor, y: Tensor, classes: int) -> tuple[float, Tensor, Tensor, tuple[Floats, Floats, Floats]]:
     """Return the unit, gradients in it, the membership (B, C), and numbers (C,), squares (C,), sums (C, D)."""
     check_shapes("marvell", g, y)
     low, high = (int(value) for value in torch.aminmax(y))
@@ -301,7 +301,7 @@ def _sums(g: Tensor, y: Tensor, classes: int) -> tuple[float, Tensor, Tensor, tu
     return float(found[0, 2]), work, members, (found[:, 0], found[:, 1], found[:, 3:])
 
 
-def principal_axes(means: Array, precision: float) -> tuple[Array, Array]:
+def principal_axes(means: Floats, precision: float) -> tuple[Floats, Floats]:
     """Return the axes (D, R) along which means (K, D) differ, and the means' coordinates on them (K, R).
 
     They are the principal axes of the means, with equal weights of the classes; R is the numerical rank of their
@@ -313,7 +313,7 @@ def principal_axes(means: Array, precision: float) -> tuple[Array, Array]:
     return right[:rank].T.copy(), left[:, :rank] * lengths[:rank]
 
 
-def _problem(places: Array, variances: Array, shares: Array, width: int) -> ClassProblem:
+def _problem(places: Floats, variances: Floats, shares: Floats, width: int) -> ClassProblem:
     classes, rank = places.shape
     distances = np.zeros((len(variances), classes, classes))
     distances[:rank] = np.square(places.T[:, :, None] - places.T[:, None, :])
@@ -322,7 +322,7 @@ def _problem(places: Array, variances: Array, shares: Array, width: int) -> Clas
     return ClassProblem(sizes, distances, variances, shares / shares.sum())
 
 
-def _by_group(spreads: Array, width: int, precision: float) -> Array:
+def _by_group(spreads: Floats, width: int, precision: float) -> Floats:
     """Return variances (M, C) from the mean squared deviations along R axes and altogether, (C, R + 1)."""
     inside, total = spreads[:, :-1], spreads[:, -1]
     rank = inside.shape[1]
@@ -333,7 +333,7 @@ def _by_group(spreads: Array, width: int, precision: float) -> Array:
     return np.concatenate([inside, rest[:, None] / (width - rank)], axis=1).T
 
 
-def _with_all_spreads(variances: Array, number: Array, running: Moments, rms: float, width: int) -> Array:
+def _with_all_spreads(variances: Floats, number: Floats, running: ClassMoments, rms: float, width: int) -> Floats:
     """Return variances with a spread of classes of fewer than two rows: that of all others, or the running estimate."""
     several = number > 1
     if several.all() or not several.any():

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from flower_vfl.errors import ArgumentError
 
-Array = NDArray[np.float64]
-Measure = Callable[[Array, Array], tuple[float, float]]
+Floats = NDArray[np.float64]
+ExcessFunction = Callable[[Floats, Floats], tuple[float, float]]
 
 _PRECISION = 1e-12
 _SETTLED = 2e-14
@@ -43,8 +43,8 @@ class ClassNoise:
         beyond 1e10 times the hidden distances, where more noise changes nothing, it may be inf.
     """
 
-    levels: Array
-    divergences: Array
+    levels: Floats
+    divergences: Floats
     gap: float
 
     @property
@@ -79,10 +79,10 @@ class ClassProblem:
         For arrays that do not fit, and for values that are negative or not finite.
     """
 
-    sizes: Array
-    distances: Array
-    variances: Array
-    shares: Array
+    sizes: Floats
+    distances: Floats
+    variances: Floats
+    shares: Floats
 
     def __post_init__(self) -> None:
         groups, classes = len(self.sizes), len(self.shares)
@@ -101,31 +101,31 @@ class ClassProblem:
             )
 
     @cached_property
-    def pull(self) -> Array:
+    def pull(self) -> Floats:
         """Sum of a class's squared distances from all others within a group, (M, C)."""
-        found: Array = self.distances.sum(axis=2)
+        found: Floats = self.distances.sum(axis=2)
         return found
 
     @cached_property
-    def cost(self) -> Array:
+    def cost(self) -> Floats:
         """The cost of a unit of noise in mean power, (M, C)."""
         return self.sizes[:, None] * self.shares
 
-    def power(self, levels: Array) -> float:
+    def power(self, levels: Floats) -> float:
         """Return the mean squared norm of the noise of a row."""
         return float((self.cost * levels).sum())
 
-    def divergences(self, levels: Array) -> Array:
+    def divergences(self, levels: Floats) -> Floats:
         """Return the symmetric divergence of each pair of classes with noise of these levels (M, C)."""
         a = self.variances + levels
         with np.errstate(divide="ignore", invalid="ignore"):
             one, other = a[:, :, None], a[:, None, :]
             spread = self.sizes[:, None, None] * ((one - other) / one) * ((one - other) / other)
             apart = np.where(self.distances > 0.0, self.distances / one + self.distances / other, 0.0)
-        found: Array = 0.5 * (np.where(one == other, 0.0, spread) + apart).sum(axis=0)
+        found: Floats = 0.5 * (np.where(one == other, 0.0, spread) + apart).sum(axis=0)
         return found
 
-    def solved(self, levels: Array, multiplier: float) -> ClassNoise:
+    def solved(self, levels: Floats, multiplier: float) -> ClassNoise:
         """Return the noise with its divergences and the bound on its excess over the optimum."""
         return ClassNoise(levels, self.divergences(levels), _gap(self, levels, multiplier))
 
@@ -185,7 +185,7 @@ def optimal_levels(problem: ClassProblem, power: float) -> ClassNoise:
         return problem.solved(level - problem.variances, 0.0)
     path = _Path(problem, np.full_like(problem.variances, power / float(problem.cost.sum())))
 
-    def excess(levels: Array, slopes: Array) -> tuple[float, float]:
+    def excess(levels: Floats, slopes: Floats) -> tuple[float, float]:
         spent = problem.power(levels)
         slope = float((problem.cost * (problem.variances + levels) * slopes).sum())
         return (math.log(spent / power), slope / spent) if spent > 0.0 else (-math.inf, 0.0)
@@ -228,7 +228,7 @@ def least_levels(problem: ClassProblem, largest: float) -> tuple[float, ClassNoi
     sphere = max(float(problem.variances.max()), float(problem.distances.sum(axis=0).max()) * pairs / largest)
     path = _Path(problem, sphere - problem.variances)
 
-    def excess(levels: Array, slopes: Array) -> tuple[float, float]:
+    def excess(levels: Floats, slopes: Floats) -> tuple[float, float]:
         found = problem.divergences(levels)
         c, k = divmod(int(found.argmax()), len(found))
         a = problem.variances + levels
@@ -259,7 +259,7 @@ class _Path:
         Noise of about the required power; it is the result if the search finds no better one.
     """
 
-    def __init__(self, problem: ClassProblem, levels: Array) -> None:
+    def __init__(self, problem: ClassProblem, levels: Floats) -> None:
         self._initial = levels
         apart = problem.pull.max(axis=1) > 0.0
         spread = problem.variances.max(axis=1) - problem.variances.min(axis=1)
@@ -275,7 +275,7 @@ class _Path:
         self._pull, self._log = pull, 2.0 * math.log(root)
         self._s, self._t = np.log(start.sum(axis=1)), -np.log((1.0 / start).sum(axis=1))
 
-    def search(self, excess: Measure) -> tuple[Array, float]:
+    def search(self, excess: ExcessFunction) -> tuple[Floats, float]:
         """Return the noise and multiplier at which a falling function of the logarithm of nu is zero, or just above.
 
         Parameters
@@ -304,7 +304,7 @@ class _Path:
             self._s, self._t = self._s + y[0] * step, self._t + y[1] * step
         return best
 
-    def _solve(self) -> tuple[Array, Array, tuple[Array, Array]]:
+    def _solve(self) -> tuple[Floats, Floats, tuple[Floats, Floats]]:
         """Return the levels at this multiplier, the slopes of log a, and those of the unknowns."""
         last = np.full(len(self._s), math.inf)
         push = math.exp(self._log) * self._shares
@@ -334,14 +334,14 @@ class _Path:
         slopes = by_s * to_s[:, None] + by_t * to_t[:, None] - by_log
         return self._all_groups(a - self._low), self._all_groups(slopes), (to_s, to_t)
 
-    def _all_groups(self, values: Array) -> Array:
+    def _all_groups(self, values: Floats) -> Floats:
         """Return values of all groups, zeros where classes coincide."""
         found = np.zeros((len(self._distinct), values.shape[1]))
         found[self._distinct] = values
         return found
 
 
-def _gap(problem: ClassProblem, levels: Array, multiplier: float) -> float:
+def _gap(problem: ClassProblem, levels: Floats, multiplier: float) -> float:
     r"""Return a bound on how far the sum of divergences is above the least one for the power that is spent.
 
     For convex f and power h of x = log a, any feasible y has :math:`f(y) \ge f(x) + \langle \nabla f + \mu \nabla h,

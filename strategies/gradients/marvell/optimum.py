@@ -24,7 +24,7 @@ _ENOUGH = 1e-13  # A relative step that changes nothing: the divergence is flat 
 _Real = TypeVar("_Real", float, Tensor)
 
 
-class Point(NamedTuple):
+class FeasiblePoint(NamedTuple):
     """A feasible point and its divergence.
 
     Parameters
@@ -44,8 +44,8 @@ class Point(NamedTuple):
     settled: bool
 
 
-_NO_NOISE = Point(0.0, 0.0, 0.0, 0.0, True)
-_INFEASIBLE = Point(math.inf, 0.0, 0.0, 0.0, False)
+_NO_NOISE = FeasiblePoint(0.0, 0.0, 0.0, 0.0, True)
+_INFEASIBLE = FeasiblePoint(math.inf, 0.0, 0.0, 0.0, False)
 
 
 def two_sum(a: _Real, b: _Real) -> tuple[_Real, _Real]:
@@ -102,12 +102,14 @@ def _power_of_two(value: float) -> float:
     return value / (2.0 * math.frexp(value)[0]) if value > 0.0 else 0.0
 
 
-def _solve_ordered(u: float, v: float, d: float, g: float, p: float, q: float, q_low: float, power: float) -> Point:
+def _solve_ordered(
+    u: float, v: float, d: float, g: float, p: float, q: float, q_low: float, power: float
+) -> FeasiblePoint:
     """Solve a problem with u <= v: the first candidate with a proof, or else the best of three."""
     n, gap = d - 1.0, v - u
     spare = spare_power(u, v, d, q, q_low, power)
     if g == 0.0 and spare >= 0.0:  # Equal variances hide all; more noise would hide no more.
-        return Point(0.0, gap, 0.0, 0.0, True) if n > 0.0 else Point(0.0, 0.0, gap, 0.0, True)
+        return FeasiblePoint(0.0, gap, 0.0, 0.0, True) if n > 0.0 else FeasiblePoint(0.0, 0.0, gap, 0.0, True)
     untouched = _best_along(0.0, gap, u, power, v, n, g, p, q)
     if n == 0.0 or gap == 0.0 or (power == 0.0 and u == 0.0 and q > 0.0):
         return untouched
@@ -126,7 +128,7 @@ def _solve_ordered(u: float, v: float, d: float, g: float, p: float, q: float, q
     return min(point, _one_sided(u, v, n, g, p, q, power, spare), untouched)
 
 
-def _one_sided(u: float, v: float, n: float, g: float, p: float, q: float, power: float, spare: float) -> Point:
+def _one_sided(u: float, v: float, n: float, g: float, p: float, q: float, power: float, spare: float) -> FeasiblePoint:
     """Return the optimum with beta = 0, which the known ratio a / s determines; x = 0 is left to the caller."""
     if q == 0.0:
         return _INFEASIBLE
@@ -195,7 +197,9 @@ def _unbounded(
     return w, s
 
 
-def _best_along(x: float, w: float, s: float, rest: float, v: float, n: float, g: float, p: float, q: float) -> Point:
+def _best_along(
+    x: float, w: float, s: float, rest: float, v: float, n: float, g: float, p: float, q: float
+) -> FeasiblePoint:
     """Return the best point for given x, with the `rest` of the power along the difference of means.
 
     Parameters
@@ -219,10 +223,10 @@ def _best_along(x: float, w: float, s: float, rest: float, v: float, n: float, g
     if alpha >= 0.0 and beta >= 0.0:
         root = math.sqrt(p_big) * math.sqrt(q_big)
         along = big * (1.0 + 2.0 * ((1.0 + p * q * big) / (1.0 + root)))
-        return Point(0.5 * (across + along), x, alpha / scale, beta / scale, True)
+        return FeasiblePoint(0.5 * (across + along), x, alpha / scale, beta / scale, True)
     alpha, beta = (0.0, rest / p if p > 0.0 else 0.0) if alpha < 0.0 else (rest / q, 0.0)
     a, b = s + alpha, v + beta
     if a <= 0.0 or b <= 0.0:
         return _INFEASIBLE
     difference = alpha - beta - w
-    return Point(0.5 * (across + (difference / a) * (difference / b) + g / a + g / b), x, alpha, beta, False)
+    return FeasiblePoint(0.5 * (across + (difference / a) * (difference / b) + g / a + g / b), x, alpha, beta, False)

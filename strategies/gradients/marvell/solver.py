@@ -16,7 +16,7 @@ from torch import Tensor
 from flower_vfl.errors import ArgumentError
 from flower_vfl.strategies.gradients.marvell import optimum, optimum_batched
 
-Number = TypeVar("Number", float, Tensor)
+FloatOrTensor = TypeVar("FloatOrTensor", float, Tensor)
 
 _SEARCH_STEPS = 100
 _PRECISION = 1e-12
@@ -24,7 +24,7 @@ _VALID = (0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class NoiseSpectrum(Generic[Number]):
+class NoiseSpectrum(Generic[FloatOrTensor]):
     """Variances of the noise that a row gets, by its class, and the divergence that they leave.
 
     Parameters
@@ -37,19 +37,19 @@ class NoiseSpectrum(Generic[Number]):
         Symmetric divergence of the two modelled classes with this noise; inf where no noise of that power helps.
     """
 
-    lam1_neg: Number
-    lam2_neg: Number
-    lam1_pos: Number
-    lam2_pos: Number
-    sum_kl: Number
+    lam1_neg: FloatOrTensor
+    lam2_neg: FloatOrTensor
+    lam1_pos: FloatOrTensor
+    lam2_pos: FloatOrTensor
+    sum_kl: FloatOrTensor
 
-    def power(self, d: Number, p: Number) -> Number:
+    def power(self, d: FloatOrTensor, p: FloatOrTensor) -> FloatOrTensor:
         """Return the mean squared norm of the noise of a row, for width d and a fraction p of positives."""
         negative = self.lam1_neg + (d - 1) * self.lam2_neg
         positive = self.lam1_pos + (d - 1) * self.lam2_pos
         return p * positive + (1 - p) * negative
 
-    def scaled(self, factor: Number) -> NoiseSpectrum[Number]:
+    def scaled(self, factor: FloatOrTensor) -> NoiseSpectrum[FloatOrTensor]:
         """Return the noise for gradients with `factor` times as large squares; the divergence stays."""
         return NoiseSpectrum(
             self.lam1_neg * factor, self.lam2_neg * factor, self.lam1_pos * factor, self.lam2_pos * factor, self.sum_kl

@@ -11,7 +11,7 @@ from flower_vfl.alignment.group import Key
 from flower_vfl.alignment.workers import multiply_all
 from flower_vfl.apps.alignment.feature import FeatureSide, Terms
 from flower_vfl.apps.alignment.place import state_folder
-from flower_vfl.apps.alignment.wire import Stage, blocks_of, frame
+from flower_vfl.apps.alignment.wire import AlignmentStage, blocks_of, frame
 from flower_vfl.data.sources.own_files import IdSource
 from flower_vfl.errors import DataError, OutputExistsError, PartyError, ProtocolError
 from tests.apps.alignment.common import changed, federation, people, run, with_tensor, write_people
@@ -165,7 +165,7 @@ class Target:
         return side.answer(stage, frame(stage, step, fields, given))
 
     def query(self, step=0, points=20, start=0):
-        return self.ask(Stage.QUERY, step, points=(self.points[32 * start : 32 * (start + points)], 32))
+        return self.ask(AlignmentStage.QUERY, step, points=(self.points[32 * start : 32 * (start + points)], 32))
 
     @property
     def keys(self):
@@ -180,7 +180,7 @@ def target(tmp_path):
 def test_the_target_of_these_tests_answers_an_honest_label_party(target):
     target.query()
     target.query(1, 10, 20)
-    table = target.ask(Stage.TABLE, keys=(target.keys, 32))
+    table = target.ask(AlignmentStage.TABLE, keys=(target.keys, 32))
     assert table.tensors["table"].shape[1] == 16
 
 
@@ -204,18 +204,18 @@ def test_queries_cannot_be_repeated_or_skipped(target):
     with refused("out of turn"):
         target.query()
     with refused("out of turn"):
-        target.ask(Stage.TABLE, keys=(target.keys, 32))
+        target.ask(AlignmentStage.TABLE, keys=(target.keys, 32))
     target.query(1, 10, 20)
-    target.ask(Stage.TABLE, keys=(target.keys, 32))
+    target.ask(AlignmentStage.TABLE, keys=(target.keys, 32))
     with refused("out of turn"):
         target.query()
     with refused("out of turn"):
-        target.ask(Stage.FINISH)
+        target.ask(AlignmentStage.FINISH)
 
 
 def test_a_stage_of_the_other_method_is_refused(target, tmp_path):
     with refused("out of turn"):
-        target.ask(Stage.HASHES, salt=(bytes(32), 32))
+        target.ask(AlignmentStage.HASHES, salt=(bytes(32), 32))
     (tmp_path / "other").mkdir()
     plain = Target(tmp_path / "other", method="hash")
     with refused("out of turn"):
@@ -228,47 +228,47 @@ def test_a_stage_of_the_other_method_is_refused(target, tmp_path):
 )
 def test_garbage_instead_of_points_is_refused(points, text, target):
     with refused(text):
-        target.ask(Stage.QUERY, points=(points, 32))
+        target.ask(AlignmentStage.QUERY, points=(points, 32))
 
 
 def test_bytes_that_are_no_points_are_refused(target):
     off = b"".join(bytes([255] * 31 + [last]) for last in range(20))
     with refused("no point of the curve"):
-        target.ask(Stage.QUERY, points=(off, 32))
+        target.ask(AlignmentStage.QUERY, points=(off, 32))
 
 
 def test_another_key_under_this_partys_name_is_refused(target):
     target.query()
     target.query(1, 10, 20)
     with refused("another key for this party"):
-        target.ask(Stage.TABLE, keys=(Key(8).public() + Key(9).public(), 32))
+        target.ask(AlignmentStage.TABLE, keys=(Key(8).public() + Key(9).public(), 32))
 
 
 def test_a_match_must_be_an_own_id_and_come_once(target):
     target.query()
     target.query(1, 10, 20)
-    target.ask(Stage.TABLE, 0, keys=(target.keys, 32))
+    target.ask(AlignmentStage.TABLE, 0, keys=(target.keys, 32))
     for step in range(1, 20):
         try:
-            target.ask(Stage.TABLE, step)
+            target.ask(AlignmentStage.TABLE, step)
         except ProtocolError:
             break
     tags = (state_folder(target.path) / "tags").read_bytes()
     with refused("0 common IDs cannot be"):
-        target.ask(Stage.MATCH, 0, {"total": 0}, tags=(b"", 16))
+        target.ask(AlignmentStage.MATCH, 0, {"total": 0}, tags=(b"", 16))
     with refused("31 common IDs cannot be"):
-        target.ask(Stage.MATCH, 0, {"total": 31}, tags=(tags[: 16 * 20], 16))
+        target.ask(AlignmentStage.MATCH, 0, {"total": 31}, tags=(tags[: 16 * 20], 16))
     with refused("does not have"):
-        target.ask(Stage.MATCH, 0, {"total": 2}, tags=(tags[:16] + b"x" * 16, 16))
+        target.ask(AlignmentStage.MATCH, 0, {"total": 2}, tags=(tags[:16] + b"x" * 16, 16))
     with refused("does not have, or one twice"):
-        target.ask(Stage.MATCH, 0, {"total": 2}, tags=(tags[:16] * 2, 16))
+        target.ask(AlignmentStage.MATCH, 0, {"total": 2}, tags=(tags[:16] * 2, 16))
     with refused("out of turn"):
-        target.ask(Stage.FINISH)
-    assert target.ask(Stage.MATCH, 0, {"total": 2}, tags=(tags[:32], 16)).text("proof")
+        target.ask(AlignmentStage.FINISH)
+    assert target.ask(AlignmentStage.MATCH, 0, {"total": 2}, tags=(tags[:32], 16)).text("proof")
     with refused("not in message 1"):
-        target.ask(Stage.MATCH, 1, {"total": 2}, tags=(tags[:16], 16))
+        target.ask(AlignmentStage.MATCH, 1, {"total": 2}, tags=(tags[:16], 16))
     with refused("changed how many"):
-        target.ask(Stage.MATCH, 1, {"total": 25}, tags=(tags[32 : 32 + 16 * 5], 16))
+        target.ask(AlignmentStage.MATCH, 1, {"total": 25}, tags=(tags[32 : 32 + 16 * 5], 16))
 
 
 def test_a_message_of_another_session_or_without_a_begin_is_refused(target, tmp_path):

@@ -16,7 +16,7 @@ from flower_vfl.alignment.psi import proof_of
 from flower_vfl.alignment.table import decode
 from flower_vfl.apps import local, make_client_app, make_server_app
 from flower_vfl.apps.alignment.start import align_as_label
-from flower_vfl.apps.alignment.wire import Stage, stage_of
+from flower_vfl.apps.alignment.wire import AlignmentStage, stage_of
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.data.store.alignment import AlignmentFile
 from flower_vfl.errors import ConfigError, DataError, OutputExistsError, PartyError, StorageError
@@ -235,7 +235,10 @@ def test_a_full_disk_of_a_party_is_a_storage_error_and_nothing_is_left(name, tmp
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("stage", [Stage.HELLO, Stage.QUERY, Stage.TABLE, Stage.MATCH, Stage.FINISH])
+@pytest.mark.parametrize(
+    "stage",
+    [AlignmentStage.HELLO, AlignmentStage.QUERY, AlignmentStage.TABLE, AlignmentStage.MATCH, AlignmentStage.FINISH],
+)
 def test_an_alignment_that_is_interrupted_leaves_no_key_and_no_result(stage, tmp_path, monkeypatch):
     class Interrupting(LocalGrid):
         """A grid that is interrupted when one of two parties has been asked for a stage."""

@@ -109,7 +109,7 @@ def test_neither_scale_nor_place_of_the_embeddings_changes_what_is_read(kind, cl
 def test_pieces_of_any_size_give_the_same_scores(kind, monkeypatch):
     z, y = clouds(3)
     whole = read(z[:30], y[:30], z, classes=3, kind=kind)
-    monkeypatch.setattr(embedding_reader, "PIECE", 21)
+    monkeypatch.setattr(embedding_reader, "NUMBERS_AT_ONCE", 21)
     torch.testing.assert_close(read(z[:30], y[:30], z, classes=3, kind=kind), whole)
 
 

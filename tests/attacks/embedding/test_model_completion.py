@@ -69,7 +69,7 @@ def test_any_other_top_keeps_its_initial_weights():
 
 @pytest.mark.parametrize("classes", [2, 3])
 def test_training_a_linear_top_ends_where_logistic_regression_ends(classes, monkeypatch):
-    monkeypatch.setattr(model_completion, "EPOCHS", 4_000)
+    monkeypatch.setattr(model_completion, "MOST_EPOCHS", 4_000)
     z, y = clouds(classes, 60, apart=1.0)
     top = linear(classes, 1 if classes == 2 else classes).double()
     model_completion.train(top, (z,), y, classes=classes, learning_rate=0.02)  # the classes overlap
@@ -93,7 +93,7 @@ def test_training_ends_as_soon_as_the_examples_are_right_and_at_the_latest_after
 
 @pytest.mark.parametrize("classes", [2, 3])
 def test_each_epoch_is_a_step_of_adam_on_all_examples(classes, monkeypatch):
-    monkeypatch.setattr(model_completion, "EPOCHS", 5)
+    monkeypatch.setattr(model_completion, "MOST_EPOCHS", 5)
     z, y = clouds(classes, 60, apart=0.5)
     ours, theirs = (deep(classes, 1 if classes == 2 else classes).double() for _ in range(2))
     assert model_completion.train(ours, (z,), y, classes=classes) == 5
@@ -193,7 +193,7 @@ def test_rows_are_predicted_some_thousand_at_a_time_and_none_is_lost(monkeypatch
     z, _ = clouds(3, 100, dtype=torch.float32)
     top = deep(3, 3)
     expected = model_completion.predict(top, (z,), classes=3)
-    monkeypatch.setattr(model_completion, "ROWS", 7)
+    monkeypatch.setattr(model_completion, "PREDICTED_ROWS", 7)
     torch.testing.assert_close(model_completion.predict(top, (z,), classes=3), expected)
     assert model_completion.predict(top, (z[:0],), classes=3).shape == (0, 3)
 

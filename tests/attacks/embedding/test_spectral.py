@@ -42,7 +42,7 @@ def test_the_score_is_the_projection_on_the_first_singular_vector(shape):
 def test_large_batches_find_the_same_direction_by_another_method(shape, monkeypatch):
     z = gradients(2, shape, torch.float64)
     expected = spectral.score(z)
-    monkeypatch.setattr(spectral, "DENSE", 4)
+    monkeypatch.setattr(spectral, "MOST_DECOMPOSED", 4)
     torch.testing.assert_close(spectral.score(z), expected, rtol=1e-8, atol=1e-8)
     assert torch.equal(spectral.score(z), spectral.score(z))
 
@@ -50,7 +50,7 @@ def test_large_batches_find_the_same_direction_by_another_method(shape, monkeypa
 def test_batches_too_large_for_float64_lose_little_accuracy(monkeypatch):
     z, _ = two_classes(dtype=torch.float32)
     expected = spectral.score(z)
-    monkeypatch.setattr(spectral, "EXACT", 0)
+    monkeypatch.setattr(spectral, "MOST_FLOAT64", 0)
     torch.testing.assert_close(spectral.score(z), expected, rtol=1e-4, atol=1e-4)
 
 

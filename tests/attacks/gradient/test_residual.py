@@ -48,7 +48,7 @@ def test_the_score_is_the_log_of_the_length_that_principal_components_leave(shap
     g = low_rank(shape=shape, rank=r)
     g[::7] += 0.3 * gradients(3, g[::7].shape, torch.float64) / shape[1] ** 0.5
     expected = split_logarithms(lengths_by_pca(g, r))
-    tolerance = 1e-8 if min(shape) <= residual.DENSE else 1e-3  # larger ones are found by iteration
+    tolerance = 1e-8 if min(shape) <= residual.ALL_DIRECTIONS else 1e-3  # larger ones are found by iteration
     np.testing.assert_allclose(residual.score(g, r=r).numpy(), expected, rtol=0, atol=tolerance)
     np.testing.assert_allclose(residual.score(g.float(), r=r).numpy(), expected, rtol=0, atol=1e-3)
 

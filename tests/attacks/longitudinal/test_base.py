@@ -48,7 +48,7 @@ def dense(memory, kept):
 
 @pytest.mark.parametrize("piece", [1, 7, 100, 1 << 20])
 def test_row_memory_gives_mean_last_and_difference_in_pieces_of_any_size(piece, monkeypatch):
-    monkeypatch.setattr(base, "PIECE", piece)
+    monkeypatch.setattr(base, "CACHED_NUMBERS", piece)
     x = history()
     memory = memory_of(x)
     assert (memory.rows, memory.width) == (30, 5)
@@ -104,7 +104,7 @@ def test_the_norm_is_that_of_the_mean():
 @pytest.mark.parametrize("common", [0.0, 1000.0])
 @pytest.mark.parametrize("width", [6, 600])
 def test_the_direction_is_the_first_right_singular_vector_of_the_centred_means(width, piece, common, monkeypatch):
-    monkeypatch.setattr(base, "PIECE", piece)
+    monkeypatch.setattr(base, "CACHED_NUMBERS", piece)
     x = history(rows=40, width=width) * np.array([1, 4, *[1] * (width - 2)], dtype=np.float32) + np.float32(common)
     x[:, :8] += 9  # a few outliers on one side: the rarer class
     mean = memory_of(x, 1)

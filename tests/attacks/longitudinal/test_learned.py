@@ -264,7 +264,7 @@ def test_pieces_of_any_size_give_the_same_scores(attack, reads, monkeypatch):
     y = labels(90)
     memory, known = memory_of(noise(3, 90, 4)), first(y, 6)
     at_once = attack(6, reads=reads).score(memory, known)
-    monkeypatch.setattr(base, "PIECE", 30)
+    monkeypatch.setattr(base, "CACHED_NUMBERS", 30)
     torch.testing.assert_close(attack(6, reads=reads).score(memory, known), at_once, rtol=1e-5, atol=1e-5)
 
 

@@ -417,7 +417,7 @@ def test_one_class_is_read_against_the_rest(classes, positive):
 
 
 def test_a_layer_that_is_too_wide_is_reported_and_not_kept(monkeypatch, caplog):
-    monkeypatch.setattr(longitudinal, "WIDEST", 10)
+    monkeypatch.setattr(longitudinal, "WIDEST_MEMORY", 10)
     with caplog.at_level(logging.WARNING, logger="flower_vfl"):
         result = run(config_of("remembered_norm"), data=lambda _: toy_data(rows=300))
     entries = entries_of(result)

@@ -14,7 +14,7 @@ from flower_vfl.config import load_config
 from flower_vfl.errors import ConfigError, InputError, OutputExistsError, TrainingError
 from flower_vfl.reports import render
 from flower_vfl.simulations.demo import comparing
-from flower_vfl.simulations.demo.plan import FIRST, FULL_RUNS, RUNS, demo_configs
+from flower_vfl.simulations.demo.plan import FIRST_RUNS, FULL_RUNS, RUNS, demo_configs
 from flower_vfl.simulations.demo.table import leaks
 from tests.commands import flower_vfl
 from tests.toys import toy_config, toy_data
@@ -28,7 +28,7 @@ import json, os, shutil, signal, time
 from pathlib import Path
 from flower_vfl.config import build_config, to_toml
 from flower_vfl.errors import ConfigError
-from flower_vfl.simulations.demo.plan import FIRST
+from flower_vfl.simulations.demo.plan import FIRST_RUNS
 from flower_vfl.simulations.demo.worker import AloneTask
 
 HERE = Path(__file__).parent
@@ -49,7 +49,7 @@ def work(task, report):
         raise ConfigError("something given is wrong")
     if action == "interrupt":
         os.kill(os.getppid(), signal.SIGINT)
-    while action == "wait" and not summarised(task.folder.parent / "summary.json") >= {*FIRST}:
+    while action == "wait" and not summarised(task.folder.parent / "summary.json") >= {*FIRST_RUNS}:
         time.sleep(0.02)
     while action in ("interrupt", "hang"):
         time.sleep(0.05)
@@ -113,7 +113,7 @@ def stage(tmp_path, a_result, monkeypatch):
 
 
 def test_the_first_comparison_is_shown_before_the_others_have_run(stage, capsys):
-    stage.plan(**dict.fromkeys(set(RUNS) - set(FIRST), "wait"))
+    stage.plan(**dict.fromkeys(set(RUNS) - set(FIRST_RUNS), "wait"))
     summaries = run_demo(stage.out, TOY)
     assert sorted(stage.begun) == sorted(RUNS)
     assert [summary["run"] for summary in summaries] == list(RUNS)
@@ -124,7 +124,7 @@ def test_the_first_comparison_is_shown_before_the_others_have_run(stage, capsys)
     assert shown.out.index("none") < shown.out.index("local_head")
     assert "max_norm" not in shown.out
     words = [line.split() for line in shown.err.splitlines()]
-    assert {name for _, name, *_ in words[:2]} == set(FIRST)
+    assert {name for _, name, *_ in words[:2]} == set(FIRST_RUNS)
     assert [place for place, *_ in words] == [f"{done}/{len(RUNS)}" for done in range(1, len(RUNS) + 1)]
     assert [rest[:1] for _, _, *rest in words] == [["..."]] * (len(RUNS) - 1) + [[]]
 
@@ -146,7 +146,7 @@ def test_an_interrupted_demo_compares_what_it_has_and_resumes_with_the_rest(stag
     stage.plan(iso_t25="interrupt", max_norm="hang")
     with pytest.raises(KeyboardInterrupt):
         run_demo(stage.out, TOY)
-    finished = {*FIRST, "marvell-full-s4", "marvell-s4"}
+    finished = {*FIRST_RUNS, "marvell-full-s4", "marvell-s4"}
     assert {summary["run"] for summary in stage.summary} == finished
     assert {*(stage.out / "report.html").read_text().split()} == finished
     stage.plan()

@@ -4,13 +4,13 @@ import pytest
 
 from flower_vfl.config.schema import AttackConfig
 from flower_vfl.errors import ConfigError
-from flower_vfl.simulations.demo.plan import BASELINE, EPOCHS, FIRST, PROOF, demo_configs
+from flower_vfl.simulations.demo.plan import BASELINE, FIRST_RUNS, PROOF, SHORT_EPOCHS, demo_configs
 
 
 def test_the_first_two_runs_are_undefended_and_recommended_with_equal_settings():
     configs = demo_configs({})
-    assert tuple(configs)[:2] == FIRST
-    first, second = (configs[name] for name in FIRST)
+    assert tuple(configs)[:2] == FIRST_RUNS
+    first, second = (configs[name] for name in FIRST_RUNS)
     assert [defense["name"] for defense in first.defenses] == []
     assert [defense["name"] for defense in second.defenses] == ["local_head"]
     assert first.model_copy(update={"defenses": second.defenses, "training": second.training}) == second
@@ -79,5 +79,5 @@ def test_the_baseline_sends_no_gradient_and_is_in_every_demo():
         configs = demo_configs(given, full=full)
         without_gradients = {name for name, config in configs.items() if not config.training.gradients}
         assert without_gradients == {BASELINE}
-        assert configs[BASELINE].training.pretrain == int(given.get("training.pretrain", EPOCHS))
+        assert configs[BASELINE].training.pretrain == int(given.get("training.pretrain", SHORT_EPOCHS))
         assert configs[BASELINE].training.epochs == configs["none"].training.epochs

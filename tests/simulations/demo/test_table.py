@@ -1,6 +1,6 @@
 """The demo's table: its columns come from the verdict of each result."""
 
-from flower_vfl.simulations.demo.table import COLUMNS, leaks, markdown, print_demo
+from flower_vfl.simulations.demo.table import HEADINGS, leaks, markdown, print_demo
 
 LINE = {"practical": {"label": "residual", "reached": 0.97, "null": 0.55}, "informed": {"reached": 0.981}}
 
@@ -48,7 +48,7 @@ def test_the_table_fits_eighty_columns_with_names_and_numbers_whole(capsys, monk
 
 def test_markdown_has_the_columns_and_a_row_for_each_run():
     lines = markdown([result(verdict=verdict(LINE)), result("max_norm", verdict(LINE))]).splitlines()
-    assert lines[0] == f"| {' | '.join(COLUMNS)} |"
-    assert lines[1].count("---") == len(COLUMNS)
+    assert lines[0] == f"| {' | '.join(HEADINGS)} |"
+    assert lines[1].count("---") == len(HEADINGS)
     numbers = "0.9332 | 0.970 | 0.981 | 0.984 | 0.550"
     assert lines[2:] == [f"| none | {numbers} |", f"| max_norm | {numbers} |"]

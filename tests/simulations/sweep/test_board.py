@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from flower_vfl.simulations.sweep.board import Board, Point, best_of, point_of
+from flower_vfl.simulations.sweep.board import Board, UtilityAndLeak, best_of, point_of
 from flower_vfl.simulations.sweep.listing import print_sweep
 
 
@@ -110,11 +110,11 @@ def test_the_table_shows_what_runs_and_the_best_so_far(board):
 
 def test_the_best_are_those_that_no_other_beats_by_validation_whatever_the_test_says():
     points = {
-        "a": Point(0.9, 0.5, 0.8),
-        "b": Point(0.8, 0.6, 0.6),
-        "beaten": Point(0.7, 0.99, 0.7),
-        "unknown leak": Point(0.95, 0.99, None),
-        "no validation": Point(None, 0.99, 0.5),
+        "a": UtilityAndLeak(0.9, 0.5, 0.8),
+        "b": UtilityAndLeak(0.8, 0.6, 0.6),
+        "beaten": UtilityAndLeak(0.7, 0.99, 0.7),
+        "unknown leak": UtilityAndLeak(0.95, 0.99, None),
+        "no validation": UtilityAndLeak(None, 0.99, 0.5),
     }
     table = best_of(points)
     assert [str(cell) for cell in table.columns[0].cells] == ["b", "a"]

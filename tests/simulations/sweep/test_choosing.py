@@ -9,7 +9,7 @@ import pytest
 from flower_vfl.config import build_config
 from flower_vfl.simulations.sweep import choosing
 from flower_vfl.simulations.sweep.checking import OpenData
-from flower_vfl.simulations.sweep.choosing import FEW, MORE, Measured, at, choose, measure_stack, saved
+from flower_vfl.simulations.sweep.choosing import LARGER_STACK, SMALL_STACK, StackCost, at, choose, measure_stack, saved
 from flower_vfl.simulations.sweep.definition import Running, load_definition
 from flower_vfl.simulations.sweep.plan import print_plan
 from flower_vfl.simulations.sweep.planning import Probe
@@ -50,7 +50,7 @@ def costs(monkeypatch):
         monkeypatch.setattr(
             choosing,
             "measure_stack",
-            lambda some, _: Measured(len(some), base + each * len(some), memory * len(some)),
+            lambda some, _: StackCost(len(some), base + each * len(some), memory * len(some)),
         )
 
     return set_costs
@@ -97,15 +97,15 @@ def test_a_stack_is_no_larger_than_memory_allows(trials, costs, monkeypatch):
 
 
 def test_costs_of_more_runs_are_on_the_line_through_the_measured_ones():
-    few, more = Measured(FEW, 1.0, 100), Measured(MORE, 4.0, 700)
-    assert at(few, more, 20) == Measured(20, 4.0 + 12 * 0.5, 700 + 12 * 100)
-    assert at(few, more, 5) == Measured(5, 2.5, 400)
-    assert at(few, few, 3) == Measured(3, 1.5, 150)
-    assert at(few, Measured(MORE, 0.5, 50), 20) == Measured(20, 0.5, 50)
+    few, more = StackCost(SMALL_STACK, 1.0, 100), StackCost(LARGER_STACK, 4.0, 700)
+    assert at(few, more, 20) == StackCost(20, 4.0 + 12 * 0.5, 700 + 12 * 100)
+    assert at(few, more, 5) == StackCost(5, 2.5, 400)
+    assert at(few, few, 3) == StackCost(3, 1.5, 150)
+    assert at(few, StackCost(LARGER_STACK, 0.5, 50), 20) == StackCost(20, 0.5, 50)
 
 
 def test_a_model_that_cannot_be_stacked_is_found_by_the_measurement(trials, monkeypatch):
-    monkeypatch.setattr(choosing, "MORE", 3)
+    monkeypatch.setattr(choosing, "LARGER_STACK", 3)
     refused = [changed(trial, model={"network": "resnet20"}) for trial in trials]
     (choice,) = choose(refused, Running(), 1)
     assert choice.stacks == ()

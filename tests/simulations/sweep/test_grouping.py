@@ -5,7 +5,7 @@ import pytest
 from flower_vfl.attacks import Attack, RowAttack
 from flower_vfl.config import Config, build_config, leaf_paths
 from flower_vfl.simulations.sweep.definition import load_definition
-from flower_vfl.simulations.sweep.grouping import ALONE, SERVES, TAKES, VARIES, groups, obstacle
+from flower_vfl.simulations.sweep.grouping import NO_GROUP, SERVES, TAKES, VARIES, groups, obstacle
 from flower_vfl.simulations.sweep.trials import trials_of
 
 FIXED = {"training": {"epochs": 3}}  # otherwise validation ends a run, and each has an end of its own
@@ -35,7 +35,7 @@ def test_trials_that_differ_in_seed_defense_or_strength_are_one_group(tmp_path):
 def test_a_trial_that_shares_with_none_is_alone(tmp_path):
     path = tmp_path / "sweep.toml"
     path.write_text("[set]\ntraining.epochs = 2\n[grid]\ntraining.batch_size = [100, 200]\n", encoding="utf8")
-    assert [group.reason for group in groups(trials_of(load_definition(str(path))))] == [ALONE, ALONE]
+    assert [group.reason for group in groups(trials_of(load_definition(str(path))))] == [NO_GROUP, NO_GROUP]
 
 
 class Peak(RowAttack):

@@ -70,7 +70,7 @@ def test_the_schedule_of_the_computation_is_that_of_the_run():
 
 
 def test_a_probe_measures_a_part_of_the_data_on_the_path_of_a_trial(definition, monkeypatch):
-    monkeypatch.setattr(planning, "STEPS", 3)
+    monkeypatch.setattr(planning, "PROBE_STEPS", 3)
     monkeypatch.setattr(planning, "MOST_TEST_ROWS", 50)
     config = trials_of(definition)[0].config
     seen = []
@@ -93,7 +93,7 @@ def test_a_probe_measures_a_part_of_the_data_on_the_path_of_a_trial(definition, 
 
 @pytest.mark.slow
 def test_days_in_time_order_are_counted_with_the_evaluation_of_each_by_the_model_before_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(planning, "STEPS", 3)
+    monkeypatch.setattr(planning, "PROBE_STEPS", 3)
     config = in_time()
     probe = measure(config, lambda _: timed(*DAYS))
     alone = {"opening": 0.0, "step": 0.0, "row": 0.0, "ending": 0.0}

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from flower_vfl.strategies.gradients.deviation_correlation import ENOUGH, FEWEST, DeviationCorrelation, sample, take_in
+from flower_vfl.strategies.gradients.deviation_correlation import (
+    ENOUGH_ROWS,
+    FEWEST_KEPT,
+    DeviationCorrelation,
+    sample,
+    take_in,
+)
 
 ROWS, WIDTH, BATCH = 2048, 8, 128
 LABELS = (np.arange(ROWS) % 8 == 3).astype(np.int64)
@@ -84,7 +90,7 @@ def test_the_first_batches_of_an_untrained_network_do_not_decide_for_the_epoch()
 
 def test_the_sample_is_spread_over_the_table_and_has_enough_of_the_rare_class():
     labels = (np.arange(1_000_000) % 1000 == 0).astype(np.int64)
-    for width, most in ((32, 1024), (4096, FEWEST)):
+    for width, most in ((32, 1024), (4096, FEWEST_KEPT)):
         rows = sample(labels, width)
         assert (np.bincount(labels[rows]) <= most).all()
         assert (np.bincount(labels[rows]) > 0.9 * most).all()
@@ -128,7 +134,7 @@ def test_after_a_resume_before_the_first_batch_the_correlation_is_unknown():
 @pytest.mark.parametrize("label", [0, 1])
 def test_with_too_few_rows_of_either_class_the_correlation_is_unknown(label):
     """Each row of the class is in one of two epochs, except the first few, which are in both."""
-    for both, known in ((ENOUGH - 1, False), (ENOUGH, True)):
+    for both, known in ((ENOUGH_ROWS - 1, False), (ENOUGH_ROWS, True)):
         recurrence = DeviationCorrelation(LABELS)
         rows = np.flatnonzero(label == LABELS)
         always = np.concatenate([rows[:both], np.flatnonzero(label != LABELS)])

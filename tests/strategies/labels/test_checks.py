@@ -7,7 +7,7 @@ from flower_vfl.apps import run
 from flower_vfl.data.store.dataset import Labels
 from flower_vfl.data.store.memory import MemoryData
 from flower_vfl.errors import ConfigError, InputError
-from flower_vfl.strategies.labels.mechanisms import MECHANISMS
+from flower_vfl.strategies.labels.mechanisms import LABEL_MECHANISMS
 from flower_vfl.training.factories import schedule_of
 from flower_vfl.transport.inproc import InprocLink
 from tests.toys import toy_config, toy_data
@@ -15,7 +15,7 @@ from tests.toys import toy_config, toy_data
 ROWS, TEST_ROWS = 200, 60
 DEFENSES = [
     {"name": "label_dp", "epsilon": 1.0},
-    *({"name": "local_head", "mechanism": name} for name in MECHANISMS),
+    *({"name": "local_head", "mechanism": name} for name in LABEL_MECHANISMS),
 ]
 NEEDS_PRIOR = ("alibi", "posterior", "prior")
 

@@ -87,7 +87,7 @@ def test_with_the_same_draw_other_true_labels_change_no_message(monkeypatch, mec
     assert first["weights"]["label"] != second["weights"]["label"]  # the network that predicts learned from them
 
 
-@pytest.mark.parametrize("mechanism", sorted(mechanisms.MECHANISMS))
+@pytest.mark.parametrize("mechanism", sorted(mechanisms.LABEL_MECHANISMS))
 def test_what_is_drawn_reaches_the_messages(monkeypatch, mechanism):
     data = toy_data(rows=200, test_rows=60, parties=1)
     truth = data.labels()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flower_vfl.strategies.labels import mechanisms
-from flower_vfl.strategies.labels.mechanisms import MECHANISMS, Prior, label_loss, target_loss
+from flower_vfl.strategies.labels.mechanisms import LABEL_MECHANISMS, Prior, label_loss, target_loss
 from tests.toys import toy_config
 
 ROWS = 4000
@@ -29,10 +29,10 @@ def test_target_loss_is_the_cross_entropy_of_any_target_and_of_labels(classes):
     torch.testing.assert_close(label_loss(logits, labels), target_loss(logits, clean))
 
 
-@pytest.mark.parametrize("name", sorted(MECHANISMS))
+@pytest.mark.parametrize("name", sorted(LABEL_MECHANISMS))
 @pytest.mark.parametrize("classes", [2, 3])
 def test_an_untrained_head_learns_the_direction_of_the_labels(name, classes):
-    mechanism = MECHANISMS[name](4.0, classes)
+    mechanism = LABEL_MECHANISMS[name](4.0, classes)
     mechanism.begin(toy_config(), parties=1)
     labels = torch.arange(ROWS) % classes
     mechanism.draw(labels, generator())
@@ -49,7 +49,7 @@ def test_an_untrained_head_learns_the_direction_of_the_labels(name, classes):
 @pytest.mark.parametrize("classes", [2, 3])
 def test_a_head_of_likelihoods_begins_with_the_frequencies_of_labels(name, classes):
     labels, rows = (torch.arange(50_000) % 20 == 0).long(), 50_000
-    mechanism = MECHANISMS[name](1.0, classes)
+    mechanism = LABEL_MECHANISMS[name](1.0, classes)
     mechanism.draw(labels, generator())
     logits = torch.zeros(rows if classes == 2 else (rows, classes), requires_grad=True)
     mechanism.loss(logits, torch.arange(rows)).backward()

@@ -14,7 +14,7 @@ from flower_vfl.metrics import auc_bound, leak_auc, together
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import Marvell, MarvellFull, VerticalStrategy
 from flower_vfl.strategies.gradients.marvell import accountant as accountant_module
-from flower_vfl.strategies.gradients.marvell.accountant import Accountant
+from flower_vfl.strategies.gradients.marvell.accountant import IsotropicAccountant
 from flower_vfl.strategies.gradients.marvell.estimates import estimate
 from flower_vfl.strategies.gradients.marvell.solver import optimal_noise
 from flower_vfl.testing.subject import strategy
@@ -45,7 +45,7 @@ def add_batch(accountant, g, rows):
 
 def epochs(count, recurring=None, rho=0.0, step=128):
     """Account for epochs, batch by batch; return the log of each epoch and the divergence of each batch."""
-    accountant, logs, divergences = Accountant(LABELS.numpy()), [], []
+    accountant, logs, divergences = IsotropicAccountant(LABELS.numpy()), [], []
     for epoch in range(count):
         g = gradients(recurring, seed=epoch)
         order = np.random.default_rng(epoch).permutation(ROWS)
@@ -66,7 +66,7 @@ def test_with_fresh_noise_the_divergences_of_the_epochs_add_up():
 
 def test_a_release_is_the_mean_of_its_batches_each_in_units_of_its_own_rows():
     """Batches may have any scale, and class means that differ in any direction."""
-    accountant, found = Accountant(LABELS.numpy()), []
+    accountant, found = IsotropicAccountant(LABELS.numpy()), []
     add_batch(accountant, gradients(None, seed=9), np.arange(ROWS))
     accountant.end_epoch(0.0)
     for number, scale in enumerate((1.0, 1e-5, 300.0)):
@@ -88,7 +88,7 @@ def test_a_release_is_the_mean_of_its_batches_each_in_units_of_its_own_rows():
 
 
 def test_batches_of_zeros_are_not_counted_and_another_width_has_no_recurring_share():
-    accountant, other = Accountant(LABELS.numpy()), Accountant(LABELS.numpy())
+    accountant, other = IsotropicAccountant(LABELS.numpy()), IsotropicAccountant(LABELS.numpy())
     rows = np.arange(ROWS)
     for one in (accountant, other):
         classes, spectrum = add_batch(one, gradients(None), rows)
@@ -97,14 +97,14 @@ def test_batches_of_zeros_are_not_counted_and_another_width_has_no_recurring_sha
     assert accountant.end_epoch(0.0) == other.end_epoch(0.0)
     wider = torch.cat([gradients(None, seed=1)] * 2, dim=1)
     add_batch(accountant, gradients(None), rows)
-    for one in (accountant, Accountant(LABELS.numpy())):
+    for one in (accountant, IsotropicAccountant(LABELS.numpy())):
         add_batch(one, wider, rows)
         assert one.end_epoch(0.0)["kept"] == 0.0
         assert len(one._releases[-1].direction) == 2 * WIDTH
 
 
 def test_class_means_that_coincide_have_some_direction():
-    accountant = Accountant(LABELS.numpy())
+    accountant = IsotropicAccountant(LABELS.numpy())
     classes = replace(estimate(gradients(None), LABELS.long()), g=0.0)
     spectrum = optimal_noise(classes.u, classes.v, classes.d, 1.0, classes.p, 1.0)
     accountant.add(classes, spectrum, gradients(None), LABELS.long(), np.arange(ROWS))
@@ -114,7 +114,7 @@ def test_class_means_that_coincide_have_some_direction():
 
 def test_the_recurring_share_of_each_class_counts_for_that_class():
     """Negatives have the same wide deviations in each epoch; positives have fresh and narrow ones."""
-    accountant, rows = Accountant(LABELS.numpy()), np.arange(ROWS)
+    accountant, rows = IsotropicAccountant(LABELS.numpy()), np.arange(ROWS)
     recurring = 2.0 * torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     for seed in range(2):
         fresh = 0.5 * (gradients(None, seed=seed) - gradients(torch.zeros(ROWS, WIDTH)))
@@ -128,7 +128,7 @@ def test_the_recurring_share_of_each_class_counts_for_that_class():
 
 
 def test_rows_that_never_recur_have_the_release_of_their_own_epoch_alone():
-    accountant = Accountant(LABELS.numpy(), repeats=False)
+    accountant = IsotropicAccountant(LABELS.numpy(), repeats=False)
     for seed in range(3):
         _, spectrum = add_batch(accountant, gradients(None, seed=seed), np.arange(ROWS))
         log = accountant.end_epoch(1.0)
@@ -137,7 +137,7 @@ def test_rows_that_never_recur_have_the_release_of_their_own_epoch_alone():
 
 
 def test_without_the_rows_of_a_batch_there_is_no_bound_over_epochs():
-    accountant = Accountant(LABELS.numpy())
+    accountant = IsotropicAccountant(LABELS.numpy())
     classes, spectrum = add_batch(accountant, gradients(None), np.arange(ROWS))
     assert accountant.end_epoch(0.0)
     accountant.add(classes, spectrum, gradients(None), LABELS.long(), None)
@@ -147,7 +147,7 @@ def test_without_the_rows_of_a_batch_there_is_no_bound_over_epochs():
 
 
 def test_before_its_first_batch_an_accountant_has_no_divergence():
-    accountant = Accountant(LABELS.numpy())
+    accountant = IsotropicAccountant(LABELS.numpy())
     assert accountant.largest == 0.0
     accountant.note(replace(optimal_noise(1.0, 1.0, 6, 1.0, 0.3, 1.0), sum_kl=0.01))
     assert accountant.largest == 0.01
@@ -156,7 +156,7 @@ def test_before_its_first_batch_an_accountant_has_no_divergence():
 def test_after_one_batch_the_divergence_is_that_of_its_noise_and_the_largest_is_kept():
     """The classes have different spreads, so that each gets noise of its own."""
     y = LABELS.long()
-    accountant, divergences = Accountant(LABELS.numpy()), []
+    accountant, divergences = IsotropicAccountant(LABELS.numpy()), []
     for scale in (3.0, 1.0):
         g = gradients(None) * torch.where(LABELS, scale, 0.5)[:, None]
         classes = estimate(g, y)
@@ -195,7 +195,7 @@ def test_an_accountant_goes_on_as_if_it_had_not_been_interrupted():
     g, rows = gradients(None), np.arange(ROWS)
     classes = estimate(g, LABELS.long())
     spectrum = optimal_noise(classes.u, classes.v, classes.d, classes.g, classes.p, classes.g)
-    accountant, other = (Accountant(LABELS.numpy()) for _ in range(2))
+    accountant, other = (IsotropicAccountant(LABELS.numpy()) for _ in range(2))
     accountant.add(classes, spectrum, g, LABELS.long(), rows)
     accountant.end_epoch(0.5)
     accountant.add(classes, spectrum, 1.1 * g, LABELS.long(), rows)
@@ -207,7 +207,7 @@ def test_an_accountant_goes_on_as_if_it_had_not_been_interrupted():
 
 
 def test_the_largest_divergence_from_before_an_interruption_counts_after_it():
-    accountant, restored = (Accountant(LABELS.numpy()) for _ in range(2))
+    accountant, restored = (IsotropicAccountant(LABELS.numpy()) for _ in range(2))
     accountant.largest = 1.25
     restored.restore(accountant.state())
     assert restored.largest == 1.25
@@ -218,9 +218,9 @@ def test_before_the_first_batch_the_bound_is_one():
 
 
 def test_after_more_epochs_than_can_be_accounted_there_is_no_bound(monkeypatch):
-    monkeypatch.setattr(accountant_module, "LARGEST", 4)
+    monkeypatch.setattr(accountant_module, "LARGEST_DIRECTIONS", 4)
     assert [bool(found) for found in epochs(4)[0]] == [True, True, False, False]
-    y, accountant = LABELS.long(), Accountant(LABELS.numpy())
+    y, accountant = LABELS.long(), IsotropicAccountant(LABELS.numpy())
     known = []
     for _ in range(3):
         classes = estimate(gradients(None), y)
@@ -260,7 +260,7 @@ def test_where_few_batches_have_both_classes_there_is_no_bound_over_epochs(defen
 
 
 def test_an_epoch_without_both_classes_has_no_bound():
-    accountant = Accountant(LABELS.numpy())
+    accountant = IsotropicAccountant(LABELS.numpy())
     assert accountant.end_epoch(0.0) == {}
     assert accountant.largest == math.inf
     base = Marvell(strategy())

@@ -23,7 +23,7 @@ from flower_vfl.strategies.gradients.marvell.full import draw_noise, estimate, o
 from flower_vfl.strategies.gradients.marvell.full_accountant import (
     CHAINS,
     FullAccountant,
-    Part,
+    PartNoise,
     accounted_epochs,
     release,
 )
@@ -85,7 +85,7 @@ def test_a_release_has_the_covariances_of_the_classes_and_of_their_noise(rows, w
     g, y = batches(width, rows=rows)
     pair = estimate(g, y)
     noise = optimal_noise(pair, 3.0)
-    found = release(pair, [Part(noise)])
+    found = release(pair, [PartNoise(noise)])
     unit = float(g.abs().max())
     for c in (0, 1):
         of_class = g[y == c].numpy()
@@ -106,7 +106,7 @@ def test_the_noise_that_is_drawn_for_a_row_in_two_epochs_has_the_covariance_of_t
     rho, count, width, c = 0.6, 1_200, 3, 1
     pairs = [estimate(*batches(width, seed)) for seed in (1, 2)]
     noises = [optimal_noise(pair, 4.0) for pair in pairs]
-    parts = [release(pair, [Part(noise)]) for pair, noise in zip(pairs, noises, strict=True)]
+    parts = [release(pair, [PartNoise(noise)]) for pair, noise in zip(pairs, noises, strict=True)]
     samples, rows = np.zeros((count, 2 * width)), np.array([7])
     for key in range(count):
         for number, noise in enumerate(noises):
@@ -146,7 +146,7 @@ def test_the_best_reader_of_all_epochs_stays_below_the_bound(kept, rho):
 def test_the_likelihood_ratio_stays_below_the_bound_and_reads_equal_covariances_as_the_formula_says():
     """Recurring deviations make the covariances differ as well; without them the best rule is linear."""
     pair = estimate(*batches())
-    found = release(pair, [Part(optimal_noise(pair, 4.0 * float(pair.means.square().sum())))])
+    found = release(pair, [PartNoise(optimal_noise(pair, 4.0 * float(pair.means.square().sum())))])
     error = math.sqrt(1 / 6 / 40_000)
     for kept, rho in ((0.0, 0.0), (0.9, 0.0), (0.9, 0.9)):
         model = together_shaped([found] * 3, rho=rho, kept=kept)
@@ -190,8 +190,8 @@ def test_each_batch_of_an_epoch_is_as_likely_in_a_chain_as_any_other():
         accountant._epochs = number
         for batch in range(total):
             accountant._batches = batch
-            accountant.add(pair, [Part(noise, float(batch + 1))], 0.1, g, y, None)
-        scale = release(pair, [Part(noise)]).noise[0, 0, 0]
+            accountant.add(pair, [PartNoise(noise, float(batch + 1))], 0.1, g, y, None)
+        scale = release(pair, [PartNoise(noise)]).noise[0, 0, 0]
         for made in accountant._drawn:
             seen[round(made().noise[0, 0, 0] / scale) - 1] += 1
     share = CHAINS / total
@@ -205,7 +205,7 @@ def test_releases_are_computed_for_the_kept_batches_alone(monkeypatch):
     noise, accountant = optimal_noise(pair, 1.0), FullAccountant(LABELS)
     monkeypatch.setattr(full_accountant, "release", lambda *given: released.append(given) or release(*given))
     for _ in range(5 * CHAINS):
-        accountant.add(pair, [Part(noise)], 0.1, g, y, None)
+        accountant.add(pair, [PartNoise(noise)], 0.1, g, y, None)
     accountant.end_epoch(0.0)
     assert len(released) == CHAINS
 
@@ -218,9 +218,9 @@ def test_a_chain_puts_any_batch_of_an_epoch_behind_any_batch_of_the_one_before(c
     noise, accountant, epochs = optimal_noise(pair, 1.0), FullAccountant(LABELS), 200
     for _ in range(epochs):
         for batch in range(count):
-            accountant.add(pair, [Part(noise, float(batch + 1))], 0.1, g, y, None)
+            accountant.add(pair, [PartNoise(noise, float(batch + 1))], 0.1, g, y, None)
         accountant.end_epoch(0.0)
-    scale = release(pair, [Part(noise)]).noise[0, 0, 0]
+    scale = release(pair, [PartNoise(noise)]).noise[0, 0, 0]
     places = np.array([[round(one.noise[0, 0, 0] / scale) for one in chain] for chain in accountant._chains])
     shares = [np.bincount(epoch, minlength=count + 1)[1:] for epoch in places.T]
     assert all(sorted(share) == sorted(len(range(first, CHAINS, count)) for first in range(count)) for share in shares)
@@ -239,7 +239,7 @@ def test_the_largest_divergence_is_that_of_a_step_or_of_all_epochs_together():
             pair = estimate(g, y)
             noise = optimal_noise(pair, 4.0 * pair.g)
             divergence = 2.0 * noise.sum_kl if step == 3 else noise.sum_kl
-            accountant.add(pair, [Part(noise)], divergence, g, y, rows)
+            accountant.add(pair, [PartNoise(noise)], divergence, g, y, rows)
             divergences.append(divergence)
             assert accountant.largest == max(divergences)
         divergences.append(accountant.end_epoch(0.0)["sum_kl"])
@@ -267,7 +267,7 @@ def test_a_defense_goes_on_as_if_it_had_not_been_interrupted(at):
 
 
 def test_after_more_epochs_than_can_be_accounted_there_is_no_bound(monkeypatch):
-    monkeypatch.setattr(full_accountant, "LARGEST", 2 * WIDTH)
+    monkeypatch.setattr(full_accountant, "LARGEST_COVARIANCE", 2 * WIDTH)
     defense, logs, _, _ = trained(3, kept=0.0)
     assert [bool(found) for found in logs] == [True, True, False]
     assert defense.bound() == 1.0

@@ -16,7 +16,7 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import MarvellFull, VerticalStrategy
 from flower_vfl.strategies.gradients.marvell.full import draw_noise, estimate, optimal_noise
-from flower_vfl.strategies.gradients.marvell.mixture_noise import ROWS, WIDEST, ResidualMixture
+from flower_vfl.strategies.gradients.marvell.mixture_noise import MOST_MIXED_ROWS, WIDEST_MIXTURE, ResidualMixture
 from flower_vfl.strategies.gradients.noise import Noise
 from flower_vfl.testing.subject import same, strategy
 from flower_vfl.training.factories import schedule_of
@@ -105,8 +105,10 @@ def test_mixtures_of_two_epochs_correlate_as_the_mixed_deviations_do_direction_b
     mixture.add(correlations * one + (1.0 - correlations**2).sqrt() * other, labels, np.arange(count))
     second = mixed(mixture, many)
     found = (first * second).mean(dim=0)
-    # The sample correlations of ROWS mixed rows differ this much from those of the law.
-    assert (found - correlations).abs().max() < stats.norm.isf(ALARM / 6) * math.sqrt(1.0 / ROWS + 2.0 / len(many))
+    # The sample correlations of MOST_MIXED_ROWS rows differ this much from those of the law.
+    assert (found - correlations).abs().max() < stats.norm.isf(ALARM / 6) * math.sqrt(
+        1.0 / MOST_MIXED_ROWS + 2.0 / len(many)
+    )
 
 
 def test_no_two_rows_get_the_same_mixture():
@@ -115,14 +117,14 @@ def test_no_two_rows_get_the_same_mixture():
 
 
 def test_the_number_of_kept_rows_is_bounded_and_later_rows_are_not_mixed():
-    rows = 2 * ROWS + 10
+    rows = 2 * MOST_MIXED_ROWS + 10
     labels = alternating(rows)
     mixture = mixture_of(normals(rows, 2), labels)
     before = mixture.state()
     late = np.arange(rows - 8, rows)
     mixture.add(1e6 * torch.ones(8, 2), labels[-8:], late)
     after = mixture.state()
-    assert [tuple(d.shape) for d in after["deviations"]] == [(ROWS, 2)] * 2
+    assert [tuple(d.shape) for d in after["deviations"]] == [(MOST_MIXED_ROWS, 2)] * 2
     assert same(after["deviations"], before["deviations"])
 
 
@@ -139,10 +141,10 @@ def test_it_goes_on_from_its_state():
 def test_placeholders_of_rows_without_a_batch_are_as_large_as_deviations_of_the_others(scale):
     labels, places = alternating(200), np.arange(200)
     first = normals(200, 5) * torch.where(labels == 1, scale, 1.0).double()[:, None]
-    mixture = ResidualMixture.begin((ROWS, ROWS), first, labels, generator(7))
+    mixture = ResidualMixture.begin((MOST_MIXED_ROWS, MOST_MIXED_ROWS), first, labels, generator(7))
     for label, size in ((0, 1.0), (1, scale)):
         rows = mixture.state()["deviations"][label]
-        assert rows.shape == (ROWS, 5)
+        assert rows.shape == (MOST_MIXED_ROWS, 5)
         # Mean squares of n normal numbers have the relative standard deviation sqrt(2 / n), here of both sides.
         spread = math.sqrt(2.0 / rows.numel() + 2.0 / 500)
         assert abs(float(rows.double().square().mean()) / size**2 - 1.0) < stats.norm.isf(ALARM / 4) * spread
@@ -312,9 +314,9 @@ def test_a_batch_of_one_class_gets_mixtures_too(monkeypatch):
 def test_other_values_of_imitate_wide_gradients_and_missing_rows_are_refused():
     with pytest.raises(ConfigError, match="imitate must be true or false, given 1"):
         MarvellFull(strategy(), imitate=1)
-    wide = MarvellFull(strategy({"a": WIDEST + 1}), s=4.0, imitate=True)
-    with pytest.raises(ConfigError, match=f"up to {WIDEST} numbers"):
-        wide.protect(normals(64, WIDEST + 1), (torch.arange(64) % 5 == 0).long())
+    wide = MarvellFull(strategy({"a": WIDEST_MIXTURE + 1}), s=4.0, imitate=True)
+    with pytest.raises(ConfigError, match=f"up to {WIDEST_MIXTURE} numbers"):
+        wide.protect(normals(64, WIDEST_MIXTURE + 1), (torch.arange(64) % 5 == 0).long())
     lost = MarvellFull(strategy({"a": 4}), s=4.0, imitate=True)
     lost.base.begin_batch(None)
     with pytest.raises(ConfigError, match="call `begin_batch` before `protect`"):
