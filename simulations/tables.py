@@ -126,7 +126,7 @@ def print_results(summaries: Sequence[Mapping[str, Any]]) -> None:
     for summary in summaries:
         worth = worth_in(summary)
         if worth is not None:
-            line = f"Was it worth it? {worth.measure}. {worth.sentence}"
+            line = f"Was it worth it? {worth.measure}. {worth.sentence} {worth.advice}".rstrip()
             Console().print(line, highlight=False, markup=False)
         words = alone_better(summary)
         if words:

@@ -10,6 +10,11 @@ from flower_vfl.reports.words import METRICS, number
 WORTH, JOINED = "worth", "all"
 """Key of a result, and name of the columns of all parties there."""
 
+_ADVICE = (
+    "What may help: flower-vfl tune FILE searches for settings; flower-vfl data show FILE shows how columns are read, "
+    "and whole numbers that name something, such as a shop, are better read as categories."
+)
+
 
 class WorthRow(NamedTuple):
     """One line of the comparison: the columns' party, and the utility of each model on them, the largest first."""
@@ -49,6 +54,11 @@ class Worth(NamedTuple):
     sentence: str
     worse: bool
 
+    @property
+    def advice(self) -> str:
+        """What may help where it is worse; empty where it is not."""
+        return _ADVICE if self.worse else ""
+
 
 def worth_in(result: Mapping[str, Any]) -> Worth | None:
     """Return the comparison that a result holds; None where it holds none."""
@@ -62,8 +72,8 @@ def worth_in(result: Mapping[str, Any]) -> Worth | None:
     rows = tuple(WorthRow(columns, models) for columns, models in values.items())
     measure = METRICS.get(str(found.get("measure")), "test")
     margin = float(found.get("margin") or 0.0)
-    sentence = _sentence(rows, float(together), margin, int(found.get("test_rows") or 0))
     worse = float(together) < _best_alone(rows).best - margin
+    sentence = _sentence(rows, float(together), margin, int(found.get("test_rows") or 0))
     return Worth(measure, float(together), rows, tuple(next(iter(values.values()))), sentence, worse)
 
 

@@ -78,6 +78,7 @@ def test_the_sentence_says_which_is_better_and_what_test_rows_can_tell(together,
     if found is not None:
         assert words in found.sentence
         assert found.worse is (together == 0.55)
+        assert ("flower-vfl tune FILE" in found.advice) is found.worse
         near = worth_in({"worth": worth_of(build_config({}), table, result(found.rows[1].best + 0.01))})
         assert "which 300 test rows cannot distinguish from the best party alone" in near.sentence
         assert not near.worse
