@@ -121,7 +121,7 @@ KEYS: Mapping[str, str] = {
     "leakage[].chance": "What guessing reaches in this metric.",
     "leakage[].perfect_protection": "What a perfect defense would leave to this attack.",
     "leakage[].measures.*": "Further metrics of an attack on the trained model, each with its own numbers.",
-    "leakage[].reader": "Kind of the informed reader: linear, quadratic, trees, network, energy or values.",
+    "leakage[].reader": "Kind of the informed reader, see decision 24: linear, trees, network, context or another.",
     "leakage[].span": "What it reads at once: a `batch`, an `epoch` or all `epochs`.",
     "leakage[].positive_class": "The class that the attack detects.",
     "leakage[].candidates[].*": "The informed readers that were tried on validation rows, best first.",

@@ -20,19 +20,20 @@ from torch import Tensor
 
 from flower_vfl.attacks.joint import JointView
 from flower_vfl.attacks.joint.regression import evidence
-from flower_vfl.attacks.longitudinal.base import centred_in_batch_units
+from flower_vfl.attacks.longitudinal.base import centred_in_batch_units, centred_signs
 from flower_vfl.attacks.longitudinal.direction import score as direction_score
 from flower_vfl.attacks.rows import as_rows
 from flower_vfl.auditing.batched_scoring import MOST_PENDING_BYTES, STEPS_AT_ONCE
 from flower_vfl.auditing.collected import Collected
 from flower_vfl.auditing.columns import joint_view, read_with_columns
+from flower_vfl.auditing.context import in_context
 from flower_vfl.auditing.entries import AUDIT
 from flower_vfl.auditing.epsilon import Evidence
 from flower_vfl.auditing.features import GradientFeatures, with_embeddings
 from flower_vfl.auditing.halves import Split
 from flower_vfl.auditing.members import ALONE, Members
 from flower_vfl.auditing.panel import Membership, RowPanel
-from flower_vfl.auditing.readers import DISCRIMINANTS, LARGEST_FIT, LEARNERS, WITHIN_BATCH, Fit
+from flower_vfl.auditing.readers import DISCRIMINANTS, IN_CONTEXT, LARGEST_FIT, LEARNERS, OF_SIGNS, WITHIN_BATCH, Fit
 from flower_vfl.auditing.recorder import Recorder
 from flower_vfl.auditing.selection import (
     SPAN_BATCH,
@@ -208,13 +209,14 @@ class InformedAudit:
         found, places = panel.places(rows)
         if found.size:
             x, at = centred_in_batch_units(g), torch.from_numpy(found)
-            panel.add(places, x.index_select(0, at), z.index_select(0, at))
+            signs = centred_signs(g).index_select(0, at)
+            panel.add(places, x.index_select(0, at), signs, z.index_select(0, at))
         first = self._schedule.steps_of(epoch)[0]
         if (step - first) % self._stride(epoch, g.shape[1], z.shape[1]) == 0:
             self._current.add(step, rows, self._features.of(g), z)
 
     def _make_panel(self, width: int, z_width: int) -> RowPanel:
-        count = informed_rows(self._most_rows // 4, 3 * width + z_width)
+        count = informed_rows(self._most_rows // 4, 4 * width + z_width)
         membership = Membership(self._split, self._labels, self._classes, count)
         self._panel = RowPanel(membership, width, z_width, self._members)
         return self._panel
@@ -356,6 +358,7 @@ class InformedAudit:
         gradients, z = self._features.views(self._kept.columns), self._members.views(self._kept.embeddings)
         alone = self._read(sample, gradients, SPAN_EPOCH, whole, sure=SURE)
         alone += self._read(sample, gradients, SPAN_BATCH, WITHIN_BATCH)
+        alone += self._read_context(sample)
         both = [(name, with_embeddings(x, own)) for (name, x), (_, own) in zip(gradients, z, strict=True)]
         joint = self._read(sample, both, SPAN_EPOCH, whole, sure=SURE)
         baselines = {SPAN_EPOCH: self._read(sample, z, SPAN_EPOCH, whole)}
@@ -371,6 +374,15 @@ class InformedAudit:
         ]
         self._current, self._kept, self._panel = Collected(), Collected(), None
 
+    def _read_context(self, sample: Sample) -> list[FittedReader]:
+        """Return readers of a sample's gradients beside others, see `in_context`."""
+        width = sample.x.shape[1] - self._features.more
+        return [
+            candidate
+            for name, part in self._members.views(self._kept.columns[:, :width])
+            for candidate in self._read(sample, [(name, in_context(part, self._kept.batches))], SPAN_EPOCH, IN_CONTEXT)
+        ]
+
     def _read_panel(self, fits: Mapping[str, Fit]) -> tuple[list[FittedReader], list[FittedReader], list[FittedReader]]:
         """Return readers of the panel's gradients, of these with embeddings, of embeddings; keep them as evidence."""
         panel = self._panel_sample()
@@ -378,9 +390,12 @@ class InformedAudit:
             return [], [], []
         rows, gradients, z = panel
         alone = self._read(rows, gradients, SPAN_EPOCHS, fits, sure=SURE)
-        both = [(name, torch.cat([x, own], dim=1)) for (name, x), (_, own) in zip(gradients, z, strict=True)]
-        joint, baselines = self._read(rows, both, SPAN_EPOCHS, fits, sure=SURE), self._read(rows, z, SPAN_EPOCHS, fits)
+        joint = self._read(rows, _side_by_side(gradients, z), SPAN_EPOCHS, fits, sure=SURE)
+        baselines = self._read(rows, z, SPAN_EPOCHS, fits)
         at = self._panel.arrived
+        signs = self._members.views(self._panel.mean_sign[at])
+        alone += self._read(rows, signs, SPAN_EPOCHS, OF_SIGNS)
+        joint += self._read(rows, _side_by_side(signs, z), SPAN_EPOCHS, OF_SIGNS)
         columns = [evidence(mean) for _, mean in self._members.views(self._panel.mean[at])]
         self._evidence = Evidence(
             self._party, self._panel.rows[at.numpy()], torch.cat(columns, dim=1).numpy(), [*alone, *joint], baselines
@@ -448,3 +463,8 @@ class InformedAudit:
             self._make_panel(*widths).restore(state["panel"])
         else:
             self._panel = None
+
+
+def _side_by_side(gradients: Views, z: Views) -> Views:
+    """Return the columns of gradients and the embeddings of each view, side by side."""
+    return [(name, torch.cat([x, own], dim=1)) for (name, x), (_, own) in zip(gradients, z, strict=True)]

@@ -72,9 +72,10 @@ class Membership:
 
 
 class RowPanel:
-    """Running sums of some rows' gradients and of their lengths, with first and last gradients and last embeddings.
+    """Running sums of some rows' gradients, their signs and lengths, with first and last gradients and last embeddings.
 
-    The mean gradient does not show the lengths where the directions differ from epoch to epoch.
+    The mean gradient does not show the lengths where the directions differ from epoch to epoch. It does not converge
+    under noise with heavy tails, such as Cauchy's; the mean sign does.
 
     Parameters
     ----------
@@ -100,22 +101,23 @@ class RowPanel:
         self._followed[self.rows] = True
         self.random = membership.drawn(self.rows)
         self.times = torch.zeros(len(self.rows), dtype=torch.int64)
-        self.sums, self.first, self.last = (torch.zeros(len(self.rows), width) for _ in range(3))
+        self.sums, self.signs, self.first, self.last = (torch.zeros(len(self.rows), width) for _ in range(4))
         self.logs, self.squares = (torch.zeros(len(self.rows), 1 + len(members.names)) for _ in range(2))
         self.embeddings = torch.zeros(len(self.rows), z_width)
-        self._pending: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._pending: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
     def places(self, rows: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the positions in a batch of rows of the panel, and the positions of these rows in the panel."""
         found = np.flatnonzero(self._followed[rows])
         return found, self.rows.searchsorted(rows[found])
 
-    def add(self, places: NDArray[np.int64], x: Tensor, z: Tensor) -> None:
-        """Add gradients (m, D) in units of their batches and embeddings (m, E) of the panel's rows at these positions.
+    def add(self, places: NDArray[np.int64], x: Tensor, signs: Tensor, z: Tensor) -> None:
+        """Add gradients (m, D) in units of their batches, their signs (m, D), and embeddings (m, E) of these rows.
 
-        They take effect at the next `settle`, at the end of the epoch at the latest.
+        ``places`` (m,) are the rows' positions in the panel. All takes effect at the next `settle`, at the end of the
+        epoch at the latest.
         """
-        self._pending.append((torch.from_numpy(places), x, z))
+        self._pending.append((torch.from_numpy(places), x, signs, z))
         if len(self._pending) >= _TOGETHER:
             self.settle()
 
@@ -123,7 +125,7 @@ class RowPanel:
         """Add up the pending batches at once; they have no row in common."""
         if not self._pending:
             return
-        at, x, z = (torch.cat(pieces) for pieces in zip(*self._pending, strict=True))
+        at, x, signs, z = (torch.cat(pieces) for pieces in zip(*self._pending, strict=True))
         self._pending = []
         times = self.times[at]
         new = times == 0
@@ -132,6 +134,7 @@ class RowPanel:
         self.logs.index_add_(0, at, lengths.clamp(min=SHORTEST).log())
         self.squares.index_add_(0, at, lengths.square())
         self.sums.index_add_(0, at, x)
+        self.signs.index_add_(0, at, signs)
         self.last.index_copy_(0, at, x)
         self.embeddings.index_copy_(0, at, z)
         self.times[at] = times + 1
@@ -147,6 +150,11 @@ class RowPanel:
         return self.sums / self.times.clamp(min=1)[:, None]
 
     @property
+    def mean_sign(self) -> Tensor:
+        """The mean of the signs of each row's gradients, less those of its batches, (n, D)."""
+        return self.signs / self.times.clamp(min=1)[:, None]
+
+    @property
     def lengths(self) -> Tensor:
         """The mean logarithm of each row's lengths, and the logarithm of their root mean square, by view, (n, V, 2)."""
         times = self.times.clamp(min=1)[:, None]
@@ -155,7 +163,7 @@ class RowPanel:
     def state(self) -> dict[str, Tensor]:
         """Return the state that a resumed run needs; the rows derive from the secret."""
         self.settle()
-        names = ("times", "sums", "first", "last", "logs", "squares", "embeddings")
+        names = ("times", "sums", "signs", "first", "last", "logs", "squares", "embeddings")
         return {name: getattr(self, name) for name in names}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:

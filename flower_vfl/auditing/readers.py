@@ -192,6 +192,32 @@ def repeated_values(x: FeatureRows, y: NDArray[np.integer], classes: int) -> Rea
     return read
 
 
+def bounded_discriminant(x: FeatureRows, y: NDArray[np.integer], classes: int) -> Reader:
+    r"""Fit a linear discriminant to two bounded functions of each column, which noise with heavy tails cannot spoil.
+
+    .. math:: u \mapsto \frac{u}{1 + u^2}, \qquad u \mapsto \min(|u|, 1)
+
+    with u the distance from the column's median in units of the median distance. The first is the score function of
+    Cauchy's distribution. The second differs between distributions of equal mean and variance with other tails. Of more
+    than `WIDEST_READER` such columns those are read whose means differ most, see `screened`.
+    """
+    middle = np.median(x, axis=0)
+    unit = np.median(np.abs(x - middle), axis=0)
+    unit = np.where(unit > 0, unit, _scale(x))
+
+    def bounded(rows: FeatureRows) -> FeatureRows:
+        u = (rows - middle) / unit
+        return np.concatenate([u / (1 + np.square(u)), np.minimum(np.abs(u), 1)], axis=1)
+
+    seen = bounded(x)
+    kept = slice(None) if seen.shape[1] <= WIDEST_READER else screened(seen, y, classes, WIDEST_READER)
+    seen = seen[:, kept]
+    means = np.stack([seen[y == c].mean(axis=0) for c in range(classes)])
+    _, root, _ = _gaussian(seen - means[y])
+    offset = np.log(_shares(y, classes)) - 0.5 * np.square(means @ root).sum(axis=1)
+    return lambda rows: bounded(rows)[:, kept] @ (root @ root.T @ means.T) + offset
+
+
 def boosted_trees(x: FeatureRows, y: NDArray[np.integer], classes: int, *, most: int = LARGEST_FIT) -> Reader:
     """Fit gradient-boosted trees of scikit-learn to at most ``most`` rows, with early stopping by a held-out part.
 
@@ -277,7 +303,11 @@ def _standardised(x: FeatureRows, mean: NDArray[np.floating], scale: NDArray[np.
     return np.asarray(np.clip((x - mean) / scale, -FARTHEST, FARTHEST))
 
 
-DISCRIMINANTS: Mapping[str, Fit] = {"linear": linear_discriminant, "quadratic": quadratic_discriminant}
+DISCRIMINANTS: Mapping[str, Fit] = {
+    "linear": linear_discriminant,
+    "quadratic": quadratic_discriminant,
+    "bounded": bounded_discriminant,
+}
 """Readers in closed form, by their name in results."""
 
 WITHIN_BATCH: Mapping[str, Fit] = {
@@ -287,6 +317,12 @@ WITHIN_BATCH: Mapping[str, Fit] = {
     "values": repeated_values,
 }
 """Readers in closed form that are fitted to each batch afresh."""
+
+IN_CONTEXT: Mapping[str, Fit] = {"context": linear_discriminant}
+"""The reader of gradients beside others, see `flower_vfl.auditing.context`."""
+
+OF_SIGNS: Mapping[str, Fit] = {"signs": linear_discriminant}
+"""The reader of the mean signs of a row's gradients over all epochs."""
 
 LEARNERS: Mapping[str, Callable[..., Reader]] = {"trees": boosted_trees, "network": network}
 """Readers that take seconds to fit."""

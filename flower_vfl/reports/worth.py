@@ -56,7 +56,7 @@ class Worth(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """What may help where it is worse; empty where it is not."""
+        """Advice where it is worse; empty where it is not."""
         return _ADVICE if self.worse else ""
 
 

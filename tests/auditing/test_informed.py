@@ -69,6 +69,25 @@ def opposite(step, rows):
     return np.zeros_like(g), g
 
 
+def heavy(step, rows):
+    """Return noise of Cauchy's distribution, around an eighth of its scale for positives."""
+    draws = np.random.default_rng([step, 5])
+    return Z[rows], (draws.standard_cauchy((len(rows), WIDTH)) + Y[rows][:, None] / 8).astype(np.float32)
+
+
+def shared(step, rows):
+    """Return a shift of positives under noise that is 100 times as long, and the same in four rows of the batch."""
+    parts = -(-len(rows) // 4)
+    g = 100 * np.tile(noise(step, rows[:parts], width=32), (4, 1))[: len(rows)]
+    return np.zeros_like(g), g + noise(step, rows, width=32, salt=1) + 2 * Y[rows][:, None].astype(np.float32)
+
+
+def reseeded(step, rows):
+    """Return a shift of positives under noise that is 100 times as long, and the same in each step."""
+    g = 100 * np.random.default_rng(5).normal(size=(256, 32))[: len(rows)].astype(np.float32)
+    return np.zeros_like(g), g + noise(step, rows, width=32, salt=1) + Y[rows][:, None].astype(np.float32)
+
+
 def masked(step, rows):
     """Return gradients whose sign reveals the label only together with the embedding."""
     g = noise(step, rows)
@@ -85,7 +104,10 @@ def slow(step, rows):
 
 @pytest.mark.parametrize(
     ("send", "least"),
-    [(turned, 0.9), (paired, 0.98), (sparse, 0.95), (rounded, 0.97), (tied, 0.85), (opposite, 0.95)],
+    [
+        *[(turned, 0.9), (paired, 0.98), (sparse, 0.95), (rounded, 0.97), (tied, 0.85), (opposite, 0.95)],
+        *[(shared, 0.95), (reseeded, 0.95)],
+    ],
     ids=[
         "a direction a batch",
         "a product of two",
@@ -93,6 +115,8 @@ def slow(step, rows):
         "a grid",
         "pairs a batch",
         "opposite rows",
+        "noise of four rows",
+        "noise of all steps",
     ],
 )
 def test_a_defense_that_no_named_attack_breaks_is_caught(send, least):
@@ -114,7 +138,8 @@ def test_where_a_discriminant_separates_the_classes_no_tree_and_no_network_is_fi
     def parted(step, rows):
         return Z[rows], noise(step, rows) + 8 * Y[rows][:, None].astype(np.float32)
 
-    for send, readers in ((shifted, {"linear", "quadratic", "trees", "network"}), (parted, {"linear", "quadratic"})):
+    closed = {"linear", "quadratic", "bounded", "context"}
+    for send, readers in ((shifted, closed | {"trees", "network"}), (parted, closed)):
         alone, _ = entries_of(Y, send)
         assert {one["reader"] for one in alone["candidates"] if one["span"] == "epoch"} == readers
 
@@ -159,6 +184,14 @@ def test_noise_that_is_drawn_anew_is_averaged_over_epochs():
     alone, _ = entries_of(Y, slow, epochs=16)
     assert alone["span"] == "epochs"
     assert alone["mean"] > norm.cdf(0.3 * np.sqrt(16) / np.sqrt(2)) - 0.06
+
+
+@pytest.mark.slow
+def test_noise_without_a_mean_is_averaged_over_epochs():
+    """The sign of a coordinate has the mean shift 2 / pi / 8 and variance 1; WIDTH coordinates, 16 epochs."""
+    alone, _ = entries_of(Y, heavy, epochs=16)
+    shift = 2 / np.pi * np.arctan(1 / 8)
+    assert alone["mean"] > norm.cdf(shift * np.sqrt(16 * WIDTH) / np.sqrt(2)) - 0.04
 
 
 @pytest.mark.slow

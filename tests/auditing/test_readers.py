@@ -4,7 +4,7 @@ import weakref
 
 import numpy as np
 import pytest
-from scipy.stats import norm
+from scipy.stats import cauchy, laplace, norm
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import PolynomialFeatures, StandardScaler
@@ -15,6 +15,7 @@ from flower_vfl.auditing.readers import (
     SCREENED_OF_TWO,
     WIDEST_READER,
     boosted_trees,
+    bounded_discriminant,
     energy_discriminant,
     linear_discriminant,
     network,
@@ -55,6 +56,36 @@ def test_noise_that_one_class_has_more_of_is_read_where_means_are_equal(fit):
     more_x, more_y = gaussians(20_000, shift=0.0, spread=1.5, seed=1)
     best = roc_auc_score(more_y, np.square(more_x).sum(axis=1))  # the likelihood ratio is monotone in the length
     assert held_out_auc(fit, x, y, more_x, more_y) > best - 0.05
+
+
+@pytest.mark.parametrize("width", [16, WIDEST_READER])
+def test_a_shift_under_noise_with_heavy_tails_is_read_nearly_as_well_as_by_the_likelihood_ratio(width):
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 24_000)
+    shift = 2 / np.sqrt(width)
+    x = (rng.standard_cauchy((len(y), width)) + shift * y[:, None]).astype(np.float32)
+    known, more = slice(12_000), slice(12_000, None)
+    best = roc_auc_score(y[more], cauchy.logpdf(x[more], shift).sum(axis=1) - cauchy.logpdf(x[more]).sum(axis=1))
+    assert held_out_auc(bounded_discriminant, x[known], y[known], x[more], y[more]) > best - 0.04
+    assert held_out_auc(linear_discriminant, x[known], y[known], x[more], y[more]) < best - 0.2
+
+
+def test_tails_of_one_class_are_read_where_means_and_variances_are_equal():
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 12_000)
+    x = np.where(y[:, None], rng.laplace(scale=np.sqrt(0.5), size=(len(y), 64)), rng.normal(size=(len(y), 64)))
+    x *= np.logspace(0, 2, 64)  # lengths and shares of entries are those of a few columns
+    known, more = slice(6000), slice(6000, None)
+    auc = held_out_auc(bounded_discriminant, x[known], y[known], x[more], y[more])
+    u = x[more] / np.logspace(0, 2, 64)
+    ratio = laplace.logpdf(u, scale=np.sqrt(0.5)).sum(axis=1) - norm.logpdf(u).sum(axis=1)
+    assert auc > roc_auc_score(y[more], ratio) - 0.05
+
+
+def test_bounded_columns_without_a_median_distance_or_without_any_are_finite():
+    x, y = gaussians(400)
+    x[:300, 1], x[:, 2] = 0.0, 3.0
+    assert np.isfinite(bounded_discriminant(x, y, 2)(x)).all()
 
 
 def test_products_are_those_of_scikit_learn_weighed_one_by_one():

@@ -95,6 +95,21 @@ def centred_in_batch_units(g: Tensor) -> Tensor:
     return in_batch_units(rows - rows.mean(dim=0)) if len(rows) else in_batch_units(rows)
 
 
+def centred_signs(g: Tensor) -> Tensor:
+    r"""Return the signs of gradients less their mean in the batch, (B, D) of float32.
+
+    Their mean over epochs converges under noise of any tails, and no row of a batch sets the scale of the others.
+
+    Examples
+    --------
+    >>> centred_signs(torch.tensor([[9e9, 1.0], [-5.0, 1.0]]))
+    tensor([[ 1.,  0.],
+            [-1.,  0.]])
+    """
+    signs = as_rows(g).sign().float()
+    return signs - signs.mean(dim=0) if len(signs) else signs
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Memory:
     """The row memory of one layer at the end of an epoch.

@@ -1,0 +1,52 @@
+"""Gradients beside others of their sample, against loops over rows and batches."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics.pairwise import cosine_similarity
+
+from flower_vfl.auditing.context import NEAREST, in_context
+from flower_vfl.auditing.readers import WIDEST_READER
+
+
+def sample(sizes, width, *, seed=0):
+    batches = np.repeat(10 + np.arange(len(sizes)), sizes)
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=(len(batches), width)).astype(np.float32)), batches
+
+
+def slow(x, batches):
+    """Return the columns row by row, for rows that are read in all their numbers."""
+    found = []
+    for batch in np.unique(batches):
+        own = x[batches == batch]
+        others = [x[batches == other] for other in np.unique(batches) if other != batch]
+        cosines = cosine_similarity(own)
+        np.fill_diagonal(cosines, -2)
+        for place, row in enumerate(own):
+            nearest = np.argsort(-cosines[place])[:NEAREST]
+            there = [rows[place] for rows in others if place < len(rows)]
+            mean = np.mean(there, axis=0) if there else np.zeros_like(row)
+            around = [own[place - 1], own[(place + 1) % len(own)]]
+            found.append(np.concatenate([row, *(row - own[near] for near in nearest), row - mean, *around]))
+    return np.stack(found)
+
+
+def test_the_columns_are_those_of_a_loop():
+    x, batches = sample([9, 9, 6], 5)
+    np.testing.assert_allclose(in_context(x, batches).numpy(), slow(x.numpy(), batches), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [WIDEST_READER // 7 + 1, 3000])
+def test_wide_gradients_are_compared_whole_and_read_in_part(width):
+    x, batches = sample([8, 8], width)
+    found, whole = in_context(x, batches).numpy(), slow(x.numpy(), batches)
+    step = next(step for step in range(2, width) if x[:, ::step].shape[1] * 7 <= WIDEST_READER)
+    kept = [place for place in range(whole.shape[1]) if place % width % step == 0]
+    np.testing.assert_allclose(found, whole[:, kept], rtol=0, atol=1e-6)
+
+
+def test_batches_of_few_rows_have_columns_too():
+    x, batches = sample([1, 2, 3], 4)
+    assert in_context(x, batches).shape == (6, 28)
+    assert torch.isfinite(in_context(x, batches)).all()
+    assert len(in_context(x[:0], batches[:0])) == 0
