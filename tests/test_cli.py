@@ -18,7 +18,7 @@ from rich.console import Console
 
 from flower_vfl.attacks import ATTACKS
 from flower_vfl.cli import app, main
-from flower_vfl.config import leaf_paths, load_config, preset_names, sweep_names
+from flower_vfl.config import leaf_paths, load_config, preset_names, sweep_names, to_toml
 from flower_vfl.data.sources.catalog import RECIPES
 from flower_vfl.simulations import running, tables
 from flower_vfl.simulations.sweep import sweeping
@@ -270,6 +270,29 @@ def test_a_folder_in_use_is_not_overwritten(preset, tmp_path):
     assert done.returncode == 2
     assert "not empty" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    done = flower_vfl("run", preset, "--out", tmp_path / "mine")
+    assert done.stderr.splitlines() == [f"flower-vfl: {tmp_path / 'mine'} is a file; name a folder with --out"]
+
+
+def test_of_a_killed_run_every_command_says_how_it_goes_on(preset, tmp_path):
+    out = tmp_path / "killed run"
+    out.mkdir()
+    (out / "config.toml").write_text(to_toml(load_config(str(preset))))
+    again = flower_vfl("run", preset, "--out", out)
+    assert again.returncode == 2
+    assert "holds a run that has not ended: go on with it by --resume, or name another folder" in again.stderr
+    command = shlex.join(["flower-vfl", "run", str(out / "config.toml"), "--out", str(out), "--resume"])
+    for words in (["report", out], ["predict", out, "--out", tmp_path / "scores.csv"]):
+        done = flower_vfl(*words)
+        assert done.returncode == 2
+        assert f"if it was interrupted, go on with it: {command}" in done.stderr
+    assert "Errno" not in done.stderr
+
+
+def test_a_folder_without_a_run_has_no_report(tmp_path):
+    done = flower_vfl("report", tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"flower-vfl: {tmp_path} is no run: there is no config.toml in it")
 
 
 def test_a_port_in_use_is_bad_input_that_names_the_setting(preset, tmp_path):
