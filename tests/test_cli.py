@@ -469,7 +469,7 @@ def test_formulas_of_a_method_are_shown_without_the_markup_of_docstrings():
 
 def test_a_key_of_the_configuration_is_explained_and_a_section_listed():
     shown = " ".join(flower_vfl("config", "training.patience").stdout.split())
-    for words in ('Type whole number or "auto"', 'Default "auto"', "Allowed above -1", "Stop after so many epochs"):
+    for words in ('Type whole number or "auto"', 'Default "auto"', "Allowed at least 0", "Stop after so many epochs"):
         assert words in shown
     assert flower_vfl("config", "training-patience").stdout == flower_vfl("config", "training.patience").stdout
     section = flower_vfl("config", "checkpoint").stdout.splitlines()
@@ -491,6 +491,11 @@ def test_lists_fit_a_terminal_and_their_names_are_whole():
     out = io.StringIO()
     rows = [("a_name_of_some_length", "yes", "word " * 30), ("short", "no", "[few] words")]
     print_names("Title", rows, Console(file=out, force_terminal=True, color_system=None, width=80))
+def test_the_sentence_of_a_preset_ends_before_a_command():
+    assert "for the preset dbpedia\n" in flower_vfl("presets").stdout
+    assert "csv.gz" not in flower_vfl("presets").stdout
+
+
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[1].startswith("a_name_of_some_length  yes  word word")

@@ -207,7 +207,7 @@ def score(
     check_data(card, dataset)
     rows = rows_of(dataset) if request.data is None else new_rows(request.data, dataset)
     if rows.left_out:
-        _log.warning("%d IDs get no score: not all files of the new data have them", rows.left_out)
+        _log.warning("IDs without a score, because not all files of the new data have them: %d", rows.left_out)
     chosen: NDArray[np.int64] | range = rows.chosen
     if request.ids is not None:
         chosen = rows.find(read_requested_ids(request.ids, id_column(dataset)))
