@@ -468,6 +468,7 @@ def test_formulas_of_a_method_are_shown_without_the_markup_of_docstrings():
 
 
 def test_a_key_of_the_configuration_is_explained_and_a_section_listed():
+    assert flower_vfl("methods", "marvel").stderr.rstrip().endswith("Or give module:Class of what is installed")
     shown = " ".join(flower_vfl("config", "training.patience").stdout.split())
     for words in ('Type whole number or "auto"', 'Default "auto"', "Allowed at least 0", "Stop after so many epochs"):
         assert words in shown
@@ -554,6 +555,27 @@ def test_a_partys_part_is_written_for_its_host(tmp_path):
 
 @pytest.mark.slow
 def test_a_users_own_files_are_prepared_and_run(tmp_path):
+def test_a_method_is_explained_by_its_module_and_class(install):
+    code = (
+        "from flower_vfl.attacks import NormAttack\nfrom flower_vfl.strategies import Iso\n"
+        "class Mine(NormAttack):\n    '[Mine] alone.'\n    name = 'mine'\n"
+        "class Noisy(Iso):\n    'Add [noise].'\n    name = 'noisy'\n"
+    )
+    install("own-methods", {"own_methods": code})
+    attack, defense = (flower_vfl("methods", f"own_methods:{name}").stdout for name in ("Mine", "Noisy"))
+    assert "own_methods:Mine: attack (in results mine)" in attack
+    assert "[Mine] alone." in attack
+    assert "own_methods:Noisy: defense (in results noisy)" in defense
+    assert "Parameters           t=1.0" in defense
+    for name, words in (
+        ("no_such:Attack", "No module named 'no_such'"),
+        ("os:system", "a subclass of flower_vfl.strategies.Defense is needed"),
+    ):
+        done = flower_vfl("methods", name)
+        assert done.returncode == 2
+        assert done.stderr.count(words) == 1
+
+
     import numpy as np
 
     rng = np.random.default_rng(0)
