@@ -189,7 +189,17 @@ def test_a_prediction_that_cannot_be_made_ends_with_2_one_message_and_no_file(
     ("arguments", "words"),
     [
         (["run", "censsus"], "did you mean 'census'? Or give a path ending in .toml or a folder of prepared data"),
-        (["run", "./nowhere"], "there is no ./nowhere; name a preset, a path ending in .toml"),
+        (
+            ["run", "nothere"],
+            "no preset 'nothere'; `flower-vfl presets` lists them; or give a path ending in .toml or a",
+        ),
+        (["sweep", "nothere"], "sweep 'nothere'; `flower-vfl presets` lists them; or give a path ending in .toml"),
+        (["sweep", "census"], "did you mean 'census-gradients-sweep'? Or give a path ending in .toml"),
+        (["sweep", "."], ". is a folder; name a preset of a sweep or a path ending in .toml"),
+        (
+            ["run", "./nowhere"],
+            "there is no ./nowhere; name a preset or a path ending in .toml or a folder of prepared data",
+        ),
         (["run", "."], "the folder . is no prepared data set; see `flower-vfl data prepare`"),
         (["run", "missing.toml"], "no configuration file"),
         (["run", "{preset}", "--set", "training.epochs=0"], "training.epochs"),
@@ -458,6 +468,7 @@ def test_methods_lists_a_line_each_and_explains_one():
     assert "Classes              two" in explained["marvell_full"]
     assert all("built-in" in text for text in explained.values())
     assert "did you mean 'marvell'" in flower_vfl("methods", "marvel").stderr
+    assert flower_vfl("methods", "marvel").stderr.rstrip().endswith("Or give module:Class of what is installed")
 
 
 def test_formulas_of_a_method_are_shown_without_the_markup_of_docstrings():
@@ -468,7 +479,6 @@ def test_formulas_of_a_method_are_shown_without_the_markup_of_docstrings():
 
 
 def test_a_key_of_the_configuration_is_explained_and_a_section_listed():
-    assert flower_vfl("methods", "marvel").stderr.rstrip().endswith("Or give module:Class of what is installed")
     shown = " ".join(flower_vfl("config", "training.patience").stdout.split())
     for words in ('Type whole number or "auto"', 'Default "auto"', "Allowed at least 0", "Stop after so many epochs"):
         assert words in shown
@@ -479,6 +489,11 @@ def test_a_key_of_the_configuration_is_explained_and_a_section_listed():
     refused = flower_vfl("config", "patience")
     words = "flower-vfl: there is no configuration key 'patience'; did you mean 'training.patience'?"
     assert (refused.returncode, refused.stderr.strip()) == (2, words)
+
+
+def test_the_sentence_of_a_preset_ends_before_a_command():
+    assert "for the preset dbpedia\n" in flower_vfl("presets").stdout
+    assert "csv.gz" not in flower_vfl("presets").stdout
 
 
 def test_a_preset_is_printed_as_a_file_that_can_be_run(tmp_path):
@@ -492,11 +507,6 @@ def test_lists_fit_a_terminal_and_their_names_are_whole():
     out = io.StringIO()
     rows = [("a_name_of_some_length", "yes", "word " * 30), ("short", "no", "[few] words")]
     print_names("Title", rows, Console(file=out, force_terminal=True, color_system=None, width=80))
-def test_the_sentence_of_a_preset_ends_before_a_command():
-    assert "for the preset dbpedia\n" in flower_vfl("presets").stdout
-    assert "csv.gz" not in flower_vfl("presets").stdout
-
-
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[1].startswith("a_name_of_some_length  yes  word word")
@@ -545,16 +555,6 @@ def test_methods_lists_those_of_other_packages_and_what_is_wrong_with_them(insta
     assert "mine: attack (my-attacks 1.0)" in capsys.readouterr().out
 
 
-def test_a_partys_part_is_written_for_its_host(tmp_path):
-    assert flower_vfl("data", "prepare", "breast-cancer", "--out", tmp_path / "whole").returncode == 0
-    done = flower_vfl("data", "part", tmp_path / "whole", "--party", "a", "--out", tmp_path / "part")
-    assert done.returncode == 0, done.stderr
-    assert "digest" in done.stdout
-    assert sorted(path.name for path in (tmp_path / "part").iterdir()) == ["a", "ids", "manifest.json"]
-
-
-@pytest.mark.slow
-def test_a_users_own_files_are_prepared_and_run(tmp_path):
 def test_a_method_is_explained_by_its_module_and_class(install):
     code = (
         "from flower_vfl.attacks import NormAttack\nfrom flower_vfl.strategies import Iso\n"
@@ -576,6 +576,16 @@ def test_a_method_is_explained_by_its_module_and_class(install):
         assert done.stderr.count(words) == 1
 
 
+def test_a_partys_part_is_written_for_its_host(tmp_path):
+    assert flower_vfl("data", "prepare", "breast-cancer", "--out", tmp_path / "whole").returncode == 0
+    done = flower_vfl("data", "part", tmp_path / "whole", "--party", "a", "--out", tmp_path / "part")
+    assert done.returncode == 0, done.stderr
+    assert "digest" in done.stdout
+    assert sorted(path.name for path in (tmp_path / "part").iterdir()) == ["a", "ids", "manifest.json"]
+
+
+@pytest.mark.slow
+def test_a_users_own_files_are_prepared_and_run(tmp_path):
     import numpy as np
 
     rng = np.random.default_rng(0)
