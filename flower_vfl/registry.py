@@ -98,6 +98,8 @@ def suggestion(name: str, choices: Iterable[str], *, other: str = "") -> str:
 def nearest(name: str, choices: Iterable[str]) -> list[str]:
     """Return up to three of `choices` that are similar to a name behind the last dot, else in their whole spelling.
 
+    Where none is similar, they are those that begin with the name, or with which the name begins.
+
     Examples
     --------
     >>> nearest("epoch", ["training.epochs", "training.order", "seed"]), nearest("logarithm", ["dcor", "log"])
@@ -112,7 +114,8 @@ def nearest(name: str, choices: Iterable[str]) -> list[str]:
     near = get_close_matches(name, found or known, n=_MOST_NEAR, cutoff=0.0 if found else 0.55)
     if near and SequenceMatcher(None, near[0], name).ratio() >= _SURE_RATIO:
         return near[:1]
-    return near or [choice for choice in known if name.startswith(choice)][:_MOST_NEAR]
+    begun = [choice for choice in known if name.startswith(choice) or (name and choice.startswith(name))]
+    return near or begun[:_MOST_NEAR]
 
 
 def named(names: Sequence[str]) -> str:
@@ -125,7 +128,7 @@ def named(names: Sequence[str]) -> str:
     """
     shown = names[:MOST_NAMES]
     others = len(names) - len(shown)
-    return ", ".join([*shown, *([f"{others} others"] if others else [])])
+    return ", ".join([*shown, *([f"{others} other{'s' * (others > 1)}"] if others else [])])
 
 
 def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:

@@ -61,16 +61,17 @@ def print_methods() -> None:
 
 
 def print_method(name: str) -> None:
-    """Print the description and the properties of an attack or a defense.
+    """Print the description and the properties of an attack or a defense, by its name or as `module:Class`.
 
     Raises
     ------
     ConfigError
-        When there is none of this name.
+        When there is none of this name, or the class cannot be loaded.
     """
     known = ATTACK_NAMES.known() | DEFENSE_NAMES.known()
-    if name not in known:
-        raise ConfigError(f"there is no attack or defense named {name!r}; {suggestion(name, known)}")
+    if ":" not in name and name not in known:
+        other = "module:Class of what is installed"
+        raise ConfigError(f"there is no attack or defense named {name!r}; {suggestion(name, known, other=other)}")
     from flower_vfl.simulations.methods import details
 
     kind, text, facts = details(name)

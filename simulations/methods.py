@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from flower_vfl.attacks import ATTACK_METHODS, AttackMethod, InferenceAttack, JointAttack, MemoryAttack
 from flower_vfl.attacks.base import KINDS
+from flower_vfl.errors import ConfigError
 from flower_vfl.registry import Listed, lookup
 from flower_vfl.strategies import DEFENSE_METHODS, Defense
 
@@ -65,7 +66,7 @@ def details(name: str) -> tuple[str, str, Mapping[str, str]]:
     Parameters
     ----------
     name : str
-        Name of a method of an installed package (`config.methods` checks the user's input).
+        Name of a method of an installed package (`config.methods` checks the user's input), or a `module:Class`.
 
     Returns
     -------
@@ -75,14 +76,29 @@ def details(name: str) -> tuple[str, str, Mapping[str, str]]:
     Raises
     ------
     ConfigError
-        When there is no such method.
+        When there is no such method, or its class cannot be loaded.
     """
+    if ":" in name:
+        return _details_of_class(name)
     attacks = {entry.name: entry for entry in ATTACK_METHODS.listed()}
     if name in attacks:
         attack = attacks[name]
         return f"attack ({attack.source})", _text(attack), facts_of_attack(attack.method) if attack.method else {}
     defense = lookup("defense", name, {entry.name: entry for entry in DEFENSE_METHODS.listed()})
     return f"defense ({defense.source})", _text(defense), facts_of_defense(defense.method) if defense.method else {}
+
+
+def _details_of_class(reference: str) -> tuple[str, str, Mapping[str, str]]:
+    try:
+        attack = ATTACK_METHODS.find(reference)
+    except ConfigError as no_attack:
+        try:
+            defense = DEFENSE_METHODS.find(reference)
+        except ConfigError as no_defense:
+            raise ConfigError("; ".join(dict.fromkeys((str(no_attack), str(no_defense))))) from None
+        listed = Listed(defense.name, reference, defense)
+        return f"defense (in results {defense.name})", _text(listed), facts_of_defense(defense)
+    return f"attack (in results {attack.name})", _text(Listed(attack.name, reference, attack)), facts_of_attack(attack)
 
 
 def _quoted(names: Iterable[str]) -> str:

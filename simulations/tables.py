@@ -160,11 +160,11 @@ def _positive_line(names: Sequence[str]) -> str:
 
 
 def _class_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each run of more than two classes: the class that is recognised least."""
+    """Return a line for each run on the class that is recognised least; of two classes, only if it never is."""
     from flower_vfl.reports.classes import classes_in
     from flower_vfl.reports.words import defenses
 
-    found = [(summary, classes) for summary in summaries if (classes := classes_in(summary)) and classes.total > 2]
+    found = [(summary, classes) for summary in summaries if (classes := classes_in(summary)) and classes.notable]
     return [
         f"{defenses(summary)}: {classes.line}" if len(summaries) > 1 else classes.line for summary, classes in found
     ]

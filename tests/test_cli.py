@@ -18,7 +18,7 @@ from rich.console import Console
 
 from flower_vfl.attacks import ATTACKS
 from flower_vfl.cli import app, main
-from flower_vfl.config import leaf_paths, load_config, preset_names, sweep_names
+from flower_vfl.config import leaf_paths, load_config, preset_names, sweep_names, to_toml
 from flower_vfl.data.sources.catalog import RECIPES
 from flower_vfl.simulations import running, tables
 from flower_vfl.simulations.sweep import sweeping
@@ -189,7 +189,17 @@ def test_a_prediction_that_cannot_be_made_ends_with_2_one_message_and_no_file(
     ("arguments", "words"),
     [
         (["run", "censsus"], "did you mean 'census'? Or give a path ending in .toml or a folder of prepared data"),
-        (["run", "./nowhere"], "there is no ./nowhere; name a preset, a path ending in .toml"),
+        (
+            ["run", "nothere"],
+            "no preset 'nothere'; `flower-vfl presets` lists them; or give a path ending in .toml or a",
+        ),
+        (["sweep", "nothere"], "sweep 'nothere'; `flower-vfl presets` lists them; or give a path ending in .toml"),
+        (["sweep", "census"], "did you mean 'census-gradients-sweep'? Or give a path ending in .toml"),
+        (["sweep", "."], ". is a folder; name a preset of a sweep or a path ending in .toml"),
+        (
+            ["run", "./nowhere"],
+            "there is no ./nowhere; name a preset or a path ending in .toml or a folder of prepared data",
+        ),
         (["run", "."], "the folder . is no prepared data set; see `flower-vfl data prepare`"),
         (["run", "missing.toml"], "no configuration file"),
         (["run", "{preset}", "--set", "training.epochs=0"], "training.epochs"),
@@ -270,6 +280,29 @@ def test_a_folder_in_use_is_not_overwritten(preset, tmp_path):
     assert done.returncode == 2
     assert "not empty" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    done = flower_vfl("run", preset, "--out", tmp_path / "mine")
+    assert done.stderr.splitlines() == [f"flower-vfl: {tmp_path / 'mine'} is a file; name a folder with --out"]
+
+
+def test_of_a_killed_run_every_command_says_how_it_goes_on(preset, tmp_path):
+    out = tmp_path / "killed run"
+    out.mkdir()
+    (out / "config.toml").write_text(to_toml(load_config(str(preset))))
+    again = flower_vfl("run", preset, "--out", out)
+    assert again.returncode == 2
+    assert "holds a run that has not ended: go on with it by --resume, or name another folder" in again.stderr
+    command = shlex.join(["flower-vfl", "run", str(out / "config.toml"), "--out", str(out), "--resume"])
+    for words in (["report", out], ["predict", out, "--out", tmp_path / "scores.csv"]):
+        done = flower_vfl(*words)
+        assert done.returncode == 2
+        assert f"if it was interrupted, go on with it: {command}" in done.stderr
+    assert "Errno" not in done.stderr
+
+
+def test_a_folder_without_a_run_has_no_report(tmp_path):
+    done = flower_vfl("report", tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"flower-vfl: {tmp_path} is no run: there is no config.toml in it")
 
 
 def test_a_port_in_use_is_bad_input_that_names_the_setting(preset, tmp_path):
@@ -435,6 +468,7 @@ def test_methods_lists_a_line_each_and_explains_one():
     assert "Classes              two" in explained["marvell_full"]
     assert all("built-in" in text for text in explained.values())
     assert "did you mean 'marvell'" in flower_vfl("methods", "marvel").stderr
+    assert flower_vfl("methods", "marvel").stderr.rstrip().endswith("Or give module:Class of what is installed")
 
 
 def test_formulas_of_a_method_are_shown_without_the_markup_of_docstrings():
@@ -446,7 +480,7 @@ def test_formulas_of_a_method_are_shown_without_the_markup_of_docstrings():
 
 def test_a_key_of_the_configuration_is_explained_and_a_section_listed():
     shown = " ".join(flower_vfl("config", "training.patience").stdout.split())
-    for words in ('Type whole number or "auto"', 'Default "auto"', "Allowed above -1", "Stop after so many epochs"):
+    for words in ('Type whole number or "auto"', 'Default "auto"', "Allowed at least 0", "Stop after so many epochs"):
         assert words in shown
     assert flower_vfl("config", "training-patience").stdout == flower_vfl("config", "training.patience").stdout
     section = flower_vfl("config", "checkpoint").stdout.splitlines()
@@ -455,6 +489,11 @@ def test_a_key_of_the_configuration_is_explained_and_a_section_listed():
     refused = flower_vfl("config", "patience")
     words = "flower-vfl: there is no configuration key 'patience'; did you mean 'training.patience'?"
     assert (refused.returncode, refused.stderr.strip()) == (2, words)
+
+
+def test_the_sentence_of_a_preset_ends_before_a_command():
+    assert "for the preset dbpedia\n" in flower_vfl("presets").stdout
+    assert "csv.gz" not in flower_vfl("presets").stdout
 
 
 def test_a_preset_is_printed_as_a_file_that_can_be_run(tmp_path):
@@ -514,6 +553,27 @@ def test_methods_lists_those_of_other_packages_and_what_is_wrong_with_them(insta
     with pytest.raises(SystemExit):
         main(["methods", "mine"])
     assert "mine: attack (my-attacks 1.0)" in capsys.readouterr().out
+
+
+def test_a_method_is_explained_by_its_module_and_class(install):
+    code = (
+        "from flower_vfl.attacks import NormAttack\nfrom flower_vfl.strategies import Iso\n"
+        "class Mine(NormAttack):\n    '[Mine] alone.'\n    name = 'mine'\n"
+        "class Noisy(Iso):\n    'Add [noise].'\n    name = 'noisy'\n"
+    )
+    install("own-methods", {"own_methods": code})
+    attack, defense = (flower_vfl("methods", f"own_methods:{name}").stdout for name in ("Mine", "Noisy"))
+    assert "own_methods:Mine: attack (in results mine)" in attack
+    assert "[Mine] alone." in attack
+    assert "own_methods:Noisy: defense (in results noisy)" in defense
+    assert "Parameters           t=1.0" in defense
+    for name, words in (
+        ("no_such:Attack", "No module named 'no_such'"),
+        ("os:system", "a subclass of flower_vfl.strategies.Defense is needed"),
+    ):
+        done = flower_vfl("methods", name)
+        assert done.returncode == 2
+        assert done.stderr.count(words) == 1
 
 
 def test_a_partys_part_is_written_for_its_host(tmp_path):

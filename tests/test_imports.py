@@ -154,10 +154,16 @@ for words in ("runn", "run censsus", "run census --set epochs=1", "run census --
 """Mistyped commands, which are answered within a second: without a module that takes longer to import."""
 
 DATA_MISTAKES = """
+from pathlib import Path
+
 from flower_vfl.cli import main
 
+Path("taken").mkdir()
+Path("taken/precious").touch()
 for words in ("run census --set data.options.vew=x", "run census --set data.path=nowhere", "data show nowhere",
-              "sweep census-gradients-sweep --set data.path=nowhere", "predict nowhere --out x.csv"):
+              "sweep census-gradients-sweep --set data.path=nowhere", "predict nowhere --out x.csv",
+              "run census --out taken", "demo --out taken", "sweep toy-gap-sweep --out taken",
+              "tune census --out taken", "run census --out taken/precious"):
     try:
         main(words.split())
     except SystemExit as ended:

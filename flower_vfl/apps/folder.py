@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Mapping
 from operator import attrgetter
@@ -52,7 +53,7 @@ class RunFolder:
         if self.resumed:
             check_same(self.path, config)
         else:
-            check_free(self.path)
+            check_free_for_run(self.path)
             with writing_to(self.path):
                 self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = FolderLock(self.path)
@@ -99,6 +100,12 @@ def check_is_run(folder: Path) -> None:
         raise DataError(f"{folder} is no run: there is no {CONFIG} in it; `flower-vfl run` makes one")
 
 
+def how_to_resume(folder: Path) -> str:
+    """Return advice on going on with a run that has not ended, for the end of a message."""
+    command = shlex.join(["flower-vfl", "run", str(folder / CONFIG), "--out", str(folder), "--resume"])
+    return f"if it was interrupted, go on with it: {command} (in a deployment: resume=true in --run-config)"
+
+
 def check_free(path: Path) -> None:
     """Refuse a path where something is already.
 
@@ -111,9 +118,26 @@ def check_free(path: Path) -> None:
         When this user may not read it, or the path is impossible.
     """
     with writing_to(path):
-        taken = path.is_file() or (path.is_dir() and any(not _is_leftover(entry) for entry in path.iterdir()))
+        if path.is_file():
+            raise OutputExistsError(f"{path} is a file; name a folder with --out")
+        taken = path.is_dir() and any(not _is_leftover(entry) for entry in path.iterdir())
     if taken:
         raise OutputExistsError(f"{path} exists and is not empty; name another folder with --out, or remove it")
+
+
+def check_free_for_run(path: Path) -> None:
+    """Refuse a folder of a new run where something is already, as `check_free`; a run that has not ended can go on.
+
+    Raises
+    ------
+    OutputExistsError, DataError
+        When the folder is not free.
+    """
+    if _is_begun(path) and not has_ended(path):
+        raise OutputExistsError(
+            f"{path} holds a run that has not ended: go on with it by --resume, or name another folder with --out"
+        )
+    check_free(path)
 
 
 def _is_begun(path: Path) -> bool:
@@ -136,7 +160,7 @@ def check_folder(path: Path, config: Config, *, resume: bool) -> bool:
         When the run that was begun there has another configuration.
     """
     if not (resume and _is_begun(path)):
-        check_free(path)
+        check_free_for_run(path)
         return True
     check_same(path, config)
     return not has_ended(path)

@@ -22,7 +22,7 @@ from flower_vfl.apps.factories import (
     check_device,
     computing,
 )
-from flower_vfl.apps.folder import CONFIG, ENDED, RESULT, check_is_run
+from flower_vfl.apps.folder import CONFIG, ENDED, RESULT, check_is_run, how_to_resume
 from flower_vfl.apps.label_party import build_strategy
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.model import Model, check_data, check_factories, check_features, load_model, model_path
@@ -172,9 +172,12 @@ def _read_result(folder: Path) -> dict[str, Any]:
         status, reason = str(result["status"]), str(result["error"])
         weights, model = result["weights"], result.get("model")
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        raise DataError(f"the run in {folder} is not finished: it has no result.json that can be read") from None
+        raise DataError(
+            f"the run in {folder} is not finished: it has no result.json that can be read; {how_to_resume(folder)}"
+        ) from None
     if status not in ENDED or not isinstance(weights, dict):
-        raise DataError(f"the run in {folder} is not finished, it is {status!r}{f': {reason}' if reason else ''}")
+        why = f": {reason}" if reason and status != "interrupted" else ""
+        raise DataError(f"the run in {folder} is not finished, it is {status!r}{why}; {how_to_resume(folder)}")
     if isinstance(model, dict) and model.get("step", 0) is None:
         raise DataError(
             f"the run in {folder} kept no model: it passed the {status} before there was a checkpoint from within it"
@@ -204,7 +207,7 @@ def score(
     check_data(card, dataset)
     rows = rows_of(dataset) if request.data is None else new_rows(request.data, dataset)
     if rows.left_out:
-        _log.warning("%d IDs get no score: not all files of the new data have them", rows.left_out)
+        _log.warning("IDs without a score, because not all files of the new data have them: %d", rows.left_out)
     chosen: NDArray[np.int64] | range = rows.chosen
     if request.ids is not None:
         chosen = rows.find(read_requested_ids(request.ids, id_column(dataset)))

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flower_vfl.apps.folder import CONFIG, RESULT
-from flower_vfl.errors import InputError
-from flower_vfl.files import write_json_atomic
+from flower_vfl.apps.folder import CONFIG, RESULT, check_free
+from flower_vfl.errors import InputError, OutputExistsError
+from flower_vfl.files import write_json_atomic, writing_to
 
 RECORD, DEFINITION, SUMMARY, TABLE = "sweep.json", "sweep.toml", "summary.json", "trials.parquet"
 ERRORS = "errors.log"
@@ -86,6 +86,23 @@ def read_record(folder: Path) -> list[TrialEntry]:
 def is_sweep(folder: Path) -> bool:
     """Return True if a folder is one of a sweep."""
     return (folder / RECORD).is_file()
+
+
+def check_free_for_sweep(folder: Path) -> None:
+    """Refuse a folder of a new sweep where something is already, as `check_free`; a sweep there can go on.
+
+    Raises
+    ------
+    OutputExistsError, DataError
+        When the folder is not free.
+    """
+    with writing_to(folder):
+        begun = is_sweep(folder)
+    if begun:
+        raise OutputExistsError(
+            f"{folder} holds a sweep already: go on with it by --resume, or name another folder with --out"
+        )
+    check_free(folder)
 
 
 def runs_of(folder: Path) -> list[Path]:

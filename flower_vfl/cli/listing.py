@@ -19,7 +19,9 @@ def presets(
 
 
 def methods(
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="Explain this attack or defense.")] = "",
+    name: Annotated[
+        str, typer.Argument(metavar="[NAME]", help="Explain this attack or defense, or a module:Class.")
+    ] = "",
 ) -> None:
     """List the attacks and defenses that a run can name; explain one.
 

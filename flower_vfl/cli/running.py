@@ -58,13 +58,17 @@ def run(
     if engine is Engine.flower and alone:
         raise ConfigError("--alone trains in this process: leave out --engine flower")
     check_named(config)
+    folder = out or default_folder(source)
+    if not resume:
+        from flower_vfl.apps.folder import check_free_for_run
+
+        check_free_for_run(folder.expanduser())
     # The arguments are checked: only now follow imports that take seconds.
     from flower_vfl.simulations.flower_engine import run_flower
     from flower_vfl.simulations.running import alone_aucs, run_here
     from flower_vfl.simulations.tables import print_results
     from flower_vfl.simulations.worth import compare_run
 
-    folder = out or default_folder(source)
     options = ["--alone"] if alone else []
     options += ["--engine", engine.value] if engine is Engine.flower else []
     options += [word for text in resources or [] for word in ("--resources", text)]
@@ -213,10 +217,14 @@ def demo(
     configs = demo_configs(parse_assignments(set_ or []), full=full)
     for config in configs.values():
         check_named(config)
+    folder = out or default_folder("demo")
+    if not resume:
+        from flower_vfl.simulations.demo.folder import check_free_for_demo
+
+        check_free_for_demo(folder.expanduser(), configs)
     from flower_vfl.simulations.demo.comparing import run_demo
     from flower_vfl.simulations.demo.table import print_last
 
-    folder = out or default_folder("demo")
     try:
         summaries = run_demo(folder, configs, full=full, resume=resume)
     except (KeyboardInterrupt, FlowerVflError) as error:
@@ -264,6 +272,10 @@ def sweep(
     definition, given = load_definition(source), parse_assignments(set_ or [])
     for trial in trials_of(definition, given):
         check_named(trial.config)
+    if not (resume or plan):
+        from flower_vfl.apps.sweeps import check_free_for_sweep
+
+        check_free_for_sweep(folder.expanduser())
     from flower_vfl.simulations.sweep.listing import print_sweep
     from flower_vfl.simulations.sweep.plan import print_plan
     from flower_vfl.simulations.sweep.sweeping import run_sweep
@@ -308,9 +320,13 @@ def tune(
     check_resume(out, resume=resume)
     given = parse_assignments(set_ or [])
     check_named(load_config(source, given))
+    folder = out or default_folder(f"tune-{Path(source).stem}")
+    if not resume:
+        from flower_vfl.apps.sweeps import check_free_for_sweep
+
+        check_free_for_sweep(folder.expanduser())
     from flower_vfl.simulations.sweep.tuned import CHOSEN, print_tuned, run_tune
 
-    folder = out or default_folder(f"tune-{Path(source).stem}")
     found = run_tune(source, folder, given, minutes=minutes, trials=trials, resume=resume, workers=workers)
     print_tuned(found)
     typer.echo(f"next: flower-vfl run {shlex.quote(str(folder / CHOSEN))}")

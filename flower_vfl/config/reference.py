@@ -77,7 +77,7 @@ def find_keys(name: str) -> list[ConfigKey]:
     Examples
     --------
     >>> [key.default for key in find_keys("checkpoint")], find_keys("training-patience")[0].allowed
-    (['0', '2'], 'above -1')
+    (['0', '2'], 'at least 0')
     """
     known = all_keys()
     if name in sections():
@@ -129,7 +129,8 @@ def _bounds_of(key: str, field: FieldInfo) -> Iterator[str]:
                 bound = getattr(rule, attribute)
                 # The number that stands for "auto" internally cannot be given.
                 strict = field.default == AUTO and kind is Ge and _refused(key, bound)
-                yield ("above {}" if strict else words).format(_number(bound))
+                whole = isinstance(bound, int)
+                yield ("above {}" if strict and not whole else words).format(_number(bound + (strict and whole)))
 
 
 def _refused(key: str, value: Any) -> bool:

@@ -357,7 +357,9 @@ def preset_text(name: str) -> str:
     return (_PRESETS / f"{name}.toml").read_text(encoding="utf8")
 
 
-def read_source(source: str, presets: Sequence[str], *, preset: str, file: str) -> tuple[str, dict[str, Any]]:
+def read_source(
+    source: str, presets: Sequence[str], *, preset: str, file: str, folders: bool = True
+) -> tuple[str, dict[str, Any]]:
     """Return the text and the values of one of these presets, by name, or of a TOML file, by path.
 
     Parameters
@@ -368,6 +370,8 @@ def read_source(source: str, presets: Sequence[str], *, preset: str, file: str) 
         The names that may be given.
     preset, file : str
         Terms for such a preset and such a file, for messages.
+    folders : bool
+        True if a folder of prepared data can be given, too, for messages.
 
     Returns
     -------
@@ -379,6 +383,7 @@ def read_source(source: str, presets: Sequence[str], *, preset: str, file: str) 
     ConfigError
         When there is no such preset or file, or it is no TOML.
     """
+    other = f"a path ending in .toml{' or a folder of prepared data' if folders else ''}"
     if source.endswith(".toml"):
         if not Path(source).is_file():
             raise ConfigError(f"there is no {file} {source!r}")
@@ -388,15 +393,17 @@ def read_source(source: str, presets: Sequence[str], *, preset: str, file: str) 
             raise ConfigError(f"{source} cannot be read: {error}") from None
     elif source in presets:
         text = preset_text(source)
-    elif Path(source).is_dir():
+    elif folders and Path(source).is_dir():
         raise ConfigError(f"the folder {source} is no prepared data set; see `flower-vfl data prepare`")
-    elif source != Path(source).name:
-        raise ConfigError(
-            f"there is no {source}; name a {preset}, a path ending in .toml, or a folder of prepared data"
-        )
+    elif source != Path(source).name or Path(source).is_dir():
+        found = f"{source} is a folder" if Path(source).is_dir() else f"there is no {source}"
+        raise ConfigError(f"{found}; name a {preset} or {other}")
     else:
-        other = "a path ending in .toml or a folder of prepared data"
-        raise ConfigError(f"there is no {preset} {source!r}; {suggestion(source, presets, other=other)}")
+        near = nearest(source, presets)
+        meant = (
+            suggestion(source, presets, other=other) if near else f"`flower-vfl presets` lists them; or give {other}"
+        )
+        raise ConfigError(f"there is no {preset} {source!r}; {meant}")
     try:
         return text, tomllib.loads(text)
     except (ValueError, RecursionError) as error:

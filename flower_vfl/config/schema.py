@@ -223,7 +223,9 @@ class TrainingConfig(Section):
     """Settings of the training loop."""
 
     epochs: Annotated[int, *_automatic(0)] = Field(
-        default=AUTO, ge=0, description='passes over the training rows; "auto": as many as the rows need, at most'
+        default=AUTO,
+        ge=0,
+        description='largest number of passes over the training rows; "auto": as many as the rows need',
     )
     order: Literal["random", "time"] = Field(
         default="random",

@@ -67,6 +67,12 @@ class ClassResults(NamedTuple):
     keyed: bool
 
     @property
+    def notable(self) -> bool:
+        """True if a console should show the line: of two classes, if the rarer one is never recognised."""
+        rarer = all(self.worst.rows < row.rows for row in self.shown if row != self.worst)
+        return self.total > 2 or (self.worst.recall == 0.0 and rarer)
+
+    @property
     def line(self) -> str:
         """The class that is recognised least, in a sentence for a console."""
         worst = self.worst

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flower_vfl.apps.folder import CONFIG, ENDED, RESULT, read_result
+from flower_vfl.apps.folder import CONFIG, ENDED, RESULT, check_is_run, how_to_resume, read_result
 from flower_vfl.apps.periods import PERIODS_SCHEMA, read_periods
 from flower_vfl.errors import InputError
 from flower_vfl.tracking import SCHEMA, STEPS, read_embeddings, read_snapshots, read_steps
@@ -87,9 +87,12 @@ def load_run(folder: Path | str, *, light: bool = False) -> Run:
     Raises
     ------
     InputError
-        When a file is missing or cannot be read; the message names it and the error.
+        When it is no folder of a run that has ended, or a file cannot be read; the message names it and the error.
     """
     folder = Path(folder)
+    check_is_run(folder)
+    if not (folder / RESULT).exists():
+        raise InputError(f"the run in {folder} has not ended: there is no {RESULT} in it; {how_to_resume(folder)}")
     text = _read(folder / CONFIG)
     try:
         tomllib.loads(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,6 +45,8 @@ from flower_vfl.training.protocols import StrategySettings, TrainedStrategy
 from flower_vfl.training.recovery import PartyRecovery
 from flower_vfl.training.refit import Refit
 from flower_vfl.transport.sessions import TRAINING, Sessions
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -224,6 +227,9 @@ class _Stages:
             if self._monitor is not None:
                 self._monitor.finish_audit(self._context.columns if base.config.attack.audit else None, base.table)
                 outcome.epsilon = self._monitor.epsilon
+        except (KeyboardInterrupt, SystemExit):
+            _log.warning("stopping; what was measured is being written …")  # readers take seconds
+            raise
         finally:
             outcome.leakage = [] if self._monitor is None else self._monitor.entries()
             outcome.leakage += [] if self._conditional is None else self._conditional.oracle.entries()

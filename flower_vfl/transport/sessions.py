@@ -240,7 +240,7 @@ class Sessions:
             self._admit_arrivals()
             if time.monotonic() > until:
                 raise self._give_up()
-        _log.info("all %d parties have arrived: %s", len(self.links), ", ".join(self.links))
+        _log.info("all parties have arrived: %s", ", ".join(self.links))
         self._complete()
         return self.links
 

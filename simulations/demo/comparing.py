@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,17 +12,18 @@ from typing import Any
 
 from flower_vfl.apps.alone import EACH_ALONE
 from flower_vfl.apps.factories import open_data
-from flower_vfl.apps.folder import check_folder, check_free, has_ended, read_result
+from flower_vfl.apps.folder import has_ended, read_result
 from flower_vfl.apps.progress import time_words
 from flower_vfl.auditing.row_memory import free_memory
 from flower_vfl.config import Config
-from flower_vfl.errors import InputError, OutputExistsError, TrainingError
-from flower_vfl.files import LEFTOVERS, FolderLock, append_private, write_json_atomic, writing_to
+from flower_vfl.errors import InputError, TrainingError
+from flower_vfl.files import append_private, write_json_atomic, writing_to
 from flower_vfl.machine import cores
 from flower_vfl.protocol.printable import shortened
 from flower_vfl.reports import render
 from flower_vfl.simulations.demo.countdown import Countdown
 from flower_vfl.simulations.demo.display import Display
+from flower_vfl.simulations.demo.folder import ERRORS, REPORT, SUMMARY, demo_folder
 from flower_vfl.simulations.demo.plan import FIRST_RUNS
 from flower_vfl.simulations.demo.pool import Ended, Failed, WorkerPool
 from flower_vfl.simulations.demo.table import print_demo
@@ -32,7 +31,6 @@ from flower_vfl.simulations.demo.worker import AloneTask, RunTask, work
 from flower_vfl.simulations.running import alone_parties
 from flower_vfl.terminal import console
 
-SUMMARY, ERRORS, REPORT = "summary.json", "errors.log", "report.html"
 _WORKER_BYTES = 2**30
 """Main memory that a worker needs; benchmarks/demo.py measures it."""
 
@@ -70,7 +68,7 @@ def run_demo(
         When runs failed; the others have left their results.
     """
     out = out.expanduser().absolute()
-    with _folder(out, configs, resume=resume):
+    with demo_folder(out, configs, resume=resume):
         demo = _Demo(out, configs, full=full)
         try:
             demo.run()
@@ -84,36 +82,6 @@ def run_demo(
             "failed ones again"
         )
     return summaries
-
-
-@contextmanager
-def _folder(out: Path, configs: Mapping[str, Config], *, resume: bool) -> Iterator[None]:
-    """Check the folder of the results, keep other processes out of it, and remove a new one after bad input."""
-    if resume and out.is_dir():
-        _check_demo(out, configs)
-    else:
-        check_free(out)
-    with writing_to(out):
-        out.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with FolderLock(out):
-        (out / ERRORS).unlink(missing_ok=True)
-        for name, config in configs.items():
-            check_folder(out / name, config, resume=resume)
-        try:
-            yield
-        except InputError:
-            if not resume and not any(has_ended(out / name) for name in configs):
-                shutil.rmtree(out, ignore_errors=True)
-            raise
-
-
-def _check_demo(out: Path, configs: Mapping[str, Config]) -> None:
-    """Refuse to resume in a folder that holds something else than a demo."""
-    known = {*configs, SUMMARY, ERRORS, REPORT, FolderLock.NAME}
-    with writing_to(out):
-        other = sorted(entry.name for entry in out.iterdir() if entry.name not in known and not entry.match(LEFTOVERS))
-    if other:
-        raise OutputExistsError(f"{out} holds something else than a demo, {other[0]!r} for instance; name its folder")
 
 
 @dataclass

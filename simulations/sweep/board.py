@@ -122,6 +122,8 @@ class Board:
     ) -> None:
         if self._live is not None:
             self._live.stop()
+        if kind is KeyboardInterrupt:  # the end of Ray takes seconds
+            self.console.print("stopping; what was measured is being written …", soft_wrap=True)
 
     @property
     def done(self) -> int:

@@ -78,7 +78,9 @@ def check_trials(
     progress(len(settings), len(settings))
     if problems:
         more = f" (and {len(problems) - _SHOWN} more)" if len(problems) > _SHOWN else ""
-        raise ConfigError(f"{len(problems)} settings cannot run: {'; '.join(problems[:_SHOWN])}{more}")
+        raise ConfigError(
+            f"{len(problems)} setting{'s' * (len(problems) > 1)} cannot run: {'; '.join(problems[:_SHOWN])}{more}"
+        )
 
 
 def check_devices(trials: Sequence[Trial], running: Running) -> None:

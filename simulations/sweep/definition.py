@@ -105,7 +105,7 @@ def load_definition(source: str) -> Definition:
     ConfigError
         When there is no such file, or a part of it is unknown, malformed, or in conflict with another.
     """
-    text, values = read_source(source, sweep_names(), preset="preset of a sweep", file="sweep's file")
+    text, values = read_source(source, sweep_names(), preset="preset of a sweep", file="sweep's file", folders=False)
     try:
         return _build(text, values, _folder(source))
     except ConfigError as error:

@@ -9,9 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from flower_vfl.apps.folder import RESULT, check_folder, check_free, read_result
-from flower_vfl.apps.sweeps import DEFINITION, ERRORS, TrialEntry, is_sweep, read_record, write_record
-from flower_vfl.errors import ConfigError, InputError, OutputExistsError
+from flower_vfl.apps.folder import RESULT, check_folder, read_result
+from flower_vfl.apps.sweeps import (
+    DEFINITION,
+    ERRORS,
+    TrialEntry,
+    check_free_for_sweep,
+    is_sweep,
+    read_record,
+    write_record,
+)
+from flower_vfl.errors import ConfigError, InputError
 from flower_vfl.files import FolderLock, append_private, remove_leftovers, write_text_atomic, writing_to
 from flower_vfl.protocol.printable import printable
 from flower_vfl.simulations.sweep.trials import Trial
@@ -57,15 +65,11 @@ class SweepFolder:
     ) -> None:
         self.path = path.expanduser().absolute()
         known: Mapping[str, TrialEntry] = {}
-        if is_sweep(self.path):
-            if not resume:
-                raise OutputExistsError(
-                    f"{self.path} holds a sweep already: go on with it by --resume, or name another folder with --out"
-                )
+        if resume and is_sweep(self.path):
             known = {entry.digest: entry for entry in read_record(self.path)}
             _check_same(self.path, known, trials)
         else:
-            check_free(self.path)
+            check_free_for_sweep(self.path)
         self.trials = _renamed(trials, known)
         self.attempts = {entry.run: entry.attempts for entry in known.values()}
         self._origin = origin

@@ -110,6 +110,13 @@ class Tuned:
         return [*self.means, *(run for run in self.scores if run not in self.means)]
 
     @property
+    def none_better(self) -> str:
+        """Sentence on a search that chose the settings that were given."""
+        if len(self.scores) == 1 < self.tried:
+            return "No other setting ended in the time that was given: give more with --minutes."
+        return "Nothing was better than the settings that were given."
+
+    @property
     def best(self) -> float:
         """Validation of the chosen trial."""
         return (self.means or self.scores)[self.run]
@@ -230,6 +237,7 @@ def _render(out: Path, tuned: Tuned, cases: Mapping[str, Mapping[str, Any]]) -> 
         test=[f"{name.replace('_', ' ')} {number(value, 4)}" for name, value in tuned.test.items()],
         measure=tuned.measure.replace("_", " "),
         draws=tuned.draws,
+        none_better=tuned.none_better,
         keys=keys,
         rows=[
             {
@@ -349,12 +357,16 @@ def _configuration(source: str, overrides: Mapping[str, str], config: Config, tu
         values.setdefault(section, {})[rest] = value
     given = "have none to compare" if tuned.given is None else f"validated at {number(tuned.given, 4)}"
     lines = [
-        f"# Chosen by `flower-vfl tune {source}` among {len(tuned.scores)} settings that ended, by {tuned.measure}:",
+        f"# Chosen by `flower-vfl tune {source}` among {_settings(len(tuned.scores))} that ended, by {tuned.measure}:",
         f"# {number(tuned.best, 4)}{_on_average(tuned)}; the settings that were given {given}.",
         *(f"#   {key} = {show(key, value)}" for key, value in tuned.values.items()),
-        *(["# Nothing was better than the settings that were given."] if not tuned.values else []),
+        *([f"# {tuned.none_better}"] if not tuned.values else []),
     ]
     return "\n".join([*lines, tomli_w.dumps(values)])
+
+
+def _settings(count: int) -> str:
+    return f"{count} setting{'s' * (count != 1)}"
 
 
 def _on_average(tuned: Tuned) -> str:
@@ -363,13 +375,15 @@ def _on_average(tuned: Tuned) -> str:
 
 def print_tuned(tuned: Tuned) -> None:
     """Print the best trials by validation, and the test of the one that was chosen."""
-    table = Table(title=f"{len(tuned.scores)} of {tuned.tried} settings ended; the best by validation")
+    table = Table(title=f"{len(tuned.scores)} of {_settings(tuned.tried)} ended; the best by validation")
     for column in ("trial", tuned.measure.replace("_", " "), *([f"mean of {tuned.draws}"] if tuned.means else [])):
         table.add_column(column, overflow="fold", justify="left" if column == "trial" else "right")
     for run in tuned.shown[:_SHOWN]:
         mean = [number(tuned.means[run], 4) if run in tuned.means else ""] if tuned.means else []
         table.add_row(Text(run), number(tuned.scores[run], 4), *mean)
     Console().print(table)
+    if not tuned.values:
+        Console().print(tuned.none_better, highlight=False)
     if tuned.given is not None:
         words = f"settings that were given: {number(tuned.given, 4)}{_on_average(tuned)}"
         Console().print(words, highlight=False)

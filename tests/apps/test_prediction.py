@@ -216,7 +216,10 @@ def damage_result(folder, **changes):
 DAMAGES = {
     "no run": (lambda folder: (folder / "config.toml").unlink(), "is no run"),
     "killed": (lambda folder: (folder / "result.json").unlink(), "is not finished: it has no result.json"),
-    "interrupted": (lambda folder: damage_result(folder, status="interrupted"), "is not finished, it is 'interrupted'"),
+    "interrupted": (
+        lambda folder: damage_result(folder, status="interrupted", error="KeyboardInterrupt"),
+        "is not finished, it is 'interrupted'; if it was interrupted, go on with it: flower-vfl run .* --resume",
+    ),
     "failed": (lambda folder: damage_result(folder, status="failed", error="x died"), "it is 'failed': x died"),
     "result without weights": (lambda folder: damage_result(folder, weights=None), "not finished"),
     "other weights": (lambda folder: damage_result(folder, weights={"label": "0"}), "not those that its result.json"),

@@ -11,6 +11,7 @@ import pytest
 from flower_vfl import build_config, run
 from flower_vfl.apps.folder import RunFolder
 from flower_vfl.apps.run_state import MAY_CHANGE, PartyStorage, config_digest, differences
+from flower_vfl.auditing.monitor import LeakageMonitor
 from flower_vfl.checkpoint import read_committed
 from flower_vfl.config import Config, leaf_paths
 from flower_vfl.data.store.memory import MemoryData
@@ -33,6 +34,13 @@ def test_without_resume_a_folder_is_not_touched_again(tmp_path):
     config = interrupted(tmp_path / "run")
     with pytest.raises(OutputExistsError):
         run(config, out=tmp_path / "run", data=lambda _: toy_data())
+
+
+def test_an_interruption_is_answered_before_leaks_are_measured_and_results_written(tmp_path, caplog, monkeypatch):
+    measured = []
+    monkeypatch.setattr(LeakageMonitor, "entries", lambda monitor: measured.append(caplog.text) or [])
+    interrupted(tmp_path / "run")
+    assert "stopping; what was measured is being written …" in measured[0]
 
 
 def test_another_configuration_is_refused_with_what_differs(tmp_path):

@@ -51,7 +51,7 @@ def test_bounds_of_a_key_are_listed_and_the_value_for_auto_is_none_of_them():
     text = configuration.keys()
     entry = re.search(r"\{confval\} training\.patience\n.*?````", text, re.DOTALL)[0]
     assert ':type: whole number or "auto"' in entry
-    assert "Allowed: above -1." in entry
+    assert "Allowed: at least 0." in entry
     assert "Allowed: at least 0, below 2^63." in re.search(r"\{confval\} seed\n.*?````", text, re.DOTALL)[0]
     assert "Allowed: above 0.5, at most 1.0." in re.search(r"\{confval\} attack\.max_leak\n.*?````", text, re.DOTALL)[0]
 

@@ -63,7 +63,9 @@ def test_without_test_rows_there_are_no_results_by_class(classes, run_folder):
     assert not section(folder)
 
 
-def test_the_console_has_a_line_for_more_than_two_classes(pets_folder, capsys):
+def test_the_console_has_a_line_for_more_than_two_classes_and_for_a_rare_one_that_is_never_recognised(
+    pets_folder, capsys
+):
     line = "Of 3 classes hamster is recognised least"
     many = load_run(pets_folder).result
     two = {
@@ -74,6 +76,11 @@ def test_the_console_has_a_line_for_more_than_two_classes(pets_folder, capsys):
     print_results([many])
     assert line in " ".join(capsys.readouterr().out.split())
     print_results([two])
+    assert "recognised least" not in capsys.readouterr().out
+    rare, even = ({**two, "classes": describe_classes(PETS[:2], [[9, 0], [count, 0]])} for count in (2, 9))
+    print_results([rare])
+    assert 'training.class_weights = "balanced"' in " ".join(capsys.readouterr().out.split())
+    print_results([even])
     assert "recognised least" not in capsys.readouterr().out
     print_results([many, {**many, "defenses": [{"name": "iso"}]}])
     assert f"iso: {line}" in " ".join(capsys.readouterr().out.split())

@@ -305,7 +305,7 @@ def test_values_by_day_that_cannot_be_read_are_named(run_folder, content):
 def test_a_missing_file_is_named_and_nothing_is_written(run_folder, name):
     folder = run_folder(steps=3, epochs=1)
     (folder / name).unlink()
-    with pytest.raises(InputError, match=re.escape(str(folder / name))):
+    with pytest.raises(InputError, match=f"{re.escape(str(folder))}.*{re.escape(name)}"):
         render([folder])
     assert not (folder / "report.html").exists()
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ from flower_vfl.errors import DataError
 
 if TYPE_CHECKING:
     import torch
+
+_log = logging.getLogger(__name__)
 
 TABLE_ENDINGS = (".csv", ".tsv", ".parquet", ".pq", ".csv.gz", ".tsv.gz")
 """File name endings of tables with a header."""
@@ -251,10 +254,29 @@ def _encode(trained: Dataset, party: str, table: pa.Table, file: str, order: NDA
         require_columns(table, [column], file)
         arrays = {"features.npy": encoding.text.apply(texts(table.column(column), Place(file, column)).to_pylist())}
     else:
-        numeric, categorical = encoding.encode(table, file)
+        read = table if encoding.reader is None else encoding.reader.read(table, file)
+        numeric, categorical = replace(encoding, reader=None).encode(read, file)
+        rare = int(trained.options.get("min_count", 1))
+        for place, known in enumerate(encoding.categorical):
+            _warn_of_unseen(known.name, categorical[order, place], read.column(known.name).take(order), rare)
         arrays = {"numeric.npy": numeric, "categorical.npy": categorical}
     source = ArraySource(*(arrays[name][order] for name in spec.arrays()))
     return ScoredColumns(spec, source, trained.encoding_digest(party))
+
+
+def _warn_of_unseen(column: str, ids: NDArray[np.int32], values: pa.ChunkedArray, rare: int) -> None:
+    """Log how many of the rows have a value that is not encoded, in this host's log alone."""
+    unseen = np.flatnonzero(ids == 0)
+    if len(unseen):
+        example = values[int(unseen[0])].as_py()
+        _log.warning(
+            "column %r: %d of %d rows have a value that training %s, such as %s; they count as one new category",
+            column,
+            len(unseen),
+            len(ids),
+            "never saw" if rare == 1 else f"saw fewer than {rare} times",
+            "an empty one" if example in ("", None) else repr(str(example)[:60]),
+        )
 
 
 def id_column(dataset: VerticalData) -> str:

@@ -101,6 +101,31 @@ def test_an_unseen_value_goes_to_its_bucket(trained, tmp_path):
     assert everything(new_rows(tmp_path / "new.csv", dataset), "shop")[1].tolist() == [[0]]
 
 
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (["Bonn", "Kiel", ""], None),
+        (["Bonn", "Atlantis", "Kiel"], "column 'city': 1 of 3 rows have a value that training never saw, such as "
+         "'Atlantis'; they count as one new category"),
+        (["Köln", "Kiel", "Zürich"], "column 'city': 2 of 3 rows have a value that training never saw, such as 'Köln'"),
+    ],
+)  # fmt: skip
+def test_values_that_training_never_saw_are_counted_in_a_warning_a_column(trained, tmp_path, caplog, values, words):
+    table = pa.table({"id": ["a", "b", "c"], "spent": [1.0, 2.0, 3.0], "city": values})
+    pa_csv.write_csv(table, tmp_path / "new.csv")
+    everything(new_rows(tmp_path / "new.csv", trained[1]), "shop")
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * (words is not None)
+    assert words is None or words in caplog.text
+
+
+def test_values_that_were_too_rare_in_training_are_not_called_unseen(trained, tmp_path, caplog):
+    options = {"files": {"shop": "shop.csv", "bank": "bank.parquet"}, "min_count": 1000}
+    dataset = prepare("files", source=trained[0], out=tmp_path / "prepared", options=options)
+    pa_csv.write_csv(pa.table({"id": ["a"], "spent": [1.0], "city": [""]}), tmp_path / "new.csv")
+    everything(new_rows(tmp_path / "new.csv", dataset), "shop")
+    assert "1 of 1 rows have a value that training saw fewer than 1000 times, such as an empty one" in caplog.text
+
+
 @pytest.mark.parametrize("ending", [".csv", ".tsv", ".txt", ".parquet"])
 def test_a_party_s_file_in_a_folder_may_have_every_ending_that_can_be_prepared(trained, tmp_path, ending):
     table = pa.table({"id": ["x"], "spent": [1.0], "city": ["Bonn"]})

@@ -175,7 +175,7 @@ def test_resuming_with_other_settings_or_elsewhere_is_refused(stage):
     run_demo(stage.out, TOY)
     with pytest.raises(ConfigError, match="seed was 0 and is 1"):
         run_demo(stage.out, {**TOY, "seed": "1"}, resume=True)
-    with pytest.raises(OutputExistsError):
+    with pytest.raises(OutputExistsError, match="holds a demo already: go on with it by --resume"):
         run_demo(stage.out, TOY)
     (stage.folder / "other").mkdir()
     (stage.folder / "other" / "thesis.txt").write_text("")

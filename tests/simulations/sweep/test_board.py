@@ -53,6 +53,12 @@ def test_a_trial_of_a_search_without_a_result_is_not_called_finished(board):
     assert text(board).startswith("2/6 ended early, for its validation or for the time: c")
 
 
+def test_an_interruption_is_answered_before_the_work_that_follows(board):
+    with pytest.raises(KeyboardInterrupt), board:
+        raise KeyboardInterrupt
+    assert text(board) == "stopping; what was measured is being written …\n"
+
+
 def test_a_trial_that_reported_a_failure_is_not_finished_when_its_worker_ends(board):
     board.started("a")
     board.failed("a", "diverged")

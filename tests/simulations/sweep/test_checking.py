@@ -76,7 +76,7 @@ def test_devices_and_gpus_must_fit(trials, device, gpus, words):
 
 def test_a_number_of_epochs_that_a_limit_of_the_bound_does_not_allow_is_found(trials):
     text = '[grid]\ntraining.epochs = [1, 21]\nattack.max_bound = [0.9]\nmodel.cut = [32]\ndefenses = ["marvell"]'
-    with pytest.raises(ConfigError, match=r"1 settings cannot run: .*for 20 epochs of gradients this wide, and 21 are"):
+    with pytest.raises(ConfigError, match=r"1 setting cannot run: .*for 20 epochs of gradients this wide, and 21 are"):
         check_trials(trials(text), Running())
 
 

@@ -11,7 +11,7 @@ from flower_vfl.data.sources.catalog import load
 from flower_vfl.errors import ConfigError, TrainingError
 from flower_vfl.reports.ranking import validation
 from flower_vfl.simulations.sweep.trials import trials_of
-from flower_vfl.simulations.sweep.tuned import run_tune, search_space
+from flower_vfl.simulations.sweep.tuned import print_tuned, run_tune, search_space
 
 FILE = """
 [data]
@@ -182,6 +182,23 @@ def test_trials_whose_validation_rows_are_of_one_class_are_not_called_too_slow(f
 
 
 @pytest.mark.slow
+def test_where_only_the_given_settings_ended_that_is_the_reason_and_no_praise(file, tmp_path, capsys, monkeypatch):
+    def one_that_ends(definition, out, **options):
+        out.mkdir()
+        metrics = {"validation_auc": 0.8, "test_auc": 0.7}
+        return [{"run": trials_of(definition)[0].run, "status": "finished", "utility": {"last": metrics}}]
+
+    monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.run_sweep", one_that_ends)
+    words = "No other setting ended in the time that was given: give more with --minutes."
+    tuned = run_tune(str(file), tmp_path / "out", {}, minutes=1.0, trials=8)
+    print_tuned(tuned)
+    chosen = (tmp_path / "out" / "run.toml").read_text()
+    assert "among 1 setting that ended" in chosen
+    for text in (chosen, capsys.readouterr().out, (tmp_path / "out" / "report.html").read_text()):
+        assert words in " ".join(text.split())
+        assert "Nothing was better" not in text
+
+
 def test_validation_chooses_and_the_test_is_shown_of_the_chosen_one_alone(file, tmp_path, capsys, monkeypatch):
     """One of three settings diverges, and the others count."""
 
