@@ -49,8 +49,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 FEW_STEPS = 200
-"""Steps of a run below which there is a warning, if smaller batches would give many more in as many epochs: most
-networks need more to learn."""
+"""Steps of a run below which there is a warning, if the rows allow many more: most networks need more to learn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,13 +204,17 @@ def _fitted_settings(settings: Config, dataset: VerticalData, labels: Labels) ->
             "little; more rows with labels are needed, or a larger data.options.test_fraction",
             *(len(labels.test), tested, labels.classes),
         )
-    automatic = settings.training.model_copy(update={"batch_size": 0})
+    # The epochs of a preset are meant, also where somebody names few of them to try it out.
+    keys = ["epochs", "batch_size"] if dataset.name == OWN_DATA else ["batch_size"]
+    automatic = settings.training.model_copy(update=dict.fromkeys(keys, 0))
     free = settings.model_copy(update={"training": automatic}).fitted(rows).training
     most = schedule_of(settings.model_copy(update={"training": free}), rows, len(labels.test), periods=periods).steps
     if schedule.steps < min(FEW_STEPS, most // 4):
         _log.warning(
-            '%s steps are few: with training.batch_size at "auto", there are up to %s (%s rows a step)',
-            *(f"{count:,}" for count in (schedule.steps, most, free.batch_size)),
+            '%s steps are few: with %s at "auto", there are up to %s (%s epochs, %s rows a step)',
+            f"{schedule.steps:,}",
+            " and ".join(f"training.{key}" for key in keys),
+            *(f"{count:,}" for count in (most, free.epochs, free.batch_size)),
         )
     return fitted
 

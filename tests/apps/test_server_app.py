@@ -82,11 +82,13 @@ def test_so_few_steps_that_nothing_is_learned_are_a_warning_and_the_log_says_wha
     caplog.set_level("INFO")
     run(toy_config(training={"epochs": 2, "batch_size": 300}), data=lambda _: toy_data())
     assert "600 training rows, 60 of them for validation; at most 4 steps: 2 epochs of up to 300 rows" in caplog.text
-    assert '4 steps are few: with training.batch_size at "auto", there are up to 68 (16 rows a step)' in caplog.text
+    assert '4 steps are few: with training.batch_size at "auto", there are up to 68 (2 epochs' in caplog.text
     caplog.clear()
     run(toy_config(training={"epochs": 10, "batch_size": 20}), data=lambda _: toy_data())
     run(toy_config(training={"epochs": 1, "batch_size": 16}), data=lambda _: toy_data())  # the epochs are meant
     assert "are few" not in caplog.text
+    run(toy_config(training={"epochs": 1, "batch_size": 16}), data=lambda _: replace(toy_data(), name="files"))
+    assert '34 steps are few: with training.epochs and training.batch_size at "auto", there are up to' in caplog.text
 
 
 def test_a_test_part_of_own_data_without_rows_of_a_class_is_a_warning(caplog):
