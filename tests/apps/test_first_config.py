@@ -104,7 +104,7 @@ def test_options_of_the_files_are_used_and_written(tmp_path):
     (tmp_path / "shop.csv").write_text(SHOP)
     files = files_of([f"bank={tmp_path}/bank.csv", f"shop={tmp_path}/shop.csv"])
     out = tmp_path / "run.toml"
-    with pytest.raises(DataError, match="--set encoding=cp1252 of init"):
+    with pytest.raises(DataError, match=r"--set encoding\.bank=cp1252"):
         write_first_config(files, out, label="default", ask=no_answer)
     given = {**options, "missing_values": "-999,unknown", "missing": "error"}
     write_first_config(files, out, label="default", options=given, ask=no_answer)

@@ -20,6 +20,7 @@ from flower_vfl.data.encoding.encoding import PartyEncoding, fit_party
 from flower_vfl.data.encoding.ids import in_test_set, join_ids, read_ids, select_ids, whole_ids
 from flower_vfl.data.encoding.inference import infer
 from flower_vfl.data.encoding.labels import EncodedLabels, encode_labels, known_labels, labelled, require_labels
+from flower_vfl.data.encoding.messages import option_line, set_options
 from flower_vfl.data.encoding.values import Place, require_columns
 from flower_vfl.data.formats.arrays import ROW, StoredArrays, holds_arrays, image_paths, open_arrays
 from flower_vfl.data.formats.tables import Dialect, read_header, read_table
@@ -119,7 +120,8 @@ class Files(Recipe):
             if labels is None:
                 _log.warning("%s: column %r, called like the label, is no feature of %r", path, options.label, party)
         if not columns:
-            cure = f"; name it in labels_file = {path!r} in place of files.{party}" if labels is not None else ""
+            line = option_line("labels_file", path)
+            cure = f"; name it in {line} in place of files.{party}" if labels is not None else ""
             raise DataError(f"{path}: no column is left for party {party!r} besides ID and label{cure}")
         used, own = (read_ids(table, options.id, path) for table in (tables["train"], raw["train"][party].table))
         rows = np.asarray(pc.index_in(used, value_set=own), dtype=np.int64)
@@ -128,8 +130,8 @@ class Files(Recipe):
         left_out = [f"{one.name!r} ({one.why})" for one in reader.columns if not one.columns and one.name not in named]
         if not (reader.numeric or reader.categorical):
             raise DataError(
-                f"{path}: no column is left for party {party!r}: {', '.join(left_out)}; name in dtype what to keep, as "
-                f"in dtype.{columns[0]}=category"
+                f"{path}: no column is left for party {party!r}: {', '.join(left_out)}; name what to keep, as in "
+                f"{set_options((f'dtype.{columns[0]}', 'category'))}"
             )
         if left_out:
             _log.warning("%s: left out of the columns of %r: %s", path, party, ", ".join(left_out))
@@ -204,7 +206,7 @@ class IdSource:
     dialects : tuple of Dialect
         Syntax of each file; if empty, the default for its name.
     whole : bool
-        True to read 1.0 as the ID 1.
+        True to read 1.0 and 001 as the ID 1.
     """
 
     files: tuple[Path, ...]
@@ -227,7 +229,7 @@ class IdSource:
             table = _columns(path, self.column, dialect)
             table = whole_ids(table, self.column, str(path)) if self.whole else table
             found[str(path)] = read_ids(table, self.column, str(path))
-        return join_ids(found, "inner")
+        return join_ids(found, "inner", self.column)
 
 
 def id_sources(source: Path | None, given: Mapping[str, Any]) -> tuple[str, dict[str, IdSource]]:
@@ -327,7 +329,7 @@ def _align(
     for part in PARTS:
         named = {str(raw[part][key].path): ids for key, ids in own[part].items()}
         alignment = aligned.get(part if options.has_test_files else "train")
-        joined[part] = select_ids(named, alignment.ids) if alignment else join_ids(named, options.join)
+        joined[part] = select_ids(named, alignment.ids) if alignment else join_ids(named, options.join, options.id)
     if options.has_test_files:
         both = len(set(joined["train"]) & set(joined["test"]))
         if both:
@@ -365,7 +367,7 @@ def _label_holder(files: Mapping[str, _Raw], options: FilesOptions) -> str:
         names = sorted({name for file in files.values() for name in file.table.column_names})
         raise DataError(
             f"no file has the label column {options.label!r}; {suggestion(options.label, names)}; on a host that holds "
-            'no labels set the option label = ""'
+            f"no labels set {set_options(('label', ''))}"
         )
     if options.label_party:
         raise DataError(f"label_party is {options.label_party!r}, but the label is in the file of {holders[0]!r}")
@@ -385,7 +387,7 @@ def _labels(raw: Mapping[Part, _Raw], tables: Mapping[Part, pa.Table], options: 
     """Return the labels of the used rows, after checking that each row has one."""
     for file, table, used in _used_rows(raw, tables, options):
         require_columns(table, [options.label], file)
-        cure = "; the option unlabelled=drop leaves such rows out"
+        cure = f"; leave such rows out with {set_options(('unlabelled', 'drop'))}"
         require_labels(table.column(options.label), Place(file, options.label), used, options.missing_values, cure=cure)
     train, test = (tables[part].column(options.label) for part in PARTS)
     return encode_labels(train, test, Place(str(raw["train"].path), options.label), options.positive)
