@@ -47,11 +47,19 @@ class _Raw(NamedTuple):
         Its columns; for arrays and images, the ID, possibly the label, and the number of each row.
     arrays : StoredArrays or None
         The rows of arrays or images; None for a table.
+    needed : pyarrow.Array of bool or None
+        Rows that are not left out for want of a label; None for all. The table keeps the others, so that messages have
+        the row numbers of the file.
     """
 
     path: Path
     table: pa.Table
     arrays: StoredArrays | None = None
+    needed: pa.Array | None = None
+
+    def ids(self, column: str) -> pa.Array:
+        """Return the IDs as texts, null in rows that are left out."""
+        return read_ids(self.table, column, str(self.path), self.needed)
 
 
 class Files(Recipe):
@@ -78,7 +86,9 @@ class Files(Recipe):
         aligned = {part: AlignmentFile.read(_resolve(source, name)) for part, name in options.alignments().items()}
         holder = _label_holder(raw["train"], options)
         if holder and options.unlabelled == "drop":
-            raw = {part: {**raw[part], holder: _labelled(raw[part][holder], options)} for part in PARTS}
+            train = _labelled(raw["train"][holder], options)
+            test = _labelled(raw["test"][holder], options) if options.has_test_files else train
+            raw = {"train": {**raw["train"], holder: train}, "test": {**raw["test"], holder: test}}
         progress(0.3)
         tables = _align(builder, raw, aligned, options)
         progress(0.5)
@@ -123,8 +133,8 @@ class Files(Recipe):
             line = option_line("labels_file", path)
             cure = f"; name it in {line} in place of files.{party}" if labels is not None else ""
             raise DataError(f"{path}: no column is left for party {party!r} besides ID and label{cure}")
-        used, own = (read_ids(table, options.id, path) for table in (tables["train"], raw["train"][party].table))
-        rows = np.asarray(pc.index_in(used, value_set=own), dtype=np.int64)
+        used = read_ids(tables["train"], options.id, path)
+        rows = np.asarray(pc.index_in(used, value_set=raw["train"][party].ids(options.id)), dtype=np.int64)
         reader = infer(tables["train"].select(columns), options.rules(columns), path, rows)
         named = options.rules(columns).dtype
         left_out = [f"{one.name!r} ({one.why})" for one in reader.columns if not one.columns and one.name not in named]
@@ -156,7 +166,16 @@ class Files(Recipe):
             encoding.encode(rows.filter(pa.array(kept)), path)
             return kept
 
-        unaligned, classes = _unaligned(raw["train"][party], tables, labels, options, complete)
+        def usable(rows: pa.Table) -> NDArray[np.bool_]:
+            try:
+                return complete(rows)
+            except DataError:  # checked again in the whole file, for a message with the file's row number
+                own = raw["train"][party]
+                needed = pc.is_in(own.ids(options.id), value_set=read_ids(rows, options.id, path))
+                reader.check(own.table, path, needed, "mean")
+                raise
+
+        unaligned, classes = _unaligned(raw["train"][party], tables, labels, options, usable)
         builder.add_table(party, encoding, tables, path, unaligned)
         return classes
 
@@ -293,14 +312,14 @@ def _read(path: Path, options: FilesOptions, key: str) -> _Raw:
 
 
 def _labelled(file: _Raw, options: FilesOptions) -> _Raw:
-    """Return a file with only the rows that have a label."""
+    """Return a file of which only the rows with a label are needed."""
     require_columns(file.table, [options.label], str(file.path))
     place = Place(str(file.path), options.label)
     kept = labelled(file.table.column(options.label), place, options.missing_values)
-    left = file.table.num_rows - (rows := file.table.filter(kept)).num_rows
+    left = file.table.num_rows - pc.sum(kept).as_py()
     if left:
-        _log.warning("%s: %d rows without a label are left out", file.path, left)
-    return file._replace(table=rows)
+        _log.warning("%s: %d of all %d rows have no label and are left out", file.path, left, file.table.num_rows)
+    return file._replace(needed=kept)
 
 
 def _header(path: Path, options: FilesOptions, key: str) -> pa.Table:
@@ -321,10 +340,7 @@ def _align(
     options: FilesOptions,
 ) -> dict[str, dict[Part, pa.Table]]:
     """Join the files by ID or by the alignment, split, and return each file's rows in the shared order."""
-    own = {
-        part: {key: read_ids(file.table, options.id, str(file.path)) for key, file in raw[part].items()}
-        for part in PARTS
-    }
+    own = {part: {key: file.ids(options.id) for key, file in raw[part].items()} for part in PARTS}
     joined = {}
     for part in PARTS:
         named = {str(raw[part][key].path): ids for key, ids in own[part].items()}
@@ -379,8 +395,8 @@ def _used_rows(
 ) -> Iterator[tuple[str, pa.Table, pa.Array]]:
     """Yield each file's name, its rows in the order of the file, as named in messages, and a mask of the used rows."""
     used = pa.concat_arrays([read_ids(tables[part], options.id, str(raw[part].path)) for part in PARTS])
-    for file, table in {str(one.path): one.table for one in raw.values()}.items():
-        yield file, table, pc.is_in(read_ids(table, options.id, file), value_set=used)
+    for path, file in {str(one.path): one for one in raw.values()}.items():
+        yield path, file.table, pc.is_in(file.ids(options.id), value_set=used)
 
 
 def _labels(raw: Mapping[Part, _Raw], tables: Mapping[Part, pa.Table], options: FilesOptions) -> EncodedLabels:
@@ -427,7 +443,8 @@ def _unshared(raw: _Raw, tables: Mapping[Part, pa.Table], options: FilesOptions)
     """Return a party's rows of people whom not all parties have."""
     path = str(raw.path)
     used = pa.concat_arrays([read_ids(tables[part], options.id, path) for part in PARTS])
-    return raw.table.filter(pc.invert(pc.is_in(read_ids(raw.table, options.id, path), value_set=used)))
+    own = raw.ids(options.id)
+    return raw.table.filter(pc.and_(own.is_valid(), pc.invert(pc.is_in(own, value_set=used))))
 
 
 def _label_party(holder: str, aligned: Mapping[Part, AlignmentFile], options: FilesOptions) -> str:

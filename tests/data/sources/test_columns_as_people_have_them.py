@@ -303,11 +303,26 @@ def test_the_option_of_a_message_is_a_line_of_toml_that_cures(prepared):
         assert read_column(dataset, "Size (mm)").kind == ("number", "category")[number]
 
 
-def test_rows_without_a_label_are_left_out_on_request(tmp_path):
+def test_rows_without_a_label_are_left_out_on_request_and_counted_once(tmp_path, caplog):
     columns = table(x=cycle("1", "2", "3")) | {"label": cycle("0", "1", "n/a", "1")}
     settings = {"files": {"bank": write(tmp_path / "b.csv", columns)}, "delimiter": ";", "unlabelled": "drop"}
     dataset = prepare("files", out=tmp_path / "out", options=settings)
     assert dataset.alignment.rows + dataset.alignment.test_rows == ROWS * 3 // 4
+    (warning,) = (one.getMessage() for one in caplog.records if "label" in one.getMessage() and one.levelname != "INFO")
+    assert warning.endswith("b.csv: 30 of all 120 rows have no label and are left out")
+
+
+def test_rows_are_those_of_the_file_where_others_are_left_out_for_want_of_a_label(tmp_path):
+    columns = table(x=["1o" if row == 8 else str(row) for row in range(ROWS)]) | {"label": cycle("", "0", "1")}
+    settings = {"delimiter": ";", "unlabelled": "drop", "split_seed": 1}
+    with pytest.raises(DataError, match="the first in row 9 below the header, '1o'"):
+        load("files", options={**settings, "files": {"bank": write(tmp_path / "b.csv", columns)}})
+    columns["id"] = [*IDS[:10], IDS[10], IDS[10], *IDS[12:]]
+    with pytest.raises(DataError, match="1 ID in column 'id' occurs more than once, in rows 11, 12 below the header"):
+        load("files", options={**settings, "files": {"bank": write(tmp_path / "c.csv", columns)}})
+    unlabelled = columns | {"x": cycle("1", "2"), "label": [*columns["label"][:11], "", *columns["label"][12:]]}
+    dataset = load("files", options={**settings, "files": {"bank": write(tmp_path / "d.csv", unlabelled)}})
+    assert dataset.alignment.rows + dataset.alignment.test_rows == ROWS * 2 // 3 - 1
 
 
 def test_ids_with_leading_zeros_in_one_file_are_joined_as_numbers_on_request(tmp_path):

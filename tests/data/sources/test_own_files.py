@@ -494,6 +494,7 @@ def test_an_unreadable_value_of_an_unaligned_row_leaves_out_unaligned_rows_only(
     assert dataset.party("a").unaligned is None
     assert "whose people others lack are not used" in caplog.text
     assert dataset.alignment.rows + dataset.alignment.test_rows == ROWS
+    assert f"column 'income', row {ROWS + 1} below the header holds '?!'" in caplog.text
 
 
 def test_with_a_positive_class_the_rest_of_unaligned_labels_is_the_other_one(two, tmp_path):
