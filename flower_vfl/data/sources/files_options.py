@@ -74,6 +74,8 @@ class FilesOptions(Options):
     def _consistent(self) -> FilesOptions:
         if not self.files and not self.labels_file:
             raise ValueError("name a file for at least one party: --set files.a=a.csv, in TOML files = {a = 'a.csv'}")
+        if self.label == self.id:
+            raise ValueError(f"{self.id!r} is the column of the ID, which cannot be the label; name another in label")
         for column, given in self.dtype.items():
             kind, _, text = given.partition(":")
             if kind not in (*COLUMN_KINDS, "integer") or (text and kind != "date"):

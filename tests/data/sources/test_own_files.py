@@ -301,6 +301,7 @@ def test_a_broken_features_file_is_refused_by_name(two, tmp_path, change, text):
         ({"numeric": ["town"], "categorical": ["town"]}, ConfigError, "column .town. is in numeric and in categorical"),
         ({"delimiter": {"bb": ";"}}, ConfigError, "delimiter.bb: no file is that of 'bb'; did you mean 'b'"),
         ({"encoding.labels": "cp1252"}, ConfigError, "encoding.labels: no file is that of 'labels'; Allowed: a, b"),
+        ({"label": "id"}, ConfigError, "'id' is the column of the ID, which cannot be the label"),
         ({"encoding.a": "utf-16"}, DataError, r"a\.csv is no text in utf-16, which the option encoding names"),
         (
             {"dtype.town": "categry"},
@@ -493,8 +494,8 @@ def test_an_unreadable_value_of_an_unaligned_row_leaves_out_unaligned_rows_only(
     dataset = load("files", options=two | {"join": "inner"})
     assert dataset.party("a").unaligned is None
     assert "whose people others lack are not used" in caplog.text
-    assert dataset.alignment.rows + dataset.alignment.test_rows == ROWS
     assert f"column 'income', row {ROWS + 1} below the header holds '?!'" in caplog.text
+    assert dataset.alignment.rows + dataset.alignment.test_rows == ROWS
 
 
 def test_with_a_positive_class_the_rest_of_unaligned_labels_is_the_other_one(two, tmp_path):
