@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +21,7 @@ from flower_vfl.apps.run_state import LABEL
 from flower_vfl.auditing.verdict import LEAKS, NOT_TESTED
 from flower_vfl.config import build_config, load_config
 from flower_vfl.data.encoding.columns import Column, class_counts, columns_of
+from flower_vfl.data.encoding.messages import option_argument, option_line
 from flower_vfl.data.sources.catalog import load, prepare
 from flower_vfl.data.sources.names import RECIPE_CLASSES
 from flower_vfl.data.sources.own_files import Files
@@ -38,9 +37,6 @@ _GAPS = {
     LEAKS: "The leak may be larger, because these gave no number or too few",
 }
 """Introductions of what did not run, by the status of a verdict."""
-
-_BARE_KEY = re.compile("[A-Za-z0-9_-]+")
-"""Key that TOML takes without quotes."""
 
 _CLASSES = 10
 """Largest number of classes that are listed."""
@@ -312,9 +308,7 @@ def _option(column: Column, *, toml: bool) -> str:
     if column.change is None:
         return ""
     name, kind = column.change
-    if not toml:
-        return f"--set {shlex.quote(f'dtype.{name}={kind}')}"
-    return f'dtype.{name if _BARE_KEY.fullmatch(name) else json.dumps(name, ensure_ascii=False)} = "{kind}"'
+    return (option_line if toml else option_argument)(f"dtype.{name}", kind)
 
 
 def _columns_table(name: str, columns: Sequence[Column], *, toml: bool) -> Table:

@@ -601,7 +601,12 @@ def test_a_users_own_files_are_prepared_and_run(tmp_path):
     files = [f"{party}={tmp_path}/{party}.csv" for party in ("left", "right")]
     done = flower_vfl("init", *files, "--label", "label", "--out", tmp_path / "own.toml")
     assert done.returncode == 0, done.stderr
+    assert f"Next: flower-vfl run {tmp_path}/own.toml" in done.stdout
     assert flower_vfl("init", *files, "--out", tmp_path / "own.toml").returncode == 2  # the file exists
+    bad = flower_vfl("init", *files, "--label", "label", "--set", "dtype.cty=ignore", "--out", tmp_path / "bad.toml")
+    assert bad.returncode == 2
+    assert "no table has a column 'cty'; did you mean 'city'" in bad.stderr
+    assert "Next" not in bad.stdout
     done = flower_vfl("run", tmp_path / "own.toml", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "out" / "result.json").read_text())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from flower_vfl.config import load_config
+from flower_vfl.data.encoding.messages import option_line
 from flower_vfl.data.formats.tables import Dialect, delimiter_of, read_header
+from flower_vfl.data.sources.catalog import load
 from flower_vfl.data.sources.files_options import LABELS, FilesOptions
 from flower_vfl.data.sources.own_files import Files
 from flower_vfl.data.sources.recipe import build_options
@@ -21,6 +23,9 @@ from flower_vfl.registry import suggestion
 
 Ask = Callable[[str, str, str], str]
 """Function that asks for a value, given the option, the question and the answer for an empty line ("" for none)."""
+
+_NAMES = 5
+"""Largest number of columns of each file in a message."""
 
 _ARGUMENTS = {"files": "PARTY=FILE", "id": "--id", "label": "--label", "label_party": "--label-party"}
 """Arguments of `init` in place of options of `files`."""
@@ -173,6 +178,24 @@ def write_first_config(
     return holder
 
 
+def check_first_config(path: Path) -> None:
+    """Read the files of a configuration that `write_first_config` left, as a run does.
+
+    Raises
+    ------
+    ConfigError, DataError
+        When they cannot be used; the message says that the configuration was written, and how to go on.
+    """
+    data = load_config(str(path)).data
+    try:
+        load(data.name, options=data.options)
+    except (ConfigError, DataError) as error:
+        raise type(error)(
+            f"{error}\n{path} was written, but a run would stop at this. Correct the file or, in {path}, the options "
+            f"below [data.options], then check again: flower-vfl data show {shlex.quote(str(path))}"
+        ) from None
+
+
 def _given_options(files: Mapping[str, Path], options: Mapping[str, str]) -> FilesOptions:
     """Return the files and the further options, checked."""
     for key, instead in _ARGUMENTS.items():
@@ -205,8 +228,8 @@ def _with_labels_file(options: Mapping[str, Any], holder: str) -> dict[str, Any]
 def _lines(key: str, value: object) -> list[str]:
     """Return the TOML of an option, a line for each entry of a table."""
     if isinstance(value, Mapping):
-        return [f"{key}.{json.dumps(name)} = {json.dumps(one)}" for name, one in value.items()]
-    return [f"{key} = {json.dumps(value)}"]
+        return [option_line(f"{key}.{name}", one) for name, one in value.items()]
+    return [option_line(key, value)]
 
 
 def _choice(option: str, question: str, choices: Sequence[str], usual: str, ask: Ask) -> str:
@@ -225,9 +248,15 @@ def _columns(headers: Mapping[str, Sequence[str]], id_column: str) -> list[str]:
 def _id_column(headers: Mapping[str, Sequence[str]], given: str, label: str, ask: Ask) -> str:
     """Return the column of all tables that identifies a row."""
     first, *others = headers.values()
-    shared = [name for name in first if name != label and all(name in names for names in others)]
+    common = [name for name in first if all(name in names for names in others)]
+    if label and (given == label or (not given and common == [label])):
+        raise ConfigError(f"{label!r} is the column of the ID, which cannot be the label; name another with --label")
+    shared = [name for name in common if name != label]
     if not shared:
-        raise ConfigError("no column is in all files; an ID column of one name must be in each")
+        found = "; ".join(f"{party}: {', '.join(map(repr, names[:_NAMES]))}" for party, names in headers.items())
+        raise ConfigError(
+            f"no column is in all files; an ID column of one name must be in each. First columns: {found}"
+        )
     usual = next((name for name in shared if name.lower() in ("id", "uid", "key")), shared[0])
     chosen = given or (shared[0] if len(shared) == 1 else _choice("--id", "column of the ID", shared, usual, ask))
     if chosen not in shared:

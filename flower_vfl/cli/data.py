@@ -108,11 +108,11 @@ def init(
         ),
     ] = None,
 ) -> None:
-    """Write a commented configuration for tables of your own.
+    """Write a commented configuration for tables of your own, and check them.
 
     It asks for what is not given.
     """
-    from flower_vfl.apps.first_config import ask_files, ask_person, files_of, write_first_config
+    from flower_vfl.apps.first_config import ask_files, ask_person, check_first_config, files_of, write_first_config
     from flower_vfl.config.parsing import parse_assignments
 
     given = files_of(files or ask_files(ask_person))
@@ -122,4 +122,5 @@ def init(
     )
     path = shlex.quote(str(out))
     typer.echo(f"{holder} is the label party. How columns are read: flower-vfl data show {path}")
+    check_first_config(out)
     typer.echo(f"Next: flower-vfl run {path}")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flower_vfl.apps.first_config import ask_files, files_of, write_first_config
+from flower_vfl.apps.first_config import ask_files, check_first_config, files_of, write_first_config
 from flower_vfl.config import load_config
 from flower_vfl.data.sources.catalog import load
 from flower_vfl.errors import ConfigError, DataError
@@ -41,7 +41,12 @@ def test_what_the_headers_leave_open_is_asked_and_written_to_the_file(tmp_path):
         ({}, "--label: column of the label, of default, income, spent, town"),
         ({"label": "defualt"}, "no file has the label column 'defualt'; did you mean 'default'"),
         ({"label": "default", "id_column": "income"}, "the file of shop has no ID column 'income'"),
-        ({"label": "default", "shop": "town,spent\nUlm,4\n"}, "no column is in all files"),
+        (
+            {"label": "default", "shop": "town,spent\nUlm,4\n"},
+            "First columns: bank: 'customer', 'income', 'default'; shop: 'town', 'spent'",
+        ),
+        ({"label": "customer"}, "'customer' is the column of the ID, which cannot be the label"),
+        ({"label": "income", "id_column": "income"}, "'income' is the column of the ID, which cannot be the label"),
         (
             {"label": "default", "shop": "customer,default\nc1,1\n"},
             "--label-party: the party with the 'default' that counts",
@@ -104,7 +109,7 @@ def test_options_of_the_files_are_used_and_written(tmp_path):
     (tmp_path / "shop.csv").write_text(SHOP)
     files = files_of([f"bank={tmp_path}/bank.csv", f"shop={tmp_path}/shop.csv"])
     out = tmp_path / "run.toml"
-    with pytest.raises(DataError, match="--set encoding=cp1252 of init"):
+    with pytest.raises(DataError, match=r"--set encoding\.bank=cp1252"):
         write_first_config(files, out, label="default", ask=no_answer)
     given = {**options, "missing_values": "-999,unknown", "missing": "error"}
     write_first_config(files, out, label="default", options=given, ask=no_answer)
@@ -137,3 +142,37 @@ def test_a_file_of_ids_and_labels_becomes_the_file_of_the_labels(tmp_path):
     assert (options["delimiter"], options["encoding"]) == ({"labels": ";"}, {"labels": "cp1252"})
     dataset = load("files", options=options, cache=tmp_path / "cache")
     assert (dataset.label_party, dataset.parties, len(dataset.labels().train) > 20) == ("bank", ("shop",), True)
+
+
+def sold(row):
+    return f"c{row},{row % 7},{row % 5}\n"
+
+
+@pytest.mark.parametrize(
+    ("shop", "options", "words"),
+    [
+        ("".join(map(sold, range(80))), {}, ""),
+        ("".join(f"c{row},n.v.,1\n" if row == 8 else sold(row) for row in range(80)), {}, "'n.v.'"),
+        ("".join(map(sold, [*range(80), 8])), {}, "1 ID in column 'customer' occurs more than once, in rows 9, 81"),
+        ("".join(map(sold, range(100, 180))), {}, "no ID is in all of"),
+        ("", {}, "has no rows"),
+        (
+            "".join(map(sold, range(80))),
+            {"dtype.spnt": "category"},
+            "no table has a column 'spnt'; did you mean 'spent'",
+        ),
+    ],
+)
+def test_files_are_checked_once_their_configuration_is_written(shop, options, words, tmp_path, monkeypatch):
+    monkeypatch.setenv("FLOWER_VFL_CACHE", str(tmp_path / "cache"))
+    bank = "customer,income,default\n" + "".join(f"c{row},{row % 9},{row % 2}\n" for row in range(80))
+    begin(tmp_path, bank=bank, shop=f"customer,spent,visits\n{shop}", label="default", options=options)
+    path = tmp_path / "run.toml"
+    if not words:
+        check_first_config(path)
+        return
+    with pytest.raises((ConfigError, DataError)) as caught:
+        check_first_config(path)
+    assert words in str(caught.value)
+    assert f"{path} was written, but a run would stop at this" in str(caught.value)
+    assert str(caught.value).endswith(f"flower-vfl data show {path}")

@@ -169,9 +169,9 @@ def test_scores_do_not_depend_on_which_others_are_asked_for(finished, tmp_path):
     ("text", "words"),
     [
         ("9\nghost\nspectre\nspook\nwraith\n", r"4 of 5 IDs are not in the data: 'ghost', 'spectre', 'spook', \.\.\."),
-        ("9\n42\n9\n", "occur more than once, in rows 1, 3"),
+        ("9\n42\n9\n", r"ids\.txt: 1 ID occurs more than once, in lines 1, 3; keep one of each$"),
         ("\n\n", "names no ID"),
-        ("9\n\n42\n", "row 2 has no ID"),
+        ("9\n\n42\n", "line 2 has no ID; leave"),
     ],
 )
 def test_ids_that_cannot_be_scored_are_named_and_nothing_is_written(finished, tmp_path, text, words):

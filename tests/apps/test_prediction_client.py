@@ -232,7 +232,10 @@ def test_what_is_wrong_with_a_partys_new_rows_is_said_on_its_host_alone(host, tm
         host.predict(tmp_path / "scores.csv", node=node, data=tmp_path / "new" / "bank.csv", transport=transport)
     words = "party 'shop' could not take part in the prediction; the log of its host says why"
     assert str(caught.value).endswith(f"could not open its session: WithheldError: {words}")
-    assert "row 7 holds 'salary 9000 see Dr. Weiss', a finite number (decimal point) is needed" in caplog.text
+    assert (
+        "row 7 below the header holds 'salary 9000 see Dr. Weiss', a finite number (decimal point) is needed"
+        in caplog.text
+    )
     assert str(path) in caplog.text
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from flower_vfl.data.encoding.messages import MOST_ROWS, named_lines, named_rows, set_options
 from flower_vfl.data.encoding.values import Place, require_columns, texts
 from flower_vfl.errors import DataError
 from flower_vfl.rng import scattered
@@ -23,10 +25,25 @@ _SAMPLE, _LONGEST_FORM = 1000, 40
 _SHORTENED = r"^[0-9][.][0-9]+[eE][+][0-9]+$"
 
 
-def read_ids(table: pa.Table, column: str, file: str) -> pa.Array:
+def read_ids(
+    table: pa.Table, column: str, file: str, needed: pa.Array | None = None, *, trained: bool = False
+) -> pa.Array:
     """Return the IDs of a table as texts: trimmed, in Unicode's normal form C, whole numbers as their digits.
 
     Messages name rows, never IDs: they may be read on another party's host.
+
+    Parameters
+    ----------
+    table : pyarrow.Table
+        Rows in the order of the file.
+    column : str
+        Column of the ID.
+    file : str
+        Origin of the table, for messages.
+    needed : pyarrow.Array of bool, optional
+        The rows that are read; the IDs of the others are null. All by default.
+    trained : bool
+        True for rows after training, whose IDs no option changes.
 
     Raises
     ------
@@ -37,44 +54,61 @@ def read_ids(table: pa.Table, column: str, file: str) -> pa.Array:
     kind = table.schema.field(column).type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
+    whole = "" if trained else f", or read 1.0 as 1 with {set_options((f'dtype.{column}', 'integer'))}"
+    other = "" if trained else ", or name the column of the ID in the option id"
+    where = f" in column {column!r}"
     if pa.types.is_floating(kind):
-        raise DataError(
-            f"{file}: IDs in column {column!r} are fractions, from row 1 on; make them whole numbers or texts, or read "
-            f"1.0 as 1 with the option dtype.{column}=integer"
-        )
+        raise DataError(f"{file}: IDs{where} are fractions, from row 1 on; make them whole numbers or texts{whole}")
     if not any(is_kind(kind) for is_kind in _ID_TYPES):
-        raise DataError(f"{file}: IDs in column {column!r} are of type {kind}; make them whole numbers or texts")
+        raise DataError(f"{file}: IDs{where} are of type {kind}; make them whole numbers or texts")
     ids = _composed(texts(table.column(column), Place(file, column)))
-    if len(ids) and pc.all(pc.match_substring_regex(ids, r"^[0-9]+[.]0*$")).as_py():
+    if needed is not None:
+        ids = pc.if_else(needed, ids, pa.scalar(None, pa.string()))
+    known = ids.drop_null()
+    if len(known) and pc.all(pc.match_substring_regex(known, r"^[0-9]+[.]0*$")).as_py():
         raise DataError(
-            f"{file}: IDs in column {column!r} are numbers with a fraction, from row 1 on, which other programs write "
-            f"without; make them whole, or read 1.0 as 1 with the option dtype.{column}=integer"
+            f"{file}: IDs{where} are numbers with a fraction, from row 1 on, which other programs write without; make "
+            f"them whole{whole}"
         )
-    empty = pc.equal(ids, "")
-    if pc.any(empty).as_py():
+    if len(known) and pc.all(pc.match_substring_regex(known, _SHORTENED)).as_py():
         raise DataError(
-            f"{file}: row {pc.index(empty, True).as_py() + 1} has no ID in column {column!r}; leave such rows out, or "
-            "name the column of the ID in the option id"
+            f"{file}: IDs{where} are numbers with an exponent, from row 1 on: a program shortened them, and their last "
+            f"digits are lost; write the file again with this column as text{other}"
         )
-    if len(ids) and pc.all(pc.match_substring_regex(ids, _SHORTENED)).as_py():
-        raise DataError(
-            f"{file}: IDs in column {column!r} are numbers with an exponent, from row 1 on: a program shortened "
-            "them, and their last digits are lost; write the file again with this column as text, or name the column "
-            "of the ID in the option id"
-        )
-    counts = pc.value_counts(ids)
-    repeated = counts.filter(pc.greater(counts.field(1), 1)).field(0)
-    if len(repeated):
-        rows = _rows(pc.is_in(ids, value_set=repeated))
-        raise DataError(
-            f"{file}: {len(repeated)} IDs of column {column!r} occur more than once, in rows {rows}; keep one row of "
-            "each, or name the column of the ID in the option id"
-        )
+    _require_distinct(ids, file, where, partial(named_rows, file), other)
     return ids
 
 
+def read_id_lines(lines: Sequence[str], file: str) -> pa.Array:
+    """Return the IDs of a text with one ID a line, in Unicode's normal form C.
+
+    Raises
+    ------
+    DataError
+        When a line is empty, or IDs repeat.
+    """
+    ids = _composed(pa.array(lines, pa.string()))
+    _require_distinct(ids, file, "", named_lines, "")
+    return ids
+
+
+def _require_distinct(ids: pa.Array, file: str, where: str, named: Callable[[Sequence[int]], str], other: str) -> None:
+    """Refuse empty and repeated IDs; `where`, `named` and `other` are words of the message: column, rows and advice."""
+    empty = pc.equal(ids, "")
+    if pc.any(empty).as_py():
+        raise DataError(f"{file}: {named(_first(empty)[:1])} has no ID{where}; leave such rows out{other}")
+    counts = pc.value_counts(ids.drop_null())
+    repeated = counts.filter(pc.greater(counts.field(1), 1)).field(0)
+    if len(repeated):
+        number = f"{len(repeated)} IDs{where} occur" if len(repeated) > 1 else f"1 ID{where} occurs"
+        rows = named(_first(pc.is_in(ids, value_set=repeated)))
+        raise DataError(f"{file}: {number} more than once, in {rows}; keep one of each{other}")
+
+
 def whole_ids(table: pa.Table, column: str, file: str) -> pa.Table:
-    """Return a table whose IDs are whole numbers where they have a fraction of zeros: 1.0 becomes 1.
+    """Return a table whose IDs are whole numbers where they have leading zeros or a fraction of zeros.
+
+    Both 007 and 7.0 become 7.
 
     Raises
     ------
@@ -82,13 +116,17 @@ def whole_ids(table: pa.Table, column: str, file: str) -> pa.Table:
         When there is no such column, or a fraction is not zero.
     """
     require_columns(table, [column], file)
-    ids = texts(table.column(column), Place(file, column))
-    whole = pc.replace_substring_regex(ids, r"^([0-9]+)[.]0*$", r"\1")
+    whole = _whole(texts(table.column(column), Place(file, column)))
     broken = pc.match_substring_regex(whole, r"^[-+]?[0-9]*[.][0-9]+$|[0-9][eE][-+]?[0-9]+$")
     if pc.any(broken).as_py():
-        row = pc.index(broken, True).as_py() + 1
-        raise DataError(f"{file}: row {row} has an ID in column {column!r} that is no whole number")
+        raise DataError(
+            f"{file}: {named_rows(file, _first(broken)[:1])} has an ID in column {column!r} that is no whole number"
+        )
     return table.set_column(table.column_names.index(column), column, whole)
+
+
+def _whole(ids: pa.Array) -> pa.Array:
+    return pc.replace_substring_regex(ids, r"^0*([0-9]+)([.]0*)?$", r"\1")
 
 
 def _composed(ids: pa.Array) -> pa.Array:
@@ -98,38 +136,55 @@ def _composed(ids: pa.Array) -> pa.Array:
     return pc.replace_with_mask(ids, foreign, pa.array(normal, ids.type))
 
 
-def join_ids(ids: Mapping[str, pa.Array], how: Join) -> list[str]:
+def join_ids(ids: Mapping[str, pa.Array], how: Join, column: str = "") -> list[str]:
     """Return the IDs that all files share, sorted by character code.
 
     Parameters
     ----------
     ids : Mapping
-        IDs of each file.
+        IDs of each file; rows without one are left out.
     how : {"strict", "inner"}
         "strict": all files must have the same IDs; "inner": keep those that all have.
+    column : str
+        Column of the ID, whose option messages name; "" after training, when no option changes the IDs.
 
     Raises
     ------
     DataError
         When no ID is shared or, with "strict", some are not in all files; the message has their number.
     """
-    shared = set.intersection(*(set(values.to_pylist()) for values in ids.values()))
+    shared = set.intersection(*(set(values.drop_null().to_pylist()) for values in ids.values()))
+    if not shared:
+        _refuse_leading_zeros({file: values.drop_null() for file, values in ids.items()}, column)
     if how == "strict":
         for file, values in ids.items():
             for other, others in ids.items():
-                alone = pc.invert(pc.is_in(values, value_set=others))
+                alone = pc.and_(values.is_valid(), pc.invert(pc.is_in(values, value_set=others)))
                 if pc.any(alone).as_py():
+                    option = f", or keep the shared IDs with {set_options(('join', 'inner'))}" if column else ""
                     raise DataError(
-                        f"{pc.sum(alone).as_py()} of {len(values)} IDs in {file} are not in {other}, those of rows "
-                        f"{_rows(alone)}; align the files first, or keep the shared IDs with the option join = 'inner'"
+                        f"{pc.sum(alone).as_py()} of {len(values) - values.null_count} IDs in {file} are not in "
+                        f"{other}, those of {named_rows(file, _first(alone))}; align the files first{option}"
                     )
     if not shared:
-        forms = ", ".join(f"{_form(values)!r} in {file}" for file, values in ids.items())
+        forms = ", ".join(f"{_form(values.drop_null())!r} in {file}" for file, values in ids.items())
+        cure = ", or name the column of the ID in the option id" if column else ""
         raise DataError(
             f"no ID is in all of {', '.join(ids)}. Most IDs look like {forms} (9: any digit, a: any letter); write "
-            "them in one form in all files, or name the column of the ID in the option id"
+            f"them in one form in all files{cure}"
         )
     return sorted(shared)
+
+
+def _refuse_leading_zeros(ids: Mapping[str, pa.Array], column: str) -> None:
+    """Refuse IDs of which none is in all files if some are once they are read as whole numbers."""
+    zeros = [file for file, values in ids.items() if pc.any(pc.match_substring_regex(values, "^0[0-9]")).as_py()]
+    if zeros and set.intersection(*(set(_whole(values).to_pylist()) for values in ids.values())):
+        cure = f", or read 007 as 7 with {set_options((f'dtype.{column}', 'integer'))}" if column else ""
+        raise DataError(
+            f"no ID is in all of {', '.join(ids)}, but some are as numbers: IDs in {' and '.join(zeros)} have leading "
+            f"zeros; write them in one form{cure}"
+        )
 
 
 def _form(ids: pa.Array) -> str:
@@ -200,10 +255,9 @@ def drawn(numbers: NDArray[np.int64], fraction: float, key: str) -> NDArray[np.b
     return np.asarray(mixed < np.uint64(int(fraction * 2**64))) if fraction < 1.0 else np.ones(len(numbers), bool)
 
 
-def _rows(mask: pa.Array) -> str:
-    """Return the numbers of the first rows, from 1, at which a mask is true."""
-    rows = pc.add(pc.indices_nonzero(mask), 1).to_pylist()
-    return ", ".join(map(str, rows[:4])) + (", ..." if len(rows) > 4 else "")
+def _first(mask: pa.Array) -> list[int]:
+    """Return the first places at which a mask is true, one more than a message names."""
+    return [int(place) for place in pc.indices_nonzero(mask)[: MOST_ROWS + 1].to_pylist()]
 
 
 def id_numbers(ids: Iterable[str], count: int, key: bytes) -> NDArray[np.uint64]:

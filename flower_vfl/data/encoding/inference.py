@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from flower_vfl.data.encoding.dates import FORMATS, parts
+from flower_vfl.data.encoding.messages import named_rows, option_line, set_options
 from flower_vfl.data.encoding.number_texts import NumberStyle, decimal_of, mixed_notations, styles
 from flower_vfl.data.encoding.reading import (
     FALSE,
@@ -189,10 +190,10 @@ class _Column:
             others = style.parse(self.known)[1]
             self._refuse_almost(others, f"numbers{f' ({style.words})' if style.words else ''}")
             if others.mean() <= 1.0 - _MOSTLY:
+                other = self.known[int(others.argmax())].as_py()
                 self._numbers = (
-                    f"{1.0 - others.mean():.0%} of its values are numbers, others such as "
-                    f"{self.known[int(others.argmax())].as_py()!r} are not; if these stand for a missing value, name "
-                    "them in the option missing_values"
+                    f"{1.0 - others.mean():.0%} of its values are numbers, others such as {other!r} are not; if these "
+                    f"stand for a missing value, name them: {option_line('missing_values', [other])}"
                 )
             return None
         described = style.words or "reads as numbers"
@@ -204,10 +205,11 @@ class _Column:
         number = int(bad.sum())
         if 1.0 - number / len(bad) >= _ALMOST_ALL:
             first = min(np.flatnonzero(bad), key=lambda place: int(self.rows[place]))
+            given = self.known[int(first)].as_py()
+            cure = set_options(("missing_values", [given]), (f"dtype.{self.name}", "category"))
             raise DataError(
                 f"{self.file}: column {self.name!r} is {what} but for {number} of {len(bad)} training rows, the first "
-                f"in row {self.rows[first] + 1}, {self.known[int(first)].as_py()!r}; correct them, name what stands "
-                f"for a missing value in the option missing_values, or set dtype.{self.name}=category"
+                f"in {named_rows(self.file, [int(self.rows[first])])}, {given!r}; correct them, or set {cure}"
             )
 
     def _date(self, why: str, *, named: bool) -> ColumnFormat | None:
@@ -220,9 +222,10 @@ class _Column:
                 self._refuse_almost(bad, f"dates ({fitting[0]})")
             if named:
                 bad = read_dates(self.known, fitting[0])[1]
+                cure = set_options((f"dtype.{self.name}", "date:%d.%m.%Y"))
                 raise DataError(
                     f"{self.file}: column {self.name!r} holds {self.known[int(bad.argmax())].as_py()!r}, which reads "
-                    f"as none of the dates that are known; give their format, as in dtype.{self.name}=date:%d.%m.%Y"
+                    f"as none of the dates that are known; give their format, as in {cure}"
                 )
             return None
         text = fitting[0] if len(fitting) == 1 else self._constant_day(fitting)
@@ -233,7 +236,7 @@ class _Column:
         firsts = [text for text in fitting if len(np.unique(self._days_of(text))) == 1]
         if len(firsts) == 1:
             return firsts[0]
-        either = " or ".join(f"dtype.{self.name}=date:{text}" for text in fitting)
+        either = set_options(*((f"dtype.{self.name}", f"date:{text}") for text in fitting))
         raise DataError(
             f"{self.file}: column {self.name!r} has dates like {self.known[0].as_py()!r}, and no training row tells "
             f"the day from the month; set {either}"

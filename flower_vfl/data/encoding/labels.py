@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from flower_vfl.data.encoding.messages import named_rows
 from flower_vfl.data.encoding.reading import FALSE
 from flower_vfl.data.encoding.values import Place, parse_numbers, texts
 from flower_vfl.errors import DataError
@@ -163,8 +164,10 @@ def require_labels(
         absent = pc.and_(absent, needed)
     if pc.any(absent).as_py():
         row, number = pc.index(absent, True).as_py(), pc.sum(absent).as_py()
+        rows = "" if needed is None else f" in the {pc.sum(needed).as_py()} rows of shared IDs"
         raise DataError(
-            f"{place.file}: column {place.column!r} has {number} missing labels, the first in row {row + 1}{cure}"
+            f"{place.file}: column {place.column!r} has {number} missing label{'s' if number > 1 else ''}{rows}, the "
+            f"first in {named_rows(place.file, [row])}{cure}"
         )
 
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from flower_vfl.data.encoding.messages import option_line
 from flower_vfl.data.encoding.values import parse_numbers
 
 SIGNS = ("%", "€", "$", "£", "¥", "₹", "EUR", "USD", "GBP", "CHF", "JPY", "INR")
@@ -153,8 +154,8 @@ def mixed_notations(name: str, values: pa.Array, decimal: str = "") -> str:
 
     Examples
     --------
-    >>> mixed_notations("x", pa.array(["12.5", "7.25"]), ",")
-    "numbers such as '12.5', which decimal=, does not read: leave the option decimal out"
+    >>> print(mixed_notations("x", pa.array(["12.5", "7.25"]), ","))
+    numbers such as '12.5', which decimal = "," does not read: leave it out
     >>> mixed_notations("x", pa.array(["blue", "red"]))
     ''
     """
@@ -170,8 +171,8 @@ def mixed_notations(name: str, values: pa.Array, decimal: str = "") -> str:
         return ""
     other = values[int((bad & numbers).argmax())].as_py()
     if decimal and not styles(values)[0][1]:
-        return f"numbers such as {other!r}, which decimal={decimal} does not read: leave the option decimal out"
-    kept = f"write them in one, or dtype.{name}=category keeps them as categories"
+        return f"numbers such as {other!r}, which {option_line('decimal', decimal)} does not read: leave it out"
+    kept = f"write them in one, or {option_line(f'dtype.{name}', 'category')} keeps them as categories"
     if len(found) > 1:
         return f"numbers with different signs: {', '.join(found)}, such as {other!r}: {kept}"
     first = values[int(bad.argmin())].as_py()

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from flower_vfl.data.encoding.dates import DateFormat, from_type, parts
+from flower_vfl.data.encoding.messages import named_rows, set_options
 from flower_vfl.data.encoding.number_texts import NumberStyle
 from flower_vfl.data.encoding.values import Place, numbers, parse_numbers, require_columns, texts, whole_array
 from flower_vfl.errors import DataError
@@ -97,11 +98,12 @@ class ColumnFormat:
     def _refuse(self, values: pa.Array, bad: NDArray[np.bool_], place: Place, needed: str) -> None:
         if bad.any():
             row = int(bad.argmax())
+            given = values[row].as_py()
+            cure = set_options(("missing_values", [str(given)]), (f"dtype.{self.name}", "category"))
             raise DataError(
-                f"{place.file}: column {place.column!r}, row {row + 1} holds {values[row].as_py()!r}, {needed} is "
-                f"needed; training rows were taken for that ({self.why}). Correct it, or prepare the data again: "
-                f"the option missing_values names what stands for a missing value, dtype.{self.name}=category takes "
-                "the column for categories"
+                f"{place.file}: column {place.column!r}, {named_rows(place.file, [row])} holds {given!r}, {needed} is "
+                f"needed; training rows were taken for that ({self.why}). Correct it, or prepare the data again with "
+                f"{cure}"
             )
 
 

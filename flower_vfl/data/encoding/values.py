@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from flower_vfl.data.encoding.messages import named_rows, set_options
 from flower_vfl.errors import DataError
 from flower_vfl.registry import suggestion
 
@@ -105,22 +106,24 @@ def numbers(
         row = int(unreadable.argmax())
         given = whole_array(column)[row].as_py()
         raise DataError(
-            f"{place.file}: column {place.column!r}, row {row + 1} holds {given!r}, a finite number is needed"
+            f"{place.file}: column {place.column!r}, {named_rows(place.file, [row])} holds {given!r}, a finite number "
+            "is needed"
         )
     large = np.abs(values) > _LARGEST
     if large.any():
         row = int(large.argmax())
         given = whole_array(column)[row].as_py()
         raise DataError(
-            f"{place.file}: column {place.column!r}, row {row + 1} holds {given!r}; numbers up to {_LARGEST:g} can be "
-            "encoded: correct it, or leave it empty where it stands for a missing number"
+            f"{place.file}: column {place.column!r}, {named_rows(place.file, [row])} holds {given!r}; numbers up to "
+            f"{_LARGEST:g} can be encoded: correct it, or leave it empty where it stands for a missing number"
         )
     absent = np.isnan(values)
     if missing == "error" and absent.any():
         row = int(absent.argmax())
         raise DataError(
-            f"{place.file}: column {place.column!r}, row {row + 1} is missing or NaN ({int(absent.sum())} such rows); "
-            'fill it, or set the option missing = "mean" where the data set has it'
+            f"{place.file}: column {place.column!r}, {named_rows(place.file, [row])} is missing or NaN "
+            f"({int(absent.sum())} such rows); fill it, or set {set_options(('missing', 'mean'))} where the data set "
+            "has it"
         )
     return values
 

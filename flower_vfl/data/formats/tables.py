@@ -6,10 +6,8 @@ import codecs
 import csv
 import gzip
 import io
-import json
 import logging
 import re
-import shlex
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -22,6 +20,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
+from flower_vfl.data.encoding.messages import named_rows, set_options
 from flower_vfl.data.encoding.values import require_columns
 from flower_vfl.data.formats.raw import GZIP, SEPARATORS, check_encoding, opened
 from flower_vfl.errors import ConfigError, DataError
@@ -49,11 +48,14 @@ class Dialect:
         Python's name of the encoding; "" for UTF-8.
     trained : bool
         True for new rows, which need the syntax of the training file: no option changes it.
+    party : str
+        Party of the file, whose own option messages name; "" for the option of all files.
     """
 
     delimiter: str = ""
     encoding: str = ""
     trained: bool = False
+    party: str = ""
 
     def __post_init__(self) -> None:
         if len(self.delimiter) > 1 and self.delimiter not in _TABS:
@@ -74,10 +76,7 @@ class Dialect:
         """Return the way to read a file whose delimiter or encoding is another one, for messages."""
         if self.trained:
             return f"save it with the {option} of the training file"
-        return (
-            f"or name it in the option {option}: --set {option}={shlex.quote(value)} of init and data prepare, in a "
-            f"configuration {option} = {json.dumps(value)} below [data.options]"
-        )
+        return f"or set {set_options((f'{option}.{self.party}' if self.party else option, value))}"
 
 
 PLAIN_DIALECT = Dialect()
@@ -88,7 +87,7 @@ def dialect_of(options: Mapping[str, Any], key: str, *, trained: bool = False) -
     """Return the dialect of a party's file, from the options `delimiter` and `encoding`: texts, or texts by party."""
     given = (options.get(name, "") for name in ("delimiter", "encoding"))
     delimiter, encoding = (str(one.get(key, "")) if isinstance(one, Mapping) else str(one) for one in given)
-    return Dialect(delimiter, encoding, trained)
+    return Dialect(delimiter, encoding, trained, key)
 
 
 def read_table(path: Path, only: str = "", dialect: Dialect = PLAIN_DIALECT) -> pa.Table:
@@ -108,6 +107,7 @@ def read_table(path: Path, only: str = "", dialect: Dialect = PLAIN_DIALECT) -> 
     DataError
         When the file is neither, is empty, lacks the column, has a column name twice, or leaves a quote open.
     """
+    dialect = _marked(path, dialect)
     header = read_header(path, dialect)
     require_columns(header, [only] if only else [], str(path))
     names = [only] if only else header.column_names
@@ -119,7 +119,7 @@ def read_table(path: Path, only: str = "", dialect: Dialect = PLAIN_DIALECT) -> 
         # Arrow's message ends with the content of the wrong row: data, which messages do not repeat.
         words = re.sub("(?<=got )([0-9]+):.*", r"\1", str(error), flags=re.DOTALL)
         place = re.search("Row #([0-9]+)", words)
-        number = f" (row {int(place[1]) - 1} below the header)" if place else ""
+        number = f" ({named_rows(str(path), [int(place[1]) - 2])})" if place else ""
         cure = f"; {_QUOTES}{'' if dialect.trained else '; the option delimiter names another one'}" if place else ""
         raise DataError(f"{path} cannot be read: {re.sub('Row #[0-9]+: ', '', words)}{number}{cure}") from None
     if not table.num_rows:
@@ -129,6 +129,7 @@ def read_table(path: Path, only: str = "", dialect: Dialect = PLAIN_DIALECT) -> 
 
 def read_header(path: Path, dialect: Dialect = PLAIN_DIALECT) -> pa.Table:
     """Return the columns of a file, without rows; errors are those of `read_table`."""
+    dialect = _marked(path, dialect)
     try:
         if _is_parquet(path):
             header = pq.read_schema(path).empty_table()
@@ -180,6 +181,15 @@ def delimiter_of(path: Path, dialect: Dialect = PLAIN_DIALECT) -> str:
     return ""
 
 
+def _marked(path: Path, dialect: Dialect) -> Dialect:
+    """Return the dialect of a file, in UTF-8 where the file begins with its byte order mark."""
+    if not dialect.encoding or _is_parquet(path):
+        return dialect
+    with suppress(OSError, EOFError, zlib.error), _opened(path) as file:
+        return replace(dialect, encoding="") if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else dialect
+    return dialect  # reading the file says what is wrong
+
+
 def _kind(path: Path) -> str:
     return Path(path.name.removesuffix(".gz")).suffix.lower()
 
@@ -196,7 +206,7 @@ def _check_encoding(path: Path, dialect: Dialect, error: Exception) -> None:
         cure = (
             dialect.cure("encoding", "")
             if dialect.trained
-            else "files of several encodings have one each, as in encoding.bank"
+            else f"files of several encodings have one each, as in encoding.{dialect.party or 'bank'}"
         )
         raise DataError(
             f"{path} is no text in {dialect.encoding}, which the option encoding names ({error}); {cure}"
@@ -240,7 +250,7 @@ def _refuse_stray_quotes(path: Path, dialect: Dialect) -> None:
 
 
 def _stray_quote(path: Path, row: int, error: csv.Error) -> DataError:
-    where = f"row {row} below the header" if row else "the header"
+    where = named_rows(str(path), [row - 1]) if row else "the header"
     return DataError(
         f"{path}: in {where} a quote begins a value, and no quote ends it before a delimiter or the end of the line; "
         f"remove the quote, or quote the value whole and write a quote inside it twice ({error})"

@@ -47,7 +47,7 @@ class FilesOptions(Options):
     dtype: dict[str, str] = Field(
         default_factory=dict,
         description='column to "number", "category", "boolean", "date", "date:%d.%m.%Y" or "ignore"; of the ID '
-        '"integer": 1.0 is 1',
+        '"integer": 1.0 and 001 are 1',
     )
     decimal: Literal["auto", ".", ","] = Field("auto", description='before fractions: ".", ","; "auto": as columns say')
     missing_values: tuple[str, ...] = Field((), description="what else stands for a missing value, as in -999,unknown")
@@ -74,6 +74,8 @@ class FilesOptions(Options):
     def _consistent(self) -> FilesOptions:
         if not self.files and not self.labels_file:
             raise ValueError("name a file for at least one party: --set files.a=a.csv, in TOML files = {a = 'a.csv'}")
+        if self.label == self.id:
+            raise ValueError(f"{self.id!r} is the column of the ID, which cannot be the label; name another in label")
         for column, given in self.dtype.items():
             kind, _, text = given.partition(":")
             if kind not in (*COLUMN_KINDS, "integer") or (text and kind != "date"):
@@ -81,13 +83,7 @@ class FilesOptions(Options):
                     f"dtype of column {column!r} is one of {', '.join(COLUMN_KINDS)}, or date:FORMAT; given {given!r}"
                 )
             DateFormat(text)
-        known = [*self.files, *([LABELS] if self.labels_file else [])]
-        for option, by_party in {"delimiter": self.delimiter, "encoding": self.encoding}.items():
-            for party in by_party if isinstance(by_party, dict) else ():
-                if party not in known:
-                    raise ValueError(f"{option}.{party}: no file is that of {party!r}; {suggestion(party, known)}")
-        for key in known:
-            self.dialect(key)
+        self._check_dialects()
         for one, other in combinations(("numeric", "categorical", "ignore", "dtype"), 2):
             if both := sorted(set(getattr(self, one)) & set(getattr(self, other))):
                 raise ValueError(f"column {both[0]!r} is in {one} and in {other}; leave it out of one")
@@ -99,6 +95,16 @@ class FilesOptions(Options):
             raise ValueError("alignment and test_files need a test_alignment too; without them there is none")
         return self
 
+    def _check_dialects(self) -> None:
+        """Refuse delimiters and encodings of parties without a file, and those that do not exist."""
+        known = [*self.files, *([LABELS] if self.labels_file else [])]
+        for option, by_party in {"delimiter": self.delimiter, "encoding": self.encoding}.items():
+            for party in by_party if isinstance(by_party, dict) else ():
+                if party not in known:
+                    raise ValueError(f"{option}.{party}: no file is that of {party!r}; {suggestion(party, known)}")
+        for key in known:
+            self.dialect(key)
+
     @property
     def has_test_files(self) -> bool:
         """True if the test set is in files of its own."""
@@ -106,7 +112,7 @@ class FilesOptions(Options):
 
     @property
     def whole_ids(self) -> bool:
-        """True if 1.0 is read as the ID 1."""
+        """True if 1.0 and 001 are read as the ID 1."""
         return self.dtype.get(self.id) == "integer"
 
     def dialect(self, key: str) -> Dialect:

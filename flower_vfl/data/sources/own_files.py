@@ -20,6 +20,7 @@ from flower_vfl.data.encoding.encoding import PartyEncoding, fit_party
 from flower_vfl.data.encoding.ids import in_test_set, join_ids, read_ids, select_ids, whole_ids
 from flower_vfl.data.encoding.inference import infer
 from flower_vfl.data.encoding.labels import EncodedLabels, encode_labels, known_labels, labelled, require_labels
+from flower_vfl.data.encoding.messages import option_line, set_options
 from flower_vfl.data.encoding.values import Place, require_columns
 from flower_vfl.data.formats.arrays import ROW, StoredArrays, holds_arrays, image_paths, open_arrays
 from flower_vfl.data.formats.tables import Dialect, read_header, read_table
@@ -46,11 +47,19 @@ class _Raw(NamedTuple):
         Its columns; for arrays and images, the ID, possibly the label, and the number of each row.
     arrays : StoredArrays or None
         The rows of arrays or images; None for a table.
+    needed : pyarrow.Array of bool or None
+        Rows that are not left out for want of a label; None for all. The table keeps the others, so that messages have
+        the row numbers of the file.
     """
 
     path: Path
     table: pa.Table
     arrays: StoredArrays | None = None
+    needed: pa.Array | None = None
+
+    def ids(self, column: str) -> pa.Array:
+        """Return the IDs as texts, null in rows that are left out."""
+        return read_ids(self.table, column, str(self.path), self.needed)
 
 
 class Files(Recipe):
@@ -77,7 +86,9 @@ class Files(Recipe):
         aligned = {part: AlignmentFile.read(_resolve(source, name)) for part, name in options.alignments().items()}
         holder = _label_holder(raw["train"], options)
         if holder and options.unlabelled == "drop":
-            raw = {part: {**raw[part], holder: _labelled(raw[part][holder], options)} for part in PARTS}
+            train = _labelled(raw["train"][holder], options)
+            test = _labelled(raw["test"][holder], options) if options.has_test_files else train
+            raw = {"train": {**raw["train"], holder: train}, "test": {**raw["test"], holder: test}}
         progress(0.3)
         tables = _align(builder, raw, aligned, options)
         progress(0.5)
@@ -119,17 +130,18 @@ class Files(Recipe):
             if labels is None:
                 _log.warning("%s: column %r, called like the label, is no feature of %r", path, options.label, party)
         if not columns:
-            cure = f"; name it in labels_file = {path!r} in place of files.{party}" if labels is not None else ""
+            line = option_line("labels_file", path)
+            cure = f"; name it in {line} in place of files.{party}" if labels is not None else ""
             raise DataError(f"{path}: no column is left for party {party!r} besides ID and label{cure}")
-        used, own = (read_ids(table, options.id, path) for table in (tables["train"], raw["train"][party].table))
-        rows = np.asarray(pc.index_in(used, value_set=own), dtype=np.int64)
+        used = read_ids(tables["train"], options.id, path)
+        rows = np.asarray(pc.index_in(used, value_set=raw["train"][party].ids(options.id)), dtype=np.int64)
         reader = infer(tables["train"].select(columns), options.rules(columns), path, rows)
         named = options.rules(columns).dtype
         left_out = [f"{one.name!r} ({one.why})" for one in reader.columns if not one.columns and one.name not in named]
         if not (reader.numeric or reader.categorical):
             raise DataError(
-                f"{path}: no column is left for party {party!r}: {', '.join(left_out)}; name in dtype what to keep, as "
-                f"in dtype.{columns[0]}=category"
+                f"{path}: no column is left for party {party!r}: {', '.join(left_out)}; name what to keep, as in "
+                f"{set_options((f'dtype.{columns[0]}', 'category'))}"
             )
         if left_out:
             _log.warning("%s: left out of the columns of %r: %s", path, party, ", ".join(left_out))
@@ -154,7 +166,16 @@ class Files(Recipe):
             encoding.encode(rows.filter(pa.array(kept)), path)
             return kept
 
-        unaligned, classes = _unaligned(raw["train"][party], tables, labels, options, complete)
+        def usable(rows: pa.Table) -> NDArray[np.bool_]:
+            try:
+                return complete(rows)
+            except DataError:  # checked again in the whole file, for a message with the file's row number
+                own = raw["train"][party]
+                needed = pc.is_in(own.ids(options.id), value_set=read_ids(rows, options.id, path))
+                reader.check(own.table, path, needed, "mean")
+                raise
+
+        unaligned, classes = _unaligned(raw["train"][party], tables, labels, options, usable)
         builder.add_table(party, encoding, tables, path, unaligned)
         return classes
 
@@ -204,7 +225,7 @@ class IdSource:
     dialects : tuple of Dialect
         Syntax of each file; if empty, the default for its name.
     whole : bool
-        True to read 1.0 as the ID 1.
+        True to read 1.0 and 001 as the ID 1.
     """
 
     files: tuple[Path, ...]
@@ -227,7 +248,7 @@ class IdSource:
             table = _columns(path, self.column, dialect)
             table = whole_ids(table, self.column, str(path)) if self.whole else table
             found[str(path)] = read_ids(table, self.column, str(path))
-        return join_ids(found, "inner")
+        return join_ids(found, "inner", self.column)
 
 
 def id_sources(source: Path | None, given: Mapping[str, Any]) -> tuple[str, dict[str, IdSource]]:
@@ -291,14 +312,14 @@ def _read(path: Path, options: FilesOptions, key: str) -> _Raw:
 
 
 def _labelled(file: _Raw, options: FilesOptions) -> _Raw:
-    """Return a file with only the rows that have a label."""
+    """Return a file of which only the rows with a label are needed."""
     require_columns(file.table, [options.label], str(file.path))
     place = Place(str(file.path), options.label)
     kept = labelled(file.table.column(options.label), place, options.missing_values)
-    left = file.table.num_rows - (rows := file.table.filter(kept)).num_rows
+    left = file.table.num_rows - pc.sum(kept).as_py()
     if left:
-        _log.warning("%s: %d rows without a label are left out", file.path, left)
-    return file._replace(table=rows)
+        _log.warning("%s: %d of all %d rows have no label and are left out", file.path, left, file.table.num_rows)
+    return file._replace(needed=kept)
 
 
 def _header(path: Path, options: FilesOptions, key: str) -> pa.Table:
@@ -319,15 +340,12 @@ def _align(
     options: FilesOptions,
 ) -> dict[str, dict[Part, pa.Table]]:
     """Join the files by ID or by the alignment, split, and return each file's rows in the shared order."""
-    own = {
-        part: {key: read_ids(file.table, options.id, str(file.path)) for key, file in raw[part].items()}
-        for part in PARTS
-    }
+    own = {part: {key: file.ids(options.id) for key, file in raw[part].items()} for part in PARTS}
     joined = {}
     for part in PARTS:
         named = {str(raw[part][key].path): ids for key, ids in own[part].items()}
         alignment = aligned.get(part if options.has_test_files else "train")
-        joined[part] = select_ids(named, alignment.ids) if alignment else join_ids(named, options.join)
+        joined[part] = select_ids(named, alignment.ids) if alignment else join_ids(named, options.join, options.id)
     if options.has_test_files:
         both = len(set(joined["train"]) & set(joined["test"]))
         if both:
@@ -365,7 +383,7 @@ def _label_holder(files: Mapping[str, _Raw], options: FilesOptions) -> str:
         names = sorted({name for file in files.values() for name in file.table.column_names})
         raise DataError(
             f"no file has the label column {options.label!r}; {suggestion(options.label, names)}; on a host that holds "
-            'no labels set the option label = ""'
+            f"no labels set {set_options(('label', ''))}"
         )
     if options.label_party:
         raise DataError(f"label_party is {options.label_party!r}, but the label is in the file of {holders[0]!r}")
@@ -377,15 +395,15 @@ def _used_rows(
 ) -> Iterator[tuple[str, pa.Table, pa.Array]]:
     """Yield each file's name, its rows in the order of the file, as named in messages, and a mask of the used rows."""
     used = pa.concat_arrays([read_ids(tables[part], options.id, str(raw[part].path)) for part in PARTS])
-    for file, table in {str(one.path): one.table for one in raw.values()}.items():
-        yield file, table, pc.is_in(read_ids(table, options.id, file), value_set=used)
+    for path, file in {str(one.path): one for one in raw.values()}.items():
+        yield path, file.table, pc.is_in(file.ids(options.id), value_set=used)
 
 
 def _labels(raw: Mapping[Part, _Raw], tables: Mapping[Part, pa.Table], options: FilesOptions) -> EncodedLabels:
     """Return the labels of the used rows, after checking that each row has one."""
     for file, table, used in _used_rows(raw, tables, options):
         require_columns(table, [options.label], file)
-        cure = "; the option unlabelled=drop leaves such rows out"
+        cure = f"; leave such rows out with {set_options(('unlabelled', 'drop'))}"
         require_labels(table.column(options.label), Place(file, options.label), used, options.missing_values, cure=cure)
     train, test = (tables[part].column(options.label) for part in PARTS)
     return encode_labels(train, test, Place(str(raw["train"].path), options.label), options.positive)
@@ -425,7 +443,8 @@ def _unshared(raw: _Raw, tables: Mapping[Part, pa.Table], options: FilesOptions)
     """Return a party's rows of people whom not all parties have."""
     path = str(raw.path)
     used = pa.concat_arrays([read_ids(tables[part], options.id, path) for part in PARTS])
-    return raw.table.filter(pc.invert(pc.is_in(read_ids(raw.table, options.id, path), value_set=used)))
+    own = raw.ids(options.id)
+    return raw.table.filter(pc.and_(own.is_valid(), pc.invert(pc.is_in(own, value_set=used))))
 
 
 def _label_party(holder: str, aligned: Mapping[Part, AlignmentFile], options: FilesOptions) -> str:

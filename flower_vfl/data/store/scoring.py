@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flower_vfl.data.encoding.ids import Join, join_ids, read_ids, whole_ids
+from flower_vfl.data.encoding.ids import Join, join_ids, read_id_lines, read_ids, whole_ids
 from flower_vfl.data.encoding.values import Place, require_columns, texts
-from flower_vfl.data.formats.tables import dialect_of, read_table
+from flower_vfl.data.formats.tables import Dialect, dialect_of, read_table
 from flower_vfl.data.store import layout
 from flower_vfl.data.store.builder import ids_digest
 from flower_vfl.data.store.dataset import Dataset, FeatureSpec, open_dataset
@@ -206,7 +206,7 @@ def new_rows(path: Path, trained: VerticalData) -> ScoreRows:
     tables = {party: read_table(file, dialect=dialects[party]) for party, file in files.items()}
     if whole:
         tables = {party: whole_ids(table, column, str(files[party])) for party, table in tables.items()}
-    own = {party: read_ids(table, column, str(files[party])) for party, table in tables.items()}
+    own = {party: read_ids(table, column, str(files[party]), trained=True) for party, table in tables.items()}
     how: Join = "inner" if trained.options.get("join") == "inner" else "strict"
     ids = join_ids({str(files[party]): values for party, values in own.items()}, how)
     left_out = len(set().union(*(values.to_pylist() for values in own.values()))) - len(ids)
@@ -295,7 +295,7 @@ def read_requested_ids(path: Path, column: str) -> pa.Array:
     if not path.is_file():
         raise DataError(f"there is no file {path}")
     if path.name.lower().endswith(TABLE_ENDINGS):
-        return read_ids(read_table(path), column, str(path))
+        return read_ids(read_table(path, dialect=Dialect(trained=True)), column, str(path), trained=True)
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
@@ -304,4 +304,4 @@ def read_requested_ids(path: Path, column: str) -> pa.Array:
         lines.pop()
     if not lines:
         raise DataError(f"{path} names no ID")
-    return read_ids(pa.table({"line": pa.array(lines, pa.string())}), "line", str(path))
+    return read_id_lines(lines, str(path))

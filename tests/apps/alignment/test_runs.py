@@ -266,11 +266,11 @@ def test_an_alignment_that_is_interrupted_leaves_no_key_and_no_result(stage, tmp
 @pytest.mark.parametrize(
     ("file", "content", "text"),
     [
-        ("a.csv", "id,x\nann,1\nann,2\n", r"a\.csv: 1 IDs of column 'id' occur more than once, in rows 1, 2"),
+        ("a.csv", "id,x\nann,1\nann,2\n", r"a\.csv: 1 ID in column 'id' occurs more than once, in rows 1, 2"),
         ("a.csv", "person,x\nann,1\n", r"a\.csv has no column 'id'"),
         ("a.csv", "id,x\n", r"a\.csv has no rows"),
-        ("a.csv", "id,x\nann,1\n,2\n", r"a\.csv: row 2 has no ID"),
-        ("label.csv", "id,label\nann,1\nann,0\n", r"label\.csv: 1 IDs of column 'id' occur more than once"),
+        ("a.csv", "id,x\nann,1\n,2\n", r"a\.csv: row 2 below the header has no ID"),
+        ("label.csv", "id,label\nann,1\nann,0\n", r"label\.csv: 1 ID in column 'id' occurs more than once"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named_and_nothing_is_left(file, content, text, tmp_path):

@@ -170,14 +170,17 @@ def test_an_encoding_that_is_none_is_refused(tmp_path, content):
 @pytest.mark.parametrize(
     ("column", "text"),
     [
-        (["1", "2", "x"], "column 'n', row 3 holds 'x'"),
-        (["1", "inf"], "column 'n', row 2 holds 'inf'"),
-        (["1", "1_000"], "column 'n', row 2 holds '1_000'"),
-        ([1.0, float("-inf")], "row 2 holds -inf"),
-        ([1.0, float("nan"), None], r"row 2 is missing or NaN \(2 such rows\)"),
-        (["1", "", "NA"], r"row 2 is missing or NaN \(2 such rows\)"),
-        (pa.array([1], pa.date32()), "row 1 holds"),
-        (["7", "-1.7976931348623157e308"], r"row 2 holds '-1\.797.*'; numbers up to 1e\+150 can be encoded"),
+        (["1", "2", "x"], "column 'n', row 3 below the header holds 'x'"),
+        (["1", "inf"], "column 'n', row 2 below the header holds 'inf'"),
+        (["1", "1_000"], "column 'n', row 2 below the header holds '1_000'"),
+        ([1.0, float("-inf")], "row 2 below the header holds -inf"),
+        ([1.0, float("nan"), None], r"row 2 below the header is missing or NaN \(2 such rows\)"),
+        (["1", "", "NA"], r"row 2 below the header is missing or NaN \(2 such rows\)"),
+        (pa.array([1], pa.date32()), "row 1 below the header holds"),
+        (
+            ["7", "-1.7976931348623157e308"],
+            r"row 2 .* holds '-1\.797.*'; numbers up to 1e\+150 can be encoded",
+        ),
     ],
 )
 def test_a_value_that_is_no_number_is_refused_with_file_column_and_row(column, text):

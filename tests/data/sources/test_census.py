@@ -121,9 +121,9 @@ def test_files_that_are_not_the_published_ones_are_noted(raw, caplog):
     ("fields", "text"),
     [
         ({"label": " 60000"}, r"line 41 has the label '60000'"),
-        ({"weeks_worked": " many"}, r"column 'weeks_worked', row 41 holds 'many'"),
-        ({"capital_gains": " ?"}, r"column 'capital_gains', row 41 is missing"),
-        ({"age": "nan"}, r"column 'age', row 41 is missing"),
+        ({"weeks_worked": " many"}, r"column 'weeks_worked', row 41 below the header holds 'many'"),
+        ({"capital_gains": " ?"}, r"column 'capital_gains', row 41 below the header is missing"),
+        ({"age": "nan"}, r"column 'age', row 41 below the header is missing"),
         ({"education": " a, b"}, "no Census-Income file of 42 fields a line: line 41 has 43 fields, 42 are needed$"),
     ],
 )

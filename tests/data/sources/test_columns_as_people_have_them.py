@@ -2,6 +2,7 @@
 
 import datetime
 import re
+import tomllib
 
 import numpy as np
 import pyarrow as pa
@@ -137,7 +138,7 @@ def test_times_of_day_become_minutes_and_an_hour(prepared):
 
 def test_dates_with_ambiguous_day_and_month_are_refused_until_their_format_is_named(prepared):
     given = {"born": cycle("03/04/2001", "05/06/2010", "07/08/1999")}
-    with pytest.raises(DataError, match=r"column 'born'.*dtype\.born=date:%d/%m/%Y or dtype\.born=date:%m/%d/%Y"):
+    with pytest.raises(DataError, match=r'"date:%d/%m/%Y" or dtype\.born = "date:%m/%d/%Y" below \[data\.options\]'):
         prepared(**given)
     dataset = prepared("named", **given, options={"dtype": {"born": "date:%m/%d/%Y"}})
     assert read_column(dataset, "born").date == "%m/%d/%Y"
@@ -177,7 +178,7 @@ def test_columns_of_a_date_type_are_dates(tmp_path):
         (
             ["k.A." if row % 12 == 0 else str(row % 40 / 8) for row in range(ROWS)],
             "category",
-            "name them in the option",
+            "name them: missing_values",
         ),
         ([f"{'?' if row % 3 else 'k.A.'}" if row % 4 == 0 else f"{row},5" for row in range(ROWS)], "ignore", "'k.A.'"),
         (cycle("small", "3.5", "large", "medium"), "category", "texts"),
@@ -198,7 +199,7 @@ def test_a_column_of_mostly_numbers_that_is_read_as_a_category_is_warned_of(prep
     (warning,) = (one.getMessage() for one in caplog.records if "category" in one.getMessage())
     assert re.search(
         r"bank\.csv: column 'x' is read as a category: 9\d% of its values are numbers, others such as 'k\.A\.' are "
-        r"not; if these stand for a missing value, name them in the option missing_values$",
+        r"not; if these stand for a missing value, name them: missing_values = \[\"k\.A\.\"\]$",
         warning,
     )
     dataset = prepared("again", x=given, y=cycle("1", "2"), options={"missing_values": ["k.A."]})
@@ -209,14 +210,14 @@ def test_numbers_that_a_named_decimal_mark_does_not_read_are_left_out_for_that_r
     points = [f"{row}.5" for row in range(ROWS)]
     dataset = prepared(x=points, other=cycle("1", "2"), options={"decimal": ","})
     shown = next(column for column in columns_of(dataset) if column.name == "x")
-    assert re.fullmatch(r"numbers such as '\d+\.5', which decimal=, does not read: leave the option .*", shown.why)
+    assert re.fullmatch(r"numbers such as '\d+\.5', which decimal = \",\" does not read: leave it out", shown.why)
 
 
 def test_a_column_that_would_be_left_out_stays_where_its_type_is_named(prepared):
     refs = [f"ref-{row}x" for row in range(ROWS)]
     dataset = prepared(x=refs, y=cycle("7"), options={"dtype": {"x": "category", "y": "number"}})
     assert {"x", "y"} <= set(dataset.party("bank").columns)
-    with pytest.raises(DataError, match=r"no column is left for party 'bank': 'y' \(the same value.*dtype\.y=category"):
+    with pytest.raises(DataError, match=r"no column is left for party 'bank': 'y' \(the same value.*dtype\.y = "):
         prepared("none", y=cycle("7"))
 
 
@@ -269,7 +270,9 @@ def test_new_rows_are_read_as_training_rows_were(prepared, tmp_path):
     assert [values["town"][one] for one in known["town"]] == ["unseen", ""]
     assert [values["born: month"][one] for one in known["born: month"]] == ["12", ""]
     write(tmp_path / "new.csv", rows | {"town": ["Ulm", "Ulm"], "born": ["2001-05-07", "1.1.2000"]})
-    with pytest.raises(DataError, match=r"new\.csv: column 'born', row 1 holds '2001-05-07', a date like %d\.%m\.%Y"):
+    with pytest.raises(
+        DataError, match=r"new\.csv: column 'born', row 1 .* holds '2001-05-07', a date like %d\.%m\.%Y"
+    ):
         new_rows(tmp_path / "new.csv", dataset).features("bank")
 
 
@@ -282,11 +285,54 @@ def test_files_may_have_a_delimiter_and_an_encoding_of_their_own(tmp_path):
     assert dataset.party("shop").columns == ("x",)
 
 
-def test_rows_without_a_label_are_left_out_on_request(tmp_path):
+def test_a_file_with_the_byte_order_mark_of_utf_8_is_read_as_such_whatever_the_encoding_of_all_files(tmp_path):
+    bank = write(tmp_path / "bank.csv", table(town=cycle("Köln", "Ulm")), ",", "cp1252")
+    shop = write(tmp_path / "shop.csv", {"id": IDS, "state": cycle("Thüringen", "Bayern")}, ",", "utf-8-sig")
+    dataset = load("files", options={"files.bank": bank, "files.shop": shop, "encoding": "cp1252"})
+    assert dataset.encoding("bank").categorical[0].values.to_pylist() == ["Köln", "Ulm"]
+    assert dataset.encoding("shop").categorical[0].values.to_pylist() == ["Bayern", "Thüringen"]
+
+
+def test_the_option_of_a_message_is_a_line_of_toml_that_cures(prepared):
+    sizes = {"Size (mm)": ["n.v." if row == 7 else str(row % 9) for row in range(ROWS)]}
+    with pytest.raises(DataError) as caught:
+        prepared(**sizes, options={"split_seed": 1})
+    found = re.search(r"set (missing_values = .*) or (dtype.* = .*) below \[data\.options\]", str(caught.value))
+    for number, line in enumerate(found.groups()):
+        dataset = prepared(f"cured {number}", **sizes, options=tomllib.loads(line))
+        assert read_column(dataset, "Size (mm)").kind == ("number", "category")[number]
+
+
+def test_rows_without_a_label_are_left_out_on_request_and_counted_once(tmp_path, caplog):
     columns = table(x=cycle("1", "2", "3")) | {"label": cycle("0", "1", "n/a", "1")}
     settings = {"files": {"bank": write(tmp_path / "b.csv", columns)}, "delimiter": ";", "unlabelled": "drop"}
     dataset = prepare("files", out=tmp_path / "out", options=settings)
     assert dataset.alignment.rows + dataset.alignment.test_rows == ROWS * 3 // 4
+    (warning,) = (one.getMessage() for one in caplog.records if "label" in one.getMessage() and one.levelname != "INFO")
+    assert warning.endswith("b.csv: 30 of all 120 rows have no label and are left out")
+
+
+def test_rows_are_those_of_the_file_where_others_are_left_out_for_want_of_a_label(tmp_path):
+    columns = table(x=["1o" if row == 8 else str(row) for row in range(ROWS)]) | {"label": cycle("", "0", "1")}
+    settings = {"delimiter": ";", "unlabelled": "drop", "split_seed": 1}
+    with pytest.raises(DataError, match="the first in row 9 below the header, '1o'"):
+        load("files", options={**settings, "files": {"bank": write(tmp_path / "b.csv", columns)}})
+    columns["id"] = [*IDS[:10], IDS[10], IDS[10], *IDS[12:]]
+    with pytest.raises(DataError, match="1 ID in column 'id' occurs more than once, in rows 11, 12 below the header"):
+        load("files", options={**settings, "files": {"bank": write(tmp_path / "c.csv", columns)}})
+    unlabelled = columns | {"x": cycle("1", "2"), "label": [*columns["label"][:11], "", *columns["label"][12:]]}
+    dataset = load("files", options={**settings, "files": {"bank": write(tmp_path / "d.csv", unlabelled)}})
+    assert dataset.alignment.rows + dataset.alignment.test_rows == ROWS * 2 // 3 - 1
+
+
+def test_ids_with_leading_zeros_in_one_file_are_joined_as_numbers_on_request(tmp_path):
+    bank = write(tmp_path / "bank.csv", table(x=cycle("1", "2")) | {"id": [f"{row:08d}" for row in range(ROWS)]}, ",")
+    shop = write(tmp_path / "shop.csv", {"id": [str(row) for row in range(ROWS)], "y": cycle("1", "2", "3")}, ",")
+    options = {"files": {"bank": bank, "shop": shop}}
+    with pytest.raises(DataError, match=r'IDs in \S*bank\.csv have leading zeros; .* with dtype\.id = "integer" below'):
+        load("files", options=options)
+    dataset = load("files", options={**options, "dtype.id": "integer"})
+    assert sorted(map(int, [*dataset.ids("train"), *dataset.ids("test")])) == list(range(ROWS))
 
 
 def test_ids_with_a_fraction_of_zeros_are_whole_on_request(tmp_path):

@@ -207,8 +207,8 @@ def test_zipped_and_gzipped_files_give_the_same(raw):
     ("change", "text"),
     [
         ({"month": 13}, "a month outside of 1 to 12"),
-        ({"arr_delay": "soon"}, "column 'arr_delay', row 6 holds 'soon'"),
-        ({"sched_dep_time": "NA"}, "column 'sched_dep_time', row 6 is missing"),
+        ({"arr_delay": "soon"}, "column 'arr_delay', row 6 below the header holds 'soon'"),
+        ({"sched_dep_time": "NA"}, "column 'sched_dep_time', row 6 below the header is missing"),
     ],
 )
 def test_values_that_are_wrong_are_refused(raw, change, text):

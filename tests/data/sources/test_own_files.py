@@ -204,7 +204,7 @@ def test_test_files_replace_the_split(tmp_path, two):
 def test_missing_numbers_are_refused_or_become_mean_and_indicator(tmp_path, two):
     income = columns()["income"]
     changed(tmp_path, income=["", *income[1:]])
-    with pytest.raises(DataError, match=r"a\.csv: column 'income', row 1 is missing"):
+    with pytest.raises(DataError, match=r"a\.csv: column 'income', row 1 below the header is missing"):
         load("files", options=two)
     dataset = load("files", options=two | {"missing": "mean"})
     assert dataset.party("a").columns == ("income", "income is missing", "town")
@@ -217,7 +217,7 @@ def test_columns_can_be_declared_and_ignored(two):
     dataset = load("files", options=two | {"categorical": "balance", "ignore": ["town"]})
     assert dataset.party("a").spec.cardinalities == ()
     assert dataset.party("b").spec.numeric == 0
-    with pytest.raises(DataError, match="column 'town', row 1 holds"):
+    with pytest.raises(DataError, match="column 'town', row 1 below the header holds"):
         load("files", options=two | {"numeric": ["town"]})
 
 
@@ -244,7 +244,7 @@ def test_relative_names_are_looked_up_in_the_given_folder_and_dotted_keys_are_ne
 def test_an_inner_join_keeps_the_shared_people(two, tmp_path):
     ids = ["stranger", *columns()["id"][1:]]
     changed(tmp_path, id=ids)
-    with pytest.raises(DataError, match=r"1 of 60 IDs in .*a\.csv are not in .*b\.csv, those of rows 1;"):
+    with pytest.raises(DataError, match=r"1 of 60 IDs in .*a\.csv are not in .*b\.csv, those of row 1 below"):
         load("files", options=two)
     dataset = load("files", options=two | {"join": "inner"})
     assert dataset.alignment.rows + dataset.alignment.test_rows == ROWS - 1
@@ -254,15 +254,15 @@ def test_an_inner_join_keeps_the_shared_people(two, tmp_path):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"id": ["p001", *columns()["id"][1:]]}, r"a\.csv: 1 IDs of column 'id' occur more than once, in rows 1, 2"),
+        ({"id": ["p001", *columns()["id"][1:]]}, r"a\.csv: 1 ID in column 'id' occurs more than once, in rows 1, 2"),
         (
             {"income": ["inf", *columns()["income"][1:]]},
-            r"a\.csv: column 'income' is numbers but for .*'inf'|column 'income', row 1 holds 'inf'",
+            r"a\.csv: column 'income' is numbers but for .*'inf'|column 'income', row 1 below the header holds 'inf'",
         ),
         ({"income": [*columns()["income"][:-1], "12o"]}, r"a\.csv: column 'income'.*'12o'"),
         (
             {"income": [*columns()["income"][:7], "12o", *columns()["income"][8:]]},
-            r"a\.csv: column 'income' is numbers but for 1 of .* the first in row 8, '12o'",
+            r"a\.csv: column 'income' is numbers but for 1 of .* the first in row 8 below the header, '12o'",
         ),
         ({"label": ["x"] * ROWS}, "the label 'label' is in the files of a and b"),
     ],
@@ -301,6 +301,7 @@ def test_a_broken_features_file_is_refused_by_name(two, tmp_path, change, text):
         ({"numeric": ["town"], "categorical": ["town"]}, ConfigError, "column .town. is in numeric and in categorical"),
         ({"delimiter": {"bb": ";"}}, ConfigError, "delimiter.bb: no file is that of 'bb'; did you mean 'b'"),
         ({"encoding.labels": "cp1252"}, ConfigError, "encoding.labels: no file is that of 'labels'; Allowed: a, b"),
+        ({"label": "id"}, ConfigError, "'id' is the column of the ID, which cannot be the label"),
         ({"encoding.a": "utf-16"}, DataError, r"a\.csv is no text in utf-16, which the option encoding names"),
         (
             {"dtype.town": "categry"},
@@ -333,14 +334,14 @@ def test_wrong_options_are_refused_with_the_nearest_right_one(two, options, erro
         (
             "a.csv",
             b"id,x\n1,2\n2,\xff\xfe\n",
-            r"a\.csv: line 3 is no text in UTF-8; convert the file to UTF-8; .*encoding=cp1252 ",
+            r"a\.csv: line 3 is no text in UTF-8; convert the file to UTF-8; .*encoding.*cp1252",
         ),
         ("a.csv", b"id,x\n" + b"1,2\n" * 300_000 + b"2,\xe9\n", "line 300002 is no text in UTF-8"),
         ("a.csv", b"id,\xfcx\n1,2\n", "line 1 is no text in UTF-8"),
         (
             "a.csv",
             "id,x\n1,2\n".encode("utf-16"),
-            "is text in UTF-16; convert it to UTF-8; or name it in the option encoding",
+            "is text in UTF-16; convert it to UTF-8; or set encoding",
         ),
         ("a.csv", b"id\n1\n2\n3\n4\n5\n6\n7\n8\n9\n", "no column is left for party 'a'"),
         ("a.csv.gz", b"id,x\n1,2\n", "cannot be read"),
@@ -421,7 +422,8 @@ def test_a_missing_label_is_refused_by_the_number_of_its_row_in_the_file(two, tm
     changed(tmp_path, "b.csv", label=[*labels[:row], "", *labels[row + 1 :]])
     with pytest.raises(
         DataError,
-        match=rf"b\.csv: column 'label' has 1 missing labels, the first in row {row + 1}; the option unlabelled=drop",
+        match=rf"b\.csv: column 'label' has 1 missing label in the 60 rows of shared IDs, the first in row {row + 1} "
+        rf"below the header; leave such rows out with unlabelled = \"drop\" below \[data\.options\]",
     ):
         load("files", options=two)
 
@@ -492,6 +494,7 @@ def test_an_unreadable_value_of_an_unaligned_row_leaves_out_unaligned_rows_only(
     dataset = load("files", options=two | {"join": "inner"})
     assert dataset.party("a").unaligned is None
     assert "whose people others lack are not used" in caplog.text
+    assert f"column 'income', row {ROWS + 1} below the header holds '?!'" in caplog.text
     assert dataset.alignment.rows + dataset.alignment.test_rows == ROWS
 
 
@@ -511,7 +514,8 @@ def test_a_missing_label_in_a_file_of_test_rows_is_found_there(two, tmp_path):
         "b": write_csv(tmp_path / "tb.csv", more),
     }
     with pytest.raises(
-        DataError, match=r"tb\.csv: column 'label' has 1 missing labels, the first in row 3; the option unlabelled"
+        DataError,
+        match=r"tb\.csv: column 'label' has 1 missing label in the 5 rows of shared IDs, the first in row 3",
     ):
         load("files", options=two | {"test_files": test_files})
 
@@ -544,7 +548,7 @@ def test_values_of_other_types_are_refused_as_categories_and_as_labels(tmp_path,
 
 def test_a_number_that_stands_for_a_missing_one_and_is_too_large_is_refused_by_its_row(two, tmp_path):
     changed(tmp_path, income=[*columns()["income"][:7], "1.797e308", *columns()["income"][8:]])
-    with pytest.raises(DataError, match=r"a\.csv: column 'income', row 8 holds 1\.797e\+308; numbers up to 1e\+150"):
+    with pytest.raises(DataError, match=r"a\.csv: .* row 8 below the header holds 1\.797e\+308; numbers up to 1e\+150"):
         load("files", options=two)
 
 
