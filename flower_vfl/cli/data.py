@@ -108,9 +108,9 @@ def init(
         ),
     ] = None,
 ) -> None:
-    """Write a commented configuration for tables of your own, and check them.
+    """Write a commented configuration for tables of your own.
 
-    It asks for what is not given.
+    It asks for what is not given, and checks the tables.
     """
     from flower_vfl.apps.first_config import ask_files, ask_person, check_first_config, files_of, write_first_config
     from flower_vfl.config.parsing import parse_assignments
