@@ -78,6 +78,13 @@ class Dialect:
             return f"save it with the {option} of the training file"
         return f"or set {set_options((f'{option}.{self.party}' if self.party else option, value))}"
 
+    @property
+    def other_encoding(self) -> str:
+        """The way to read a file that has another encoding than the other files, for messages."""
+        if self.trained:
+            return self.cure("encoding", "")
+        return f"files of several encodings have one each, as in encoding.{self.party or 'bank'}"
+
 
 PLAIN_DIALECT = Dialect()
 """Dialect of texts in UTF-8 whose separator follows from the file's name."""
@@ -108,6 +115,11 @@ def read_table(path: Path, only: str = "", dialect: Dialect = PLAIN_DIALECT) -> 
         When the file is neither, is empty, lacks the column, has a column name twice, or leaves a quote open.
     """
     dialect = _marked(path, dialect)
+    if _is_utf8_too(path, dialect):
+        _log.warning(
+            "%s is read in %s, and it is text in UTF-8: letters outside of ASCII are read wrongly; %s",
+            *(path, dialect.encoding, dialect.other_encoding),
+        )
     header = read_header(path, dialect)
     require_columns(header, [only] if only else [], str(path))
     names = [only] if only else header.column_names
@@ -190,6 +202,16 @@ def _marked(path: Path, dialect: Dialect) -> Dialect:
     return dialect  # reading the file says what is wrong
 
 
+def _is_utf8_too(path: Path, dialect: Dialect) -> bool:
+    """Return True if a text that is read in another encoding has letters in UTF-8, which few other texts look like."""
+    if not dialect.encoding or codecs.lookup(dialect.encoding).name.startswith("utf-8") or _is_parquet(path):
+        return False
+    with suppress(OSError, EOFError, zlib.error, UnicodeDecodeError), _opened(path) as file:
+        start = file.read(_BLOCK)
+        return not codecs.getincrementaldecoder("utf-8")().decode(start).isascii()
+    return False
+
+
 def _kind(path: Path) -> str:
     return Path(path.name.removesuffix(".gz")).suffix.lower()
 
@@ -203,13 +225,9 @@ def _check_encoding(path: Path, dialect: Dialect, error: Exception) -> None:
     if _is_parquet(path):
         return
     if dialect.encoding and isinstance(error, UnicodeError):
-        cure = (
-            dialect.cure("encoding", "")
-            if dialect.trained
-            else f"files of several encodings have one each, as in encoding.{dialect.party or 'bank'}"
-        )
         raise DataError(
-            f"{path} is no text in {dialect.encoding}, which the option encoding names ({error}); {cure}"
+            f"{path} is no text in {dialect.encoding}, which the option encoding names ({error}); "
+            f"{dialect.other_encoding}"
         ) from None
     if not dialect.encoding:
         try:

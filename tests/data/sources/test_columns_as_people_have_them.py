@@ -293,6 +293,17 @@ def test_a_file_with_the_byte_order_mark_of_utf_8_is_read_as_such_whatever_the_e
     assert dataset.encoding("shop").categorical[0].values.to_pylist() == ["Bayern", "Thüringen"]
 
 
+@pytest.mark.parametrize(
+    ("encoding", "given", "warned"),
+    [("cp1252", "utf8", True), ("cp1252", "cp1252", False), ("utf_8", "utf8", False), ("utf-16", "utf-16", False)],
+)
+def test_a_text_in_utf_8_that_is_read_in_another_encoding_is_warned_of(tmp_path, caplog, encoding, given, warned):
+    bank = write(tmp_path / "bank.csv", table(town=cycle("Köln", "Ulm")), ",", given)
+    load("files", options={"files.bank": bank, "encoding": encoding})
+    assert ("in UTF-8: letters outside of ASCII" in caplog.text) == warned
+    assert ("encoding.bank" in caplog.text) == warned
+
+
 def test_the_option_of_a_message_is_a_line_of_toml_that_cures(prepared):
     sizes = {"Size (mm)": ["n.v." if row == 7 else str(row % 9) for row in range(ROWS)]}
     with pytest.raises(DataError) as caught:
