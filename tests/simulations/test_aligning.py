@@ -57,7 +57,7 @@ def test_the_command_writes_a_file_a_party_and_shows_the_number_of_ids(method, t
         (lambda folder: (folder / "a.csv").unlink(), "there is no file"),
         (lambda folder: (folder / "a.csv").write_text("id,x\nsomebody,1\n"), "no ID is common"),
         (lambda folder: (folder / "b.csv").write_text("id,x\nq,1\nq,2\n"), "occurs more than once, in rows 1, 2"),
-        (lambda folder: (folder / "out").write_text("mine"), "exists"),
+        (lambda folder: (folder / "out").write_text("mine"), "is a file"),
     ],
 )
 def test_bad_input_is_one_message_and_exit_code_2(change, words, tmp_path):
