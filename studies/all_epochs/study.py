@@ -51,10 +51,7 @@ SHOWN = (1, 2, 3, 5, 10)
 def run_one(job: Job) -> float:
     """Do one run and return its seconds; a quick one has two epochs."""
     from flower_vfl import load_config
-    from flower_vfl.strategies import DEFENSES
-    from studies.all_epochs.probe import SideBySide
 
-    DEFENSES.setdefault(SideBySide.name, SideBySide)
     defense, more = SETTINGS[job.setting]
     changed = {
         "seed": job.seed,
@@ -64,7 +61,7 @@ def run_one(job: Job) -> float:
         "attack.every": 1,
         "attack.snapshots": [],
         "training.epochs": 2 if job.options["quick"] else EPOCHS,
-        "defenses": [{"name": SideBySide.name}, {"name": "marvell_full", "s": 4.0, **defense}],
+        "defenses": [{"name": "studies.all_epochs.probe:SideBySide"}, {"name": "marvell_full", "s": 4.0, **defense}],
         **more,
     }
     return do(job, load_config(STUDIES[job.study], changed))

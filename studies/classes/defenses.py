@@ -105,6 +105,3 @@ def _merged(values: Any, rank: int, how: str) -> Any:
     import numpy as np
 
     return np.concatenate([getattr(values[:rank], how)(axis=0, keepdims=True), values[rank:]])
-
-
-SHAPES = (Even, Rest, Span)

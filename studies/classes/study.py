@@ -44,10 +44,15 @@ ATTACKS = ["norm", "cosine", "hint(k=3,measure=cosine)", "residual(r=9)", "gradi
 """Attacks; `residual` removes as many directions as the means of ten classes span."""
 
 STRENGTHS = (1, 4, 16)
-SHAPES = ("marvell", "span", "rest", "even")
+SHAPES = {
+    "marvell": "marvell",
+    **{shape.lower(): f"studies.classes.defenses:{shape}" for shape in ("Span", "Rest", "Even")},
+}
+"""Defenses by the name of their noise's shape."""
+
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "none": [],
-    **{f"{shape}-{s}": [{"name": shape, "s": float(s)}] for s in STRENGTHS for shape in SHAPES},
+    **{f"{shape}-{s}": [{"name": name, "s": float(s)}] for s in STRENGTHS for shape, name in SHAPES.items()},
 }
 SEEDS = range(3)
 EPOCHS, EVERY = 5, 4
@@ -62,11 +67,7 @@ MARGIN = 0.01
 def run_one(job: Job) -> float:
     """Do one run and return its seconds; a quick one has one epoch, of which each tenth step is attacked."""
     from flower_vfl import load_config
-    from flower_vfl.strategies import DEFENSES
-    from studies.classes import defenses as classes_defenses
 
-    for shape in classes_defenses.SHAPES:
-        DEFENSES.setdefault(shape.name, shape)  # type: ignore[attr-defined]
     quick = job.options["quick"]
     changed = {
         "seed": job.seed,

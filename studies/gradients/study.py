@@ -31,7 +31,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     **{f"iso-{ratio}": [{"name": "iso", "t": float(ratio**2)}] for ratio in RATIOS},
     "max_norm": [{"name": "max_norm"}],
     **{f"marvell-{s}": [{"name": "marvell", "s": float(s)}] for s in STRENGTHS},
-    "probe": [{"name": "probe", "every": 10}],
+    "probe": [{"name": "studies.gradients.probe:Probe", "every": 10}],
 }
 """Settings by name: the authors' `ratio` of iso (t = ratio ** 2), Marvell's s; "probe" logs an undefended run."""
 
@@ -46,10 +46,7 @@ def run_one(job: Job) -> float:
     attack the gradients at their first layers.
     """
     from flower_vfl import load_config
-    from flower_vfl.strategies import DEFENSES
-    from studies.gradients.probe import Probe
 
-    DEFENSES.setdefault(Probe.name, Probe)
     quick = job.options["quick"]
     changed = {
         "seed": job.seed,

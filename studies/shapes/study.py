@@ -46,7 +46,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     **{f"marvell-{s}": [{"name": "marvell", "s": float(s)}] for s in (1, 4, 25)},
     **{f"full-{s}": [{"name": "marvell_full", "s": float(s)}] for s in (1, 4, 25)},
     "full-4-thin": [{"name": "marvell_full", "s": 4.0, "spread": 1e-4}],
-    "full-4-shuffled": [{"name": "shuffled", "every": EVERY}, {"name": "marvell_full", "s": 4.0}],
+    "full-4-shuffled": [{"name": "studies.shapes.probe:Shuffled", "every": EVERY}, {"name": "marvell_full", "s": 4.0}],
     "iso-5": [{"name": "iso", "t": 25.0}],
 }
 """Settings by name: the strength s of Marvell and of its full form; "thin" is that without noise in all directions.
@@ -64,11 +64,7 @@ HIDDEN, READ, COST = 0.03, 0.95, 0.002
 def run_one(job: Job) -> float:
     """Do one run, of which each fifth step is attacked, and return its seconds; a quick one has one epoch."""
     from flower_vfl import load_config
-    from flower_vfl.strategies import DEFENSES
-    from studies.shapes.probe import Shuffled, Spectra
 
-    for probe in (Shuffled, Spectra):
-        DEFENSES.setdefault(probe.name, probe)
     # Only the attackers measure: at the cut they have the gradients that the label party's monitor would have.
     changed = {
         "seed": job.seed,
@@ -76,7 +72,7 @@ def run_one(job: Job) -> float:
         "attack.monitor": False,
         "attack.every": EVERY,
         "attack.snapshots": [],
-        "defenses": [{"name": "spectra", "every": 50}, *SETTINGS[job.setting]],
+        "defenses": [{"name": "studies.shapes.probe:Spectra", "every": 50}, *SETTINGS[job.setting]],
         **({"training.epochs": 1} if job.options["quick"] else {}),
     }
     return do(job, load_config(STUDIES[job.study], changed))

@@ -1,5 +1,6 @@
 """Shared code of the studies: runs made once, numbers over seeds, blocks of a page."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from scipy import stats
 from flower_vfl.config import build_config
 from flower_vfl.errors import FolderInUseError, TrainingError
 from flower_vfl.files import FolderLock
+from flower_vfl.strategies import DEFENSE_METHODS
 from tests.studies.conftest import PAGES, ROOT
 
 pytestmark = pytest.mark.usefixtures("beside_the_studies")
@@ -175,3 +177,16 @@ def test_one_command_lists_the_studies_and_refuses_other_names():
     assert "headline has other commands" in listed.stdout
     assert run("nothing").returncode == 2
     assert run("shapes", "page", "--help").returncode == 0
+
+
+@pytest.mark.parametrize("name", ["gradients", "shapes", "classes", "all_epochs", "beyond", "readers", "proof"])
+def test_every_defense_that_a_setting_names_is_found(name, monkeypatch, tmp_path):
+    module = importlib.import_module(f"studies.{name}.study")
+    ran = []
+    monkeypatch.setattr(module, "do", lambda job, config, **_: ran.append(config) or 0.0)
+    for setting in module.SETTINGS:
+        job = module.Job(next(iter(module.STUDIES)), setting, 0, tmp_path, {"quick": True})
+        module.run_one(job)
+    assert len(ran) == len(module.SETTINGS)
+    for config in ran:
+        assert DEFENSE_METHODS.find_all(call["name"] for call in config.defenses) is not None
