@@ -212,6 +212,7 @@ def _unknown_parameter(method: type, given: int, params: Iterable[str]) -> str:
 
 
 def _not_made(kind: str, name: str, params: object, why: str) -> str:
+    """Return the message that a method cannot be made, before and after it is loaded."""
     return f"the {kind} {name!r} cannot be made with {params}: {why}"
 
 
@@ -278,9 +279,10 @@ class MethodNames:
                 f"there is no {self.kind} named {given!r}; "
                 f"{suggestion(given, known, other='module:Class of what is installed')}"
             )
-        written = _written_parameters(self.builtin[given]) if params and given in self.builtin else None
-        why = _not_among(written[1 + self.own_arguments :], params) if params and written is not None else ""
-        if why:
+        if not params or given not in self.builtin:
+            return
+        written = _written_parameters(self.builtin[given])
+        if written is not None and (why := _not_among(written[1 + self.own_arguments :], params)):
             raise ConfigError(_not_made(self.kind, given, params, why))
 
     def known(self) -> set[str]:

@@ -106,8 +106,8 @@ def how_to_resume(folder: Path) -> str:
     return f"if it was interrupted, go on with it: {command} (in a deployment: resume=true in --run-config)"
 
 
-def check_free(path: Path) -> None:
-    """Refuse a path where something is already.
+def check_free(path: Path, begun: str = "") -> None:
+    """Refuse a path where something is already; `begun` is a term for what can go on there, empty for nothing.
 
     Raises
     ------
@@ -117,6 +117,8 @@ def check_free(path: Path) -> None:
     DataError
         When this user may not read it, or the path is impossible.
     """
+    if begun:
+        raise OutputExistsError(f"{path} holds {begun}: go on with it by --resume, or name another folder with --out")
     with writing_to(path):
         if path.is_file():
             raise OutputExistsError(f"{path} is a file; name a folder with --out")
@@ -133,11 +135,7 @@ def check_free_for_run(path: Path) -> None:
     OutputExistsError, DataError
         When the folder is not free.
     """
-    if _is_begun(path) and not has_ended(path):
-        raise OutputExistsError(
-            f"{path} holds a run that has not ended: go on with it by --resume, or name another folder with --out"
-        )
-    check_free(path)
+    check_free(path, "a run that has not ended" if _is_begun(path) and not has_ended(path) else "")
 
 
 def _is_begun(path: Path) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_vfl.apps.folder import CONFIG, RESULT, check_free
-from flower_vfl.errors import InputError, OutputExistsError
+from flower_vfl.errors import InputError
 from flower_vfl.files import write_json_atomic, writing_to
 
 RECORD, DEFINITION, SUMMARY, TABLE = "sweep.json", "sweep.toml", "summary.json", "trials.parquet"
@@ -98,11 +98,7 @@ def check_free_for_sweep(folder: Path) -> None:
     """
     with writing_to(folder):
         begun = is_sweep(folder)
-    if begun:
-        raise OutputExistsError(
-            f"{folder} holds a sweep already: go on with it by --resume, or name another folder with --out"
-        )
-    check_free(folder)
+    check_free(folder, "a sweep already" if begun else "")
 
 
 def runs_of(folder: Path) -> list[Path]:

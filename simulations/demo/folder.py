@@ -46,11 +46,7 @@ def check_free_for_demo(out: Path, configs: Iterable[str]) -> None:
     """
     with writing_to(out):
         begun = any((out / name / CONFIG).is_file() for name in configs)
-    if begun:
-        raise OutputExistsError(
-            f"{out} holds a demo already: go on with it by --resume, or name another folder with --out"
-        )
-    check_free(out)
+    check_free(out, "a demo already" if begun else "")
 
 
 def _check_demo(out: Path, configs: Mapping[str, Config]) -> None:

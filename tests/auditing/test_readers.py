@@ -59,7 +59,7 @@ def test_noise_that_one_class_has_more_of_is_read_where_means_are_equal(fit):
 
 
 @pytest.mark.parametrize("width", [16, WIDEST_READER])
-def test_a_shift_under_noise_with_heavy_tails_is_read_nearly_as_well_as_by_the_likelihood_ratio(width):
+def test_the_bounded_reader_is_near_the_likelihood_ratio_under_heavy_tails(width):
     rng = np.random.default_rng(0)
     y = rng.integers(0, 2, 24_000)
     shift = 2 / np.sqrt(width)

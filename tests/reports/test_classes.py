@@ -63,9 +63,7 @@ def test_without_test_rows_there_are_no_results_by_class(classes, run_folder):
     assert not section(folder)
 
 
-def test_the_console_has_a_line_for_more_than_two_classes_and_for_a_rare_one_that_is_never_recognised(
-    pets_folder, capsys
-):
+def test_the_console_names_a_rare_class_that_is_never_recognised(pets_folder, capsys):
     line = "Of 3 classes hamster is recognised least"
     many = load_run(pets_folder).result
     two = {

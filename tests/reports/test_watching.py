@@ -175,7 +175,7 @@ def test_a_run_that_has_ended_says_so_and_links_to_its_report(tmp_path):
     assert "Step 5 of 100" in RunPage(Follower(tmp_path / "ended")).page()  # it goes on
 
 
-def test_a_run_without_steps_for_a_while_is_said_to_wait_and_shows_the_party_that_is_away(folder):
+def test_a_run_without_steps_waits_and_shows_the_party_that_is_away(folder):
     parties = {"a": {"away": 80.0}, "b": {"away": 0.0}}
     write_state(folder, stepped=time.time() - 90.0, parties=parties)
     page = RunPage(Follower(folder)).part()

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 _ALMOST_ALL = 0.95
 """Share of rows that read as numbers or dates, from which a column is refused for its other rows."""
 _MOSTLY = 0.5
-"""Share of rows that read as numbers, from which a column of other kind says so."""
+"""Share of rows that read as numbers, from which a column that is read otherwise gives the reason."""
 _LEAST_ROWS = 20
 """Number of rows below which no column counts as free text or almost unique."""
 _UNIQUE_SHARE = 0.9

@@ -20,7 +20,7 @@ from flower_vfl.reports.watching.follower import Curve, Follower
 from flower_vfl.tracking import Series
 
 QUIET_SECONDS = 30.0
-"""Seconds without a step after which the page says so."""
+"""Seconds without a step, after which the page names them."""
 
 GONE_SECONDS = 20.0
 """Seconds without a new state, which a process writes every two, after which the process counts as gone."""

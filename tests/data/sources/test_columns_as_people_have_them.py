@@ -285,7 +285,7 @@ def test_files_may_have_a_delimiter_and_an_encoding_of_their_own(tmp_path):
     assert dataset.party("shop").columns == ("x",)
 
 
-def test_a_file_with_the_byte_order_mark_of_utf_8_is_read_as_such_whatever_the_encoding_of_all_files(tmp_path):
+def test_a_byte_order_mark_of_utf_8_overrides_the_option_encoding(tmp_path):
     bank = write(tmp_path / "bank.csv", table(town=cycle("Köln", "Ulm")), ",", "cp1252")
     shop = write(tmp_path / "shop.csv", {"id": IDS, "state": cycle("Thüringen", "Bayern")}, ",", "utf-8-sig")
     dataset = load("files", options={"files.bank": bank, "files.shop": shop, "encoding": "cp1252"})
