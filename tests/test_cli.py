@@ -561,11 +561,11 @@ def test_a_method_is_explained_by_its_module_and_class(install):
         "class Mine(NormAttack):\n    '[Mine] alone.'\n    name = 'mine'\n"
         "class Noisy(Iso):\n    'Add [noise].'\n    name = 'noisy'\n"
     )
-    install("own-methods", {"own_methods": code})
-    attack, defense = (flower_vfl("methods", f"own_methods:{name}").stdout for name in ("Mine", "Noisy"))
-    assert "own_methods:Mine: attack (in results mine)" in attack
+    install("explained-methods", {"explained_methods": code})
+    attack, defense = (flower_vfl("methods", f"explained_methods:{name}").stdout for name in ("Mine", "Noisy"))
+    assert "explained_methods:Mine: attack (in results mine)" in attack
     assert "[Mine] alone." in attack
-    assert "own_methods:Noisy: defense (in results noisy)" in defense
+    assert "explained_methods:Noisy: defense (in results noisy)" in defense
     assert "Parameters           t=1.0" in defense
     for name, words in (
         ("no_such:Attack", "No module named 'no_such'"),

@@ -1,5 +1,6 @@
 """A private loss trains the modules of a defense on true labels, and nothing that is sent depends on them."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,9 @@ def private_head(monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLE)
     from own_methods import private_head
 
-    return private_head
+    yield private_head
+    for name in [name for name in sys.modules if name.split(".")[0] == "own_methods"]:
+        del sys.modules[name]
 
 
 def config(name="own_methods.private_head:PrivateHead", **sections):
