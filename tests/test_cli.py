@@ -105,7 +105,7 @@ def test_a_run_leaves_what_the_contract_names(finished):
     cost = {"steps", "seconds", "bytes_up", "bytes_down", "seconds_compute", "seconds_wait"}
     assert cost <= set(result["cost"])
     assert set(result["weights"]) == {"label", "a"}
-    environment = {"flower_vfl", "flwr", "torch", "python", "seed", "transport", "device"}
+    environment = {"flower_vfl", "flwr", "torch", "python", "seed", "transport", "device", "threads", "instructions"}
     assert environment <= set(result["environment"])
     assert "Leak AUC" in done.stdout
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from flower_vfl.accounting import Guarantee
 from flower_vfl.apps.periods import describe_periods
@@ -244,6 +245,7 @@ def summarise(
             "transport": config.transport.kind,
             "device": config.device,
             "threads": config.threads,
+            "instructions": torch.backends.cpu.get_cpu_capability(),
             "hosts": {party: _software(found) for party, found in outcome.hosts.items()},
         },
     }
