@@ -185,7 +185,7 @@ KEYS: Mapping[str, str] = {
     "environment.transport": "The transport.",
     "environment.device": "The device.",
     "environment.threads": "Threads of each party.",
-    "environment.instructions": "Vector instructions of the label party's processor: with others, numbers round otherwise.",
+    "environment.instructions": "Vector instructions of the label party's processor: others round otherwise.",
     "environment.hosts.*": "The software of each feature party's host.",
     "verdict": "The headline of the report.",
     "verdict.status": "`leaks`, `not tested`, `no leak found`, or `proven` where a defense proves an epsilon.",
