@@ -188,28 +188,29 @@ class LabelParty(LabelModel):
             hooks.begin_batch(rows)
         labels = self._batch_labels(self._labels, rows)
         self._set_mode(train=True)
-        device = self._placement.device
-        received = {party: embeddings[party].detach().to(device).requires_grad_() for party in self._parties}
+        received, leaf = self._received(embeddings, labels)
         parts, log = self._embed(received)
+        unchanged = all(part is given for part, given in zip(parts, received.values(), strict=True))
+        z = leaf if unchanged else _joined(parts, leaf)
         prepared = self._prepared.pop(step, None)
         own = self._own(self._inputs(step), train=True) if prepared is None else prepared
-        logits = self.join(parts, own, apart=True)
-        z = _joined(parts, logits)
+        fused = parts and self._fusion == "concat" and all(part.dim() == 2 for part in parts)
+        logits = self.join([z] if fused else parts, own, apart=True)
         loss, more = self._hooks.loss(logits, labels, z)
         more = checked_log(more, "loss")
         for optimizers in (self.optimizers, *self._learners):
             optimizers.zero_grad()
         keeps_parts = step in self._snapshots or (self._inside_every and step % self._inside_every == 0)
-        slopes = _slopes(logits, received) if keeps_parts and received and logits.dim() == 1 else None  # no ensemble
-        relabel = self._relabel(logits, z, received) if self._hooks.other_labels else None
+        slopes = _slopes(logits, leaf) if keeps_parts and received and logits.dim() == 1 else None  # no ensemble
+        relabel = self._relabel(logits, z, leaf) if self._hooks.other_labels else None
         torch.autograd.backward(loss, retain_graph=relabel is not None)
-        joint, clipping = self._joint(received, labels)
+        joint, clipping = self._clipped(leaf.grad if leaf.grad is not None else torch.zeros_like(leaf))
         value = _finite(step, loss, joint, more)
         more |= self._learn_privately(step, [*parts, *own], rows)
         inside = None if slopes is None else Inside(labels, logits.detach(), slopes, joint.clone(), clipping)
         clean = _split(joint.clone(), received) if self._keep_clean else {}
-        widths = {party: leaf.shape[1:].numel() for party, leaf in received.items()}
-        seen = {party: leaf.detach() for party, leaf in received.items()}
+        widths = {party: part.shape[1:].numel() for party, part in received.items()}
+        seen = {party: part.detach() for party, part in received.items()}
         view = StepView(rows, widths, self.mixed(logits.detach()), seen, relabel=relabel)
         protected, protection = self._protect(joint, labels, view)
         gradients = _split(protected, received)
@@ -242,13 +243,12 @@ class LabelParty(LabelModel):
             log |= checked_log(hooks.end_batch(), "end_batch")
         return log
 
-    def _relabel(self, logits: Tensor, z: Tensor, received: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor]:
+    def _relabel(self, logits: Tensor, z: Tensor, leaf: Tensor) -> Callable[[Tensor], Tensor]:
         """Return a function that computes the cut gradients (B, D) of this step for other labels (B,)."""
 
         def gradients(labels: Tensor) -> Tensor:
             loss, _ = self._hooks.loss(logits, labels, z)
-            leaves = list(received.values())
-            return self._clipped(torch.autograd.grad(loss, leaves, retain_graph=True, materialize_grads=True))[0]
+            return self._clipped(*torch.autograd.grad(loss, leaf, retain_graph=True, materialize_grads=True))[0]
 
         return gradients
 
@@ -319,8 +319,11 @@ class LabelParty(LabelModel):
             self._hooks.embed(embeddings[party].to(device), party=party, train=False)[0].detach()
             for party in self._parties
         ]
-        logits = self.join(parts, self._own(inputs, train=True), apart=True)
-        loss, log = self._hooks.loss(logits, self._batch_labels(self._labels, rows), _joined(parts, logits))
+        logits, labels = (
+            self.join(parts, self._own(inputs, train=True), apart=True),
+            self._batch_labels(self._labels, rows),
+        )
+        loss, log = self._hooks.loss(logits, labels, _joined(parts, labels))
         value = _finite(-1, loss, loss.detach(), log)
         optimizers.zero_grad()
         torch.autograd.backward(loss)
@@ -345,11 +348,20 @@ class LabelParty(LabelModel):
         batch = torch.from_numpy(labels.take(rows).astype(np.int64, copy=False))
         return batch.to(self._placement.device, non_blocking=True)
 
+    def _received(self, embeddings: Mapping[str, Tensor], labels: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """Return the embedding of each party, as parts of one leaf of the graph (B, D), and this leaf.
+
+        The gradients of all parties are then in one tensor, and their embeddings need not be copied side by side again.
+        """
+        given = [embeddings[party].detach().to(self._placement.device) for party in self._parties]
+        leaf = _joined(given, labels).requires_grad_()
+        return dict(zip(self._parties, _parts(leaf, given), strict=True)), leaf
+
     def _embed(self, received: Mapping[str, Tensor]) -> tuple[list[Tensor], Log]:
         log: Log = {}
         parts = []
-        for party, leaf in received.items():
-            part, more = self._hooks.embed(leaf, party=party)
+        for party, given in received.items():
+            part, more = self._hooks.embed(given, party=party)
             parts.append(part)
             log |= checked_log(more, "embed")
         return parts, log
@@ -362,18 +374,9 @@ class LabelParty(LabelModel):
             return None
         return self._table.test if part == "test" else self._table.train
 
-    def _joint(self, received: Mapping[str, Tensor], labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the cut gradients of all feature parties side by side, (B, D), and the factor of their clipping."""
-        if not received:
-            return labels.new_zeros(len(labels), 0, dtype=torch.float32), torch.ones(())
-        return self._clipped(
-            [leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for leaf in received.values()]
-        )
-
-    def _clipped(self, grads: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return gradients (B, ...) side by side, (B, D), after clipping, and the factor of the clipping."""
+    def _clipped(self, joint: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the cut gradients of all feature parties, (B, D), after clipping, and the factor of the clipping."""
         clipping = torch.ones(())
-        joint = torch.cat([grad.flatten(1) for grad in grads], dim=1) if len(grads) > 1 else grads[0].flatten(1)
         if self._clip_norm > 0.0:
             clipping = torch.clamp(self._clip_norm / (joint.norm() + 1e-12), max=1.0)
             joint = joint * clipping
@@ -452,28 +455,29 @@ def remedy(log: Iterable[str]) -> str:
     return " or ".join(["try a smaller training.learning_rate", *(f"a smaller alpha of {term}" for term in terms)])
 
 
-def _slopes(logits: Tensor, received: Mapping[str, Tensor]) -> Tensor:
+def _slopes(logits: Tensor, leaf: Tensor) -> Tensor:
     """Return each row's derivative of its logit by all feature parties' embeddings, (B, D); the graph is kept.
 
     Dividing gradients by p1 - y would give the same, except for a weighted loss, clipped gradients and residuals that
     vanish.
     """
-    grads = torch.autograd.grad(logits.sum(), list(received.values()), retain_graph=True, materialize_grads=True)
-    return torch.cat([grad.flatten(1) for grad in grads], dim=1)
+    return torch.autograd.grad(logits.sum(), leaf, retain_graph=True, materialize_grads=True)[0]
 
 
 def _split(joint: Tensor, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Split (B, D) into each party's gradient, in the shape of its embedding."""
-    widths = [leaf.shape[1:].numel() for leaf in received.values()]
-    pieces = torch.split(joint, widths, dim=1) if len(widths) > 1 else (joint,)
-    return {
-        party: piece.reshape(leaf.shape).contiguous()
-        for (party, leaf), piece in zip(received.items(), pieces, strict=False)  # no party: no piece
-    }
+    parts = _parts(joint, list(received.values()))
+    return {party: part.contiguous() for party, part in zip(received, parts, strict=True)}
 
 
-def _joined(parts: Sequence[Tensor], logits: Tensor) -> Tensor:
-    """Return the embeddings of all feature parties side by side, (B, D)."""
+def _parts(joint: Tensor, shaped: Sequence[Tensor]) -> list[Tensor]:
+    """Return the parts of (B, D) that lie side by side, in the shapes (B, ...) of these tensors."""
+    pieces = torch.split(joint, [part.shape[1:].numel() for part in shaped], dim=1) if len(shaped) > 1 else (joint,)
+    return [piece.reshape(part.shape) for piece, part in zip(pieces, shaped, strict=False)]  # no party: no piece
+
+
+def _joined(parts: Sequence[Tensor], labels: Tensor) -> Tensor:
+    """Return the embeddings of all feature parties side by side, (B, D), for as many rows as there are labels."""
     if len(parts) > 1:
         return torch.cat([part.flatten(1) for part in parts], dim=1)
-    return parts[0].flatten(1) if parts else logits.new_zeros(len(logits), 0)
+    return parts[0].flatten(1) if parts else labels.new_zeros(len(labels), 0, dtype=torch.float32)
