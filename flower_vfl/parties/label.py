@@ -319,10 +319,8 @@ class LabelParty(LabelModel):
             self._hooks.embed(embeddings[party].to(device), party=party, train=False)[0].detach()
             for party in self._parties
         ]
-        logits, labels = (
-            self.join(parts, self._own(inputs, train=True), apart=True),
-            self._batch_labels(self._labels, rows),
-        )
+        labels = self._batch_labels(self._labels, rows)
+        logits = self.join(parts, self._own(inputs, train=True), apart=True)
         loss, log = self._hooks.loss(logits, labels, _joined(parts, labels))
         value = _finite(-1, loss, loss.detach(), log)
         optimizers.zero_grad()
