@@ -335,11 +335,13 @@ class InformedAudit:
         if found is None:
             return
         rows, view = found
-        lengths = None if self._panel is None else self._panel.lengths[self._panel.arrived].flatten(1)
+        panel = self._panel
+        lengths = None if panel is None else panel.lengths[panel.arrived].flatten(1)
         y, parts = self._labels[rows].astype(np.int64), self._split.parts(rows)
         entry = read_with_columns(
             *(view, y, parts),
             lengths=lengths,
+            signs=None if panel is None else panel.mean_sign[panel.arrived],
             party=self._party,
             defended=self._defended,
             classes=self._classes,
