@@ -97,6 +97,10 @@ KEYS: Mapping[str, str] = {
     "leakage[].q95_turned": "The same with all scores negated: an attack that is wrong reads as much.",
     "leakage[].q95_p_value": "How likely a random score reaches the larger of `q95` and `q95_turned`, on "
     "either side, in these very batches (`flower_vfl.metrics.quantile_p_value`); of AUCs of single steps alone.",
+    "leakage[].max_p_value": "How likely a random score reads any of the scored steps as well as the best read one was "
+    "read, on either side (`flower_vfl.metrics.step_p_values`); of AUCs of single steps alone.",
+    "leakage[].steps_read": "Steps that are read: those for which this probability is at most 5 %.",
+    "leakage[].steps_read_max": "Largest leak AUC of these, with scores negated where it is below 0.5; null for none.",
     "leakage[].mean": "Mean leak AUC, or the only one.",
     "leakage[].max": "Largest leak AUC of a step.",
     "leakage[].detection_error_mean": "Mean detection error: the smallest mean of both error rates.",
@@ -192,7 +196,9 @@ KEYS: Mapping[str, str] = {
     "verdict.refuted": "Where something is proven: whether a measured lower bound exceeds it.",
     "verdict.level": "Total rate of false alarms.",
     "verdict.tests": "How many tests share that rate.",
-    "verdict.parties[].*": "The verdict for each party and each group: its leak, its gain, and what did not run.",
+    "verdict.parties[].*": "The verdict for each party and each group: its leak, its gain, and what did not run. "
+    "`leak.single_steps` has single steps that are read and that the leak's `value`, a quantile, does not show; null "
+    "for none.",
     "alone.*": "With `--alone`: the test metric that each party reaches with its own columns.",
     "alone_better.*": "Where a party alone does better than all together: who, by what, and both numbers.",
 }

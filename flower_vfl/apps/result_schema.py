@@ -40,7 +40,7 @@ _CLASS = re.compile(r"\bclass (\d+)\b")
 
 _NUMBERS = (
     *("q95", "q95_null", "q95_turned", "q95_p_value", "mean", "max", "detection_error_mean", "detection_error_q05"),
-    *("baseline", "advantage", "p_value", "advantage_p_value"),
+    *("baseline", "advantage", "p_value", "advantage_p_value", "max_p_value", "steps_read", "steps_read_max"),
 )
 """Numbers of an entry of ``leakage``, each of which may be null."""
 

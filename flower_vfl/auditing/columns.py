@@ -20,7 +20,7 @@ from flower_vfl.attacks.joint.regression import evidence
 from flower_vfl.attacks.rows import as_rows
 from flower_vfl.auditing.entries import AUDIT
 from flower_vfl.auditing.members import ALONE, Members
-from flower_vfl.auditing.readers import DISCRIMINANTS, LEARNERS, Fit
+from flower_vfl.auditing.readers import DISCRIMINANTS, LEARNERS, OF_SIGNS, Fit
 from flower_vfl.auditing.selection import SPAN_EPOCHS, FittedReader, Sample, best, candidates, measured, strongest
 from flower_vfl.auditing.verdict import INFORMED
 from flower_vfl.data.store.dataset import PartyTable
@@ -63,6 +63,7 @@ def read_with_columns(
     party: str,
     defended: bool,
     lengths: torch.Tensor | None = None,
+    signs: torch.Tensor | None = None,
     classes: int = 2,
     positives: Sequence[int] = (1,),
     members: Members = ALONE,
@@ -83,6 +84,8 @@ def read_with_columns(
         True if any defense is in force.
     lengths : Tensor, optional
         (n, L) logarithms of the lengths of each row's gradients over the epochs, which their mean does not show.
+    signs : Tensor, optional
+        (n, D) means of the signs of each row's gradients over the epochs, which a reader of their own gets.
     classes : int
         Number of classes.
     positives : Sequence[int]
@@ -100,6 +103,9 @@ def read_with_columns(
     with_gradients = [np.concatenate([matrix, gradients], axis=1) for matrix in own]
     read = partial(_read, bare, classes=classes, positives=positives)
     found, without = read(with_gradients), read(list(own))
+    if signs is not None:
+        beside = bare.with_columns(np.concatenate([own[0], signs.float().numpy()], axis=1))
+        found += candidates(beside, OF_SIGNS, SPAN_EPOCHS, classes=classes, positives=positives)
     chosen = best(found)
     if chosen is None:
         return {**entry, "unavailable": bare.lacking(positives[0]) or "no reader could be fitted"}

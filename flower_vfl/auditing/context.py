@@ -2,7 +2,8 @@
 
 Noise hides a gradient only where it is drawn for this gradient alone. Noise that several rows of a batch share, or that
 is drawn from the same seed in each step, cancels in a difference of two gradients. A mean over neighbours in a batch is
-partly undone with the means beside it.
+partly undone with the means beside it, the better the more of them: of the nearest ones all numbers are read, of those
+farther away the score of a first reader.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from flower_vfl.auditing.readers import WIDEST_READER
 NEAREST = 3
 """Number of other rows of the batch, those with the largest cosines, from which a gradient is subtracted."""
 
+REACH = 8
+"""Number of rows before a row, and of rows after it, whose scores are read for two classes."""
+
 _PIECES = NEAREST + 4
 
 
@@ -25,8 +29,9 @@ def in_context(x: Tensor, batches: NDArray[np.int64]) -> Tensor:
     """Return columns (n, K) that compare each gradient with others, for gradients (n, D) batch by batch.
 
     They are the gradient; its differences from the `NEAREST` rows of its batch, and from the mean of the rows at its
-    position in the other batches; and the rows before and after it. Rows are compared in all their numbers. If the
-    columns were more than `WIDEST_READER`, they are made of evenly spaced numbers of the gradient.
+    position in the other batches; and the rows before and after it. Rows are compared in all their numbers. If these
+    columns and those of `scores_around` were more than `WIDEST_READER`, they are made of evenly spaced numbers of the
+    gradient.
 
     Parameters
     ----------
@@ -35,7 +40,7 @@ def in_context(x: Tensor, batches: NDArray[np.int64]) -> Tensor:
     batches
         (n,) number of each row's batch; the rows of a batch lie together.
     """
-    step = max(1, -(-x.shape[1] // (WIDEST_READER // _PIECES)))
+    step = max(1, -(-x.shape[1] // ((WIDEST_READER - 2 * REACH) // _PIECES)))
     pieces = torch.split(x, np.unique(batches, return_counts=True)[1].tolist())
     longest = max((len(piece) for piece in pieces), default=0)
     sums, counts = x.new_zeros(longest, len(range(0, x.shape[1], step))), x.new_zeros(longest, 1)
@@ -44,6 +49,27 @@ def in_context(x: Tensor, batches: NDArray[np.int64]) -> Tensor:
         counts[: len(piece)] += 1
     found = [_compared(piece, piece[:, ::step], sums, counts) for piece in pieces]
     return torch.cat(found) if found else x
+
+
+def scores_around(scores: Tensor, batches: NDArray[np.int64]) -> Tensor:
+    """Return as columns (n, K) the scores of the rows before and after each row of its batch, cyclically.
+
+    They are `REACH` rows on each side for two classes and fewer for more, so that there are at most 2 `REACH` columns.
+
+    Parameters
+    ----------
+    scores
+        (n, C) scores of the classes, up to a constant of the row.
+    batches
+        (n,) number of each row's batch; the rows of a batch lie together.
+    """
+    known = scores[:, 1:] - scores[:, :1]
+    reach = REACH // max(1, known.shape[1])
+    places = [place for place in range(-reach, reach + 1) if place]
+    if not places:
+        return scores[:, :0]
+    pieces = torch.split(known, np.unique(batches, return_counts=True)[1].tolist())
+    return torch.cat([torch.cat([piece.roll(place, 0) for place in places], dim=1) for piece in pieces])
 
 
 def _compared(g: Tensor, x: Tensor, sums: Tensor, counts: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from flower_vfl.attacks.rows import as_rows
 from flower_vfl.auditing.batched_scoring import MOST_PENDING_BYTES, STEPS_AT_ONCE
 from flower_vfl.auditing.collected import Collected
 from flower_vfl.auditing.columns import joint_view, read_with_columns
-from flower_vfl.auditing.context import in_context
+from flower_vfl.auditing.context import in_context, scores_around
 from flower_vfl.auditing.entries import AUDIT
 from flower_vfl.auditing.epsilon import Evidence
 from flower_vfl.auditing.features import GradientFeatures, with_embeddings
@@ -44,6 +44,7 @@ from flower_vfl.auditing.selection import (
     Sample,
     best,
     candidates,
+    linear_scores,
     measured,
     strongest,
 )
@@ -334,11 +335,13 @@ class InformedAudit:
         if found is None:
             return
         rows, view = found
-        lengths = None if self._panel is None else self._panel.lengths[self._panel.arrived].flatten(1)
+        panel = self._panel
+        lengths = None if panel is None else panel.lengths[panel.arrived].flatten(1)
         y, parts = self._labels[rows].astype(np.int64), self._split.parts(rows)
         entry = read_with_columns(
             *(view, y, parts),
             lengths=lengths,
+            signs=None if panel is None else panel.mean_sign[panel.arrived],
             party=self._party,
             defended=self._defended,
             classes=self._classes,
@@ -375,13 +378,15 @@ class InformedAudit:
         self._current, self._kept, self._panel = Collected(), Collected(), None
 
     def _read_context(self, sample: Sample) -> list[FittedReader]:
-        """Return readers of a sample's gradients beside others, see `in_context`."""
-        width = sample.x.shape[1] - self._features.more
-        return [
-            candidate
-            for name, part in self._members.views(self._kept.columns[:, :width])
-            for candidate in self._read(sample, [(name, in_context(part, self._kept.batches))], SPAN_EPOCH, IN_CONTEXT)
-        ]
+        """Return readers of a sample's gradients beside others, see `in_context` and `scores_around`."""
+        width, batches = sample.x.shape[1] - self._features.more, self._kept.batches
+        found: list[FittedReader] = []
+        for name, part in self._members.views(self._kept.columns[:, :width]):
+            scores = linear_scores(sample.with_columns(part.numpy()), self._classes)
+            if scores is not None:
+                columns = [in_context(part, batches), scores_around(torch.from_numpy(scores).float(), batches)]
+                found += self._read(sample, [(name, torch.cat(columns, dim=1))], SPAN_EPOCH, IN_CONTEXT)
+        return found
 
     def _read_panel(self, fits: Mapping[str, Fit]) -> tuple[list[FittedReader], list[FittedReader], list[FittedReader]]:
         """Return readers of the panel's gradients, of these with embeddings, of embeddings; keep them as evidence."""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_vfl.auditing.halves import CHOOSE, FIT, SCORE
-from flower_vfl.auditing.readers import LEARNERS, FeatureRows, Fit, Scores, score_of, thinned
+from flower_vfl.auditing.readers import LEARNERS, FeatureRows, Fit, Scores, linear_discriminant, score_of, thinned
 from flower_vfl.metrics import auc_difference, auc_interval, auc_p_value, leak_auc
 
 _log = logging.getLogger(__name__)
@@ -171,6 +171,15 @@ def candidates(
             auc = leak_auc(along[choose], true[choose] == positive)
             reached[positive] = max(reached[positive], auc)
             yield FittedReader(name, span, positive, auc, along, sample)
+
+
+def linear_scores(sample: Sample, classes: int) -> Scores | None:
+    """Return scores (n, C) of all rows by a linear discriminant of those to fit readers to; None if it has no fit."""
+    fitted = sample.parts == FIT
+    try:
+        return _scores(linear_discriminant, sample.x[fitted], sample.y[fitted], sample.x, classes)
+    except (ValueError, ArithmeticError, np.linalg.LinAlgError):
+        return None
 
 
 def best(found: Sequence[FittedReader]) -> FittedReader | None:

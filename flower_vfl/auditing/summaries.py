@@ -120,12 +120,11 @@ class StepResults:
 
     def _state(self, chosen: NDArray[np.bool_]) -> dict[str, Any]:
         known = chosen & ~np.isnan(self.values)
-        pairs = np.stack([self.negatives[known], self.positives[known]], axis=1).astype(np.int64)
-        pairs, times = np.unique(pairs, axis=0, return_counts=True)
         return {
             "values": torch.from_numpy(self.values[known]),
             "errors": torch.from_numpy(self.errors[chosen & ~np.isnan(self.errors)]),
             "nulls": torch.zeros(0, dtype=torch.float64),
             "one_class_steps": int(np.count_nonzero(chosen & ~known)),
-            "class_counts": torch.from_numpy(np.column_stack([pairs, times])),
+            "negatives": torch.from_numpy(self.negatives[known].astype(np.int64)),
+            "positives": torch.from_numpy(self.positives[known].astype(np.int64)),
         }

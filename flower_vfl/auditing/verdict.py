@@ -37,6 +37,9 @@ LEVEL = 0.05
 FEWEST_STEPS = 20
 """Smallest number of scored steps for a 95 % quantile: of fewer it is just the largest value."""
 
+MORE_READ = 0.1
+"""Smallest excess of the best read single steps over a leak's value that a verdict mentions."""
+
 PRACTICAL = ("norm", "residual", "direction", "shell", "remembered_direction")
 """Attacks that must have run behind a defense of any kind before a run may report that no leak was found."""
 
@@ -81,8 +84,9 @@ def verdict_of(result: Result, *, level: float = LEVEL) -> dict[str, Any]:
     """Return the verdict of a run (``verdict`` in ``result.json``): a status for it and for each party.
 
     A party leaks where a test rejects at a level of 5 % for the whole run: Bonferroni over each practical attack at the
-    cut, each informed reader and each gain, of all parties. Oracles never count. Where nothing leaks, but an attack
-    that is known to break the defense or the informed readers did not run, the status is ``not tested``.
+    cut (its q95 and its single steps), each informed reader and each gain, of all parties. Oracles never count. Where
+    nothing leaks, but an attack that is known to break the defense or the informed readers did not run, the status is
+    ``not tested``.
 
     Where a defense proves an epsilon the status is ``proven``: the tests then find only the information in the columns
     and that which the proof allows. Only a lower bound on epsilon above the proven one, measured by canaries, makes it
@@ -194,8 +198,9 @@ def practical_p_value(entry: Entry) -> float | None:
     .. math:: P = P\big(\mathrm{Bin}(T, 1 - \Phi((x - 1/2) / \sigma)) \ge T - k + 1\big),
 
     doubled, as scores may be turned around. A longitudinal attack has one AUC over all rows after each of E epochs:
-    the normal tail of the largest, times 2 E. Where C classes take turns, each is tested by itself, too: the smallest
-    of the 1 + C p-values is multiplied by their number.
+    the normal tail of the largest, times 2 E. Where C classes take turns, each is tested by itself, too. So
+    are single steps, where their ``max_p_value`` is known: a leak in fewer than one of twenty hardly moves the q95. The
+    smallest of all these p-values is multiplied by their number.
 
     Examples
     --------
@@ -205,9 +210,18 @@ def practical_p_value(entry: Entry) -> float | None:
     """
     if is_remembered(entry):
         return _remembered_p_value(entry)
+    of_q95, of_steps = _corrected(entry)
+    return min((p for p in (of_q95, of_steps) if p is not None), default=None)
+
+
+def _corrected(entry: Entry) -> tuple[float | None, float | None]:
+    """Return the p-values of the q95 and of single steps, each times the number of tests of the entry."""
     classes = [one for one in entry.get("by_class") or () if one.get("q95") is not None]
     values = [p for one in (entry, *classes) if (p := _step_p_value(one)) is not None]
-    return min(1.0, min(values) * len(values)) if values else None
+    single = entry.get("max_p_value")
+    tests = len(values) + (single is not None)
+    of_q95 = min(1.0, min(values) * tests) if values else None
+    return of_q95, None if single is None else min(1.0, float(single) * tests)
 
 
 def _step_p_value(entry: Entry) -> float | None:
@@ -252,6 +266,7 @@ def _party_verdict(result: Result, party: str, findings: Sequence[Finding], alar
     worst = {kind: _worst(party, kind, findings, alarm) for kind in ("practical", "informed", "gain")}
     several = (result.get("dataset") or {}).get("classes") not in (2, None)
     leak = _leak(party, worst["practical"], worst["informed"], alarm, several=several)
+    leak["single_steps"] = _single_steps(party, findings, leak["value"], alarm)
     gain = _gain(worst["gain"], alarm)
     missing = not_run(result, party)
     leaks = leak["leaks"] or (gain is not None and gain["leaks"])
@@ -266,14 +281,14 @@ def _worst(party: str, kind: str, findings: Sequence[Finding], alarm: float) -> 
     already. A gain is relative to all data of the group without gradients: a member's gain may lie in another
     member's embeddings.
     """
-    names = set(party.split("+"))
-    here = [
-        finding
-        for finding in findings
-        if finding.kind == kind
-        and (finding.party == party or (kind != "gain" and names > set(finding.party.split("+"))))
-    ]
+    here = [finding for finding in findings if finding.kind == kind and _concerns(finding, party)]
     return max(here, key=lambda finding: (finding.p_value <= alarm, finding.value), default=None)
+
+
+def _concerns(finding: Finding, party: str) -> bool:
+    """Return True for a finding of a party itself or, unless it is a gain, of a member of a group."""
+    member = set(party.split("+")) > set(finding.party.split("+"))
+    return finding.party == party or (finding.kind != "gain" and member)
 
 
 def _leak(
@@ -300,6 +315,39 @@ def _leak(
             ),
         },
     }
+
+
+def _single_steps(party: str, findings: Sequence[Finding], value: float | None, alarm: float) -> dict[str, Any] | None:
+    """Return the single steps that are read best, where the leak's value does not show them; else None.
+
+    It does not where no other test of gradients alone rejects (``only``), or where they are read better by `MORE_READ`.
+    """
+    here = [one for one in findings if one.kind != "gain" and _concerns(one, party) and one.p_value <= alarm]
+    read = [one for one in here if _by_steps(one) <= alarm and one.entry.get("steps_read_max") is not None]
+    if not read:
+        return None
+    best = max(read, key=lambda one: float(one.entry["steps_read_max"]))
+    most = float(best.entry["steps_read_max"])
+    only = not any(one.kind == "informed" or _by_q95(one) <= alarm for one in here)
+    if not only and most < (value or 0.0) + MORE_READ:
+        return None
+    found = {"label": label_of(best.entry), "reached": most, "only": only, **_member(party, best)}
+    return {**found, "steps": best.entry["steps_read"], "scored": scored_steps(best.entry)}
+
+
+def _by_q95(finding: Finding) -> float:
+    """Return the corrected p-value of a practical finding without its single steps, 1 where there is none."""
+    if is_remembered(finding.entry):
+        return finding.p_value
+    of_q95 = _corrected(finding.entry)[0]
+    return 1.0 if of_q95 is None else of_q95
+
+
+def _by_steps(finding: Finding) -> float:
+    """Return the corrected p-value of the single steps of a practical finding, 1 where there is none."""
+    single_step = finding.kind == "practical" and not is_remembered(finding.entry)
+    of_steps = _corrected(finding.entry)[1] if single_step else None
+    return 1.0 if of_steps is None else of_steps
 
 
 def _member(party: str, finding: Finding) -> dict[str, Any]:

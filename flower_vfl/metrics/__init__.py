@@ -15,7 +15,7 @@ from flower_vfl.metrics.epsilon import audit_power, coin_bound, guesses_needed, 
 from flower_vfl.metrics.interval import auc_interval, mean_interval, mean_share_interval, share_interval
 from flower_vfl.metrics.leakage import detection_error, leak_auc, separation
 from flower_vfl.metrics.multiclass import balanced_accuracy, macro_auc, recalls
-from flower_vfl.metrics.null import null_quantile, quantile_p_value
+from flower_vfl.metrics.null import null_quantile, quantile_p_value, step_p_values
 from flower_vfl.metrics.paired import AucDifference, auc_difference, auc_p_value
 from flower_vfl.metrics.releases import EpochRelease, ShapedRelease, Together, together, together_shaped
 from flower_vfl.metrics.snapshot import Observations, Values, observations, snapshot
@@ -63,6 +63,7 @@ __all__ = [
     "separation",
     "share_interval",
     "snapshot",
+    "step_p_values",
     "together",
     "together_shaped",
 ]

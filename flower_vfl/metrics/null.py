@@ -13,7 +13,7 @@ from flower_vfl.errors import ArgumentError
 from flower_vfl.metrics.epsilon import poisson_binomial_tail
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -115,6 +115,34 @@ def quantile_p_value(class_counts: Iterable[tuple[int, int]], value: float, q: f
     chances = [_null_cdf(*pair)(min(1.0, 1.0 - value + _TIE)) for pair in counts]
     rank = math.ceil(q * batches - 1e-9)
     return float(poisson_binomial_tail(np.repeat(chances, list(counts.values())), batches - rank + 1))
+
+
+def step_p_values(class_counts: Sequence[tuple[int, int]], aucs: Sequence[float]) -> NDArray[np.float64]:
+    """Return for each step the probability that a random score's AUC in its batch is at least the measured one.
+
+    It may be compared far out in the tail: small batches have the exact distribution, and there the normal one of large
+    batches has more mass than the exact one, which ends at 1. The scores are taken to be without ties.
+
+    Parameters
+    ----------
+    class_counts
+        (T,) pairs (negatives, positives), one for each step; each batch has both classes.
+    aucs
+        (T,) leak AUCs.
+
+    Returns
+    -------
+    NDArray
+        (T,) probabilities, one-sided.
+
+    Examples
+    --------
+    >>> step_p_values([(1, 1), (8, 2)], [1.0, 1.0]).round(4).tolist()
+    [0.5, 0.0222]
+    """
+    cdfs = {pair: _null_cdf(*pair) for pair in set(class_counts)}
+    found = [cdfs[pair](min(1.0, 1.0 - auc + _TIE)) for pair, auc in zip(class_counts, aucs, strict=True)]
+    return np.array(found, dtype=np.float64)
 
 
 def _batches_by_counts(class_counts: Iterable[tuple[int, int]], q: float) -> Counter[tuple[int, int]]:

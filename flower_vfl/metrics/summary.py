@@ -11,12 +11,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flower_vfl.errors import ArgumentError
-from flower_vfl.metrics.null import null_quantile, quantile_p_value
+from flower_vfl.metrics.null import null_quantile, quantile_p_value, step_p_values
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numpy.typing import ArrayLike
+    from numpy.typing import ArrayLike, NDArray
+
+SINGLE_STEPS = ("max_p_value", "steps_read", "steps_read_max")
+"""The numbers of an entry about its single steps, each tested among all of them."""
+
+STEP_LEVEL = 0.05
+"""Rate of runs of random scores in which any step counts as read."""
 
 
 def nearest_rank(values: ArrayLike, q: float = 0.95) -> float:
@@ -72,7 +78,16 @@ class LeakSummary:
     values: array[float] = field(default_factory=lambda: array("d"), init=False, repr=False)
     errors: array[float] = field(default_factory=lambda: array("d"), init=False, repr=False)
     nulls: array[float] = field(default_factory=lambda: array("d"), init=False, repr=False)
-    class_counts: Counter[tuple[int, int]] = field(default_factory=Counter, init=False, repr=False)
+    negatives: array[int] = field(default_factory=lambda: array("q"), init=False, repr=False)
+    positives: array[int] = field(default_factory=lambda: array("q"), init=False, repr=False)
+
+    @property
+    def class_counts(self) -> Counter[tuple[int, int]]:
+        """The number of steps with a value, by their negatives and positives."""
+        return Counter(self._pairs())
+
+    def _pairs(self) -> list[tuple[int, int]]:
+        return list(zip(self.negatives, self.positives, strict=True))
 
     def add(
         self,
@@ -94,7 +109,8 @@ class LeakSummary:
             self.one_class_steps += 1
         else:
             self.values.append(value)
-            self.class_counts[negatives, positives] += 1
+            self.negatives.append(negatives)
+            self.positives.append(positives)
 
     def result(self, *, baseline: float | None = None, advantage: float | None = None) -> dict[str, Any]:
         """Return the entry for the ``leakage`` list of ``result.json``; unknown values are None.
@@ -102,9 +118,12 @@ class LeakSummary:
         ``q95`` is the 95 % quantile over the steps (nearest rank), ``q95_null`` that of a random score on these
         batches, ``q95_turned`` that of the scores turned around (of AUCs only), ``q95_p_value`` the probability that a
         random score, or the same turned around, reaches the larger of both (of AUCs of single steps only), ``steps``
-        all steps, ``one_class_steps`` those of them without a value. ``detection_error_q05`` is the 5 % quantile of the
-        detection error: at one step in twenty the attack's is no larger. ``baseline`` and ``advantage`` belong
-        to attacks that are compared with training alone.
+        all steps, ``one_class_steps`` those of them without a value. ``max_p_value`` is the probability that random
+        scores, or the same turned around, read any of these steps as well as one was read, ``steps_read`` the number of
+        steps for which that probability is at most 5 %, and ``steps_read_max`` the largest AUC of these, turned around
+        where it is below 0.5. ``detection_error_q05`` is the 5 % quantile of the detection error: at one step in twenty
+        the attack's is no larger. ``baseline`` and ``advantage`` belong to attacks that are compared with training
+        alone.
         """
         values, errors = np.array(self.values), np.array(self.errors)
         by_chance = self.metric == "auc"
@@ -124,6 +143,7 @@ class LeakSummary:
             "q95_null": none_if_nan(null),
             "q95_turned": none_if_nan(turned),
             "q95_p_value": none_if_nan(self._p_value(max(q95, turned), null)) if tested else None,
+            **(self._single_steps(values) if tested and values.size else dict.fromkeys(SINGLE_STEPS)),
             "mean": none_if_nan(float(values.mean()) if values.size else math.nan),
             "max": none_if_nan(float(values.max()) if values.size else math.nan),
             "detection_error_mean": none_if_nan(float(errors.mean()) if errors.size else math.nan),
@@ -133,6 +153,15 @@ class LeakSummary:
             "baseline": baseline,
             "advantage": advantage,
         }
+
+    def _single_steps(self, values: NDArray[np.float64]) -> dict[str, Any]:
+        """Return the numbers of `SINGLE_STEPS`: Bonferroni over the steps and both sides of each."""
+        pairs = self._pairs()
+        sides = step_p_values(2 * pairs, [*values, *(1.0 - values)]).reshape(2, -1)
+        p_values = np.minimum(1.0, sides.size * sides.min(axis=0))
+        read = np.maximum(values, 1.0 - values)[p_values <= STEP_LEVEL]
+        found = float(p_values.min()), read.size, float(read.max()) if read.size else None
+        return dict(zip(SINGLE_STEPS, found, strict=True))
 
     def _p_value(self, value: float, null: float) -> float:
         """Return the two-sided probability that a random score reaches a value: 1 up to its quantile `null`."""

@@ -127,14 +127,18 @@ class Certificate:
         return [row for row in self.measured if row.breaks]
 
     @property
-    def exceeded(self) -> list[Entry]:
-        """The informed readers whose interval lies wholly above the bound."""
-        return [entry for entry in self.informed if self.bound < 1.0 and entry["interval95"][0] > self.bound]
+    def exceeded(self) -> Entry | None:
+        """The informed reader with the largest AUC of those whose interval lies wholly above the bound; else None.
+
+        Of several parties and groups only the worst is shown, as in the headline.
+        """
+        found = (entry for entry in self.informed if self.bound < 1.0 and entry["interval95"][0] > self.bound)
+        return max(found, key=lambda entry: float(entry["mean"]), default=None)
 
     @property
     def holds(self) -> bool:
         """True if no measurement contradicts the bound."""
-        return not self.broken and not self.exceeded
+        return not self.broken and self.exceeded is None
 
     @property
     def together(self) -> list[str]:

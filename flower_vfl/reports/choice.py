@@ -175,12 +175,13 @@ def _least_leak(leaking: Sequence[Candidate], measure: str, noun: str) -> Recomm
     if not tested:
         unknown = "Which leaks least is not known: not everything that could find a leak ran, or not on enough steps."
         return Recommendation(found, unknown if known else "", TONES[LEAKS])
-    worst, least = min(tested, key=lambda pair: pair[0].value)
+    worst, least = min(tested, key=lambda pair: pair[0].most)
     name = least.name.replace("no defense", "No defense", 1)
+    single = f", in single steps up to {number(worst.single)}" if worst.single else ""
     others = " Others were not fully tested." if len(tested) < len(leaking) else ""
     return Recommendation(
         found,
-        f"{name} leaks least: leak AUC {number(worst.value)}, guessing reaches {number(worst.null)}.{others} "
+        f"{name} leaks least: leak AUC {number(worst.value)}{single}, guessing reaches {number(worst.null)}.{others} "
         f"{_utility(least, measure)}",
         TONES[LEAKS],
     )

@@ -15,7 +15,7 @@ from flower_vfl.reports import words
 from flower_vfl.reports.certified import certificates
 from flower_vfl.reports.choice import Candidate, choice_of
 from flower_vfl.reports.figures import leak_comparison_figure, setting_figure, trade_off_figure
-from flower_vfl.reports.headline import Worst, headline_of
+from flower_vfl.reports.headline import headline_of
 from flower_vfl.reports.leaks import is_remembered, reached, worst
 from flower_vfl.reports.ranking import validation
 from flower_vfl.reports.settings import axes_of, differences, families, measured_at, settings_of
@@ -106,7 +106,7 @@ def _candidate(row: Mapping[str, Any], measure: str) -> Candidate:
         f"{'no defense' if words.undefended(run.result) else row['defenses']} (run {run.name})",
         headline.status,
         tested=not headline.missing,
-        worst=None if worst is None or worst.value is None else Worst(worst.value, worst.null),
+        worst=None if worst is None else worst.worst,
         validation=validation(run.result),
         utility=row["last"].get(measure),
         cost=row["cost"],

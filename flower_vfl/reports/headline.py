@@ -146,6 +146,21 @@ class Lines:
         return f"{found['label']}{self._of_class(found)} {reached}{_of_member(found)}"
 
     @property
+    def single_steps(self) -> str:
+        """The single steps that are read better than the leak AUC shows, in words; empty for none."""
+        found = self.verdict["leak"].get("single_steps")
+        if found is None:
+            return ""
+        steps = f"in {number(found['steps'])} of {number(found['scored'])} steps up to {number(found['reached'])}"
+        return f"{steps} ({found['label']}{_of_member(found)})"
+
+    @property
+    def worst(self) -> Worst | None:
+        """The leak AUC, its chance level and the largest leak AUC of single steps; None where it was not measured."""
+        found = self.verdict["leak"].get("single_steps")
+        return None if self.value is None else Worst(self.value, self.null, 0.0 if found is None else found["reached"])
+
+    @property
     def practical_words(self) -> str:
         """Description of the number of the worst practical attack."""
         found = self.verdict["leak"]["practical"]
@@ -203,8 +218,8 @@ class Lines:
     def rank(self) -> tuple[float, ...]:
         """Severity as a sort key: status, leak found, open interval, leak AUC, gain."""
         gain = self.verdict["gain"]
-        leaks = self.verdict["leak"]["leaks"]
-        return _RANK[self.status], leaks, self.open, self.value or 0.0, 0.0 if gain is None else float(gain["value"])
+        leaks, most = self.verdict["leak"]["leaks"], 0.0 if self.worst is None else self.worst.most
+        return _RANK[self.status], leaks, self.open, most, 0.0 if gain is None else float(gain["value"])
 
 
 def _of_member(found: Mapping[str, Any]) -> str:
@@ -287,12 +302,7 @@ class Headline:
             )
         if self.status == NO_LEAK:
             return "No leak was found: nothing that ran reads the labels better than by guessing."
-        who = "Colluding parties can read" if "+" in worst.party else "A party can read"
-        if worst.verdict["leak"]["leaks"]:
-            read = reading(worst.value or 0.0, worst.null, found=True)
-            more = " The leak may be larger: this run was not fully tested." if worst.partial else ""
-            return f"{who} the labels from the gradients {read}.{more}"
-        return f"{who} more of the labels with the gradients than from {worst.verdict['gain']['over']} alone."
+        return _of_leak(worst)
 
     @property
     def beside(self) -> str:
@@ -327,6 +337,7 @@ class Headline:
             return f"Verdict: {self.status}."
         parts = [
             f"worst practical attack {worst.practical}" if worst.practical else "",
+            f"single steps {worst.single_steps}" if worst.single_steps else "",
             f"informed reader {worst.informed}" if worst.informed else "",
             f"gain over {worst.verdict['gain']['over']} {worst.gain}" if worst.gain else "",
         ]
@@ -335,6 +346,19 @@ class Headline:
         return f"Verdict: {self.status}. {worst.title}: {numbers}. {found.partition('. ')[0]}".rstrip() + (
             "." if found else ""
         )
+
+
+def _of_leak(worst: Lines) -> str:
+    """Return the sentence about a leak that was found."""
+    who = "Colluding parties can read" if "+" in worst.party else "A party can read"
+    if worst.verdict["leak"]["leaks"]:
+        more = " The leak may be larger: this run was not fully tested." if worst.partial else ""
+        if worst.single_steps and worst.verdict["leak"]["single_steps"]["only"]:
+            return f"{who} the labels of single steps from the gradients: {worst.single_steps}.{more}"
+        read = reading(worst.value or 0.0, worst.null, found=True)
+        single = f" Single steps are read better: {worst.single_steps}." if worst.single_steps else ""
+        return f"{who} the labels from the gradients {read}.{single}{more}"
+    return f"{who} more of the labels with the gradients than from {worst.verdict['gain']['over']} alone."
 
 
 def signed(value: Any, digits: int = 3) -> str:
@@ -378,16 +402,22 @@ def headline_of(result: Result) -> Headline:
 
 @dataclass(frozen=True, slots=True)
 class Worst:
-    """The largest leak AUC of a run, and the chance level there."""
+    """The largest leak AUC of a run, the chance level there, and the largest one of single steps that exceeds it."""
 
     value: float
     null: float
+    single: float = 0.0
+
+    @property
+    def most(self) -> float:
+        """The larger of both leak AUCs."""
+        return max(self.value, self.single)
 
 
 def worst_of(result: Result) -> Worst | None:
     """Return the largest leak AUC in the headline of a result; None without any."""
-    found = [Worst(line.value, line.null) for line in headline_of(result).lines if line.value is not None]
-    return max(found, key=lambda one: one.value, default=None)
+    found = [line.worst for line in headline_of(result).lines if line.worst is not None]
+    return max(found, key=lambda one: one.most, default=None)
 
 
 def _name(entry: Mapping[str, Any]) -> str:

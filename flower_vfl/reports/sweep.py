@@ -129,6 +129,11 @@ class SweepSetting:
         return estimate([leak.value for leak in self._leaks])
 
     @property
+    def single(self) -> float:
+        """The largest leak AUC of single steps that the worst leak of a run does not show; 0 for none."""
+        return max((leak.single for leak in self._leaks), default=0.0)
+
+    @property
     def null(self) -> float | None:
         """Chance level where the worst leak was measured."""
         return max((leak.null for leak in self._leaks), default=None)
@@ -295,6 +300,7 @@ def _row(setting: SweepSetting, places: Sequence[tuple[str, str]], measure: str)
         "utility": setting.utility(measure),
         "loss": setting.utility("test_loss"),
         "worst": setting.worst,
+        "single": setting.single,
         "gain": setting.gain,
         "own_data": setting.own_data,
         "status": setting.status,
@@ -348,7 +354,7 @@ def _candidate(row: Mapping[str, Any]) -> Candidate:
         row["name"],
         row["status"],
         tested=not any(one.missing for one in setting.headlines),
-        worst=None if row["worst"] is None else Worst(row["worst"].mean, row["null"]),
+        worst=None if row["worst"] is None else Worst(row["worst"].mean, row["null"], row["single"]),
         validation=_mean(row["validation"]),
         utility=_mean(row["utility"]),
         cost=row["cost"],

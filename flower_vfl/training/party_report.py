@@ -39,6 +39,9 @@ class _Leak(_Checked):
     q95_null: _Unknown
     q95_turned: _Unknown
     q95_p_value: _Unknown
+    max_p_value: _Unknown = None
+    steps_read: int | None = None
+    steps_read_max: _Unknown = None
     mean: _Unknown
     max: _Unknown
     detection_error_mean: _Unknown

@@ -90,6 +90,18 @@ def test_lengths_over_the_epochs_are_read_beside_a_mean_gradient_without_informa
     assert abs(found["mean"] - 0.76) < 0.04  # of two normal classes a standard deviation apart: Phi(1 / sqrt 2)
 
 
+def test_mean_signs_over_the_epochs_are_read_beside_the_columns():
+    generator = np.random.default_rng(1)
+    y = (generator.random(3000) < 0.3).astype(np.int64)
+    noise = [torch.from_numpy(generator.normal(size=(3000, width))).float() for width in (4, 3, 2)]
+    view = JointView(noise[0], OwnRows((noise[1],), noise[2]), OwnRows((noise[1][:0],), noise[2][:0]))
+    parts = np.repeat([0, 1, 2], 1000).astype(np.int8)
+    signs = torch.from_numpy(y[:, None] + generator.normal(size=(3000, 4)))
+    found = read_with_columns(view, y, parts, signs=signs, party="a", defended=True)
+    assert found["reader"] == "signs"
+    assert found["mean"] == pytest.approx(norm.cdf(2 / np.sqrt(2)), abs=0.03)  # four columns a deviation apart
+
+
 class RandomLengths(GradientDefense):
     """Sends random directions; lengths are log-normal, and those of positives longer by half a deviation."""
 
@@ -102,7 +114,7 @@ class RandomLengths(GradientDefense):
         return torch.nn.functional.normalize(x, dim=1) * logs.exp()[:, None], {}
 
 
-def test_a_run_hands_the_reader_with_columns_the_lengths_of_all_epochs():
+def test_a_run_hands_the_reader_with_columns_lengths_and_signs_of_all_epochs():
     """Sixteen lengths are two deviations apart between classes; the mean of random directions carries little."""
     data = toy_data(rows=1500, test_rows=100, parties=1)
     y = (np.random.default_rng(1).random(1600) < 0.4).astype(np.int64)  # columns carry nothing
@@ -115,3 +127,4 @@ def test_a_run_hands_the_reader_with_columns_the_lengths_of_all_epochs():
     leakage = run(config, data=lambda _: source).summary["leakage"]
     (entry,) = (one for one in leakage if "columns" in one.get("sees", ()))
     assert entry["mean"] == pytest.approx(norm.cdf(0.5 * np.sqrt(16) / np.sqrt(2)), abs=0.05)
+    assert "signs" in {one["reader"] for one in entry["candidates"]}

@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.metrics.pairwise import cosine_similarity
 
-from flower_vfl.auditing.context import NEAREST, in_context
+from flower_vfl.auditing.context import NEAREST, REACH, in_context, scores_around
 from flower_vfl.auditing.readers import WIDEST_READER
 
 
@@ -36,11 +36,11 @@ def test_the_columns_are_those_of_a_loop():
     np.testing.assert_allclose(in_context(x, batches).numpy(), slow(x.numpy(), batches), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("width", [WIDEST_READER // 7 + 1, 3000])
+@pytest.mark.parametrize("width", [(WIDEST_READER - 2 * REACH) // 7 + 1, 3000])
 def test_wide_gradients_are_compared_whole_and_read_in_part(width):
     x, batches = sample([8, 8], width)
     found, whole = in_context(x, batches).numpy(), slow(x.numpy(), batches)
-    step = next(step for step in range(2, width) if x[:, ::step].shape[1] * 7 <= WIDEST_READER)
+    step = next(step for step in range(2, width) if x[:, ::step].shape[1] * 7 + 2 * REACH <= WIDEST_READER)
     kept = [place for place in range(whole.shape[1]) if place % width % step == 0]
     np.testing.assert_allclose(found, whole[:, kept], rtol=0, atol=1e-6)
 
@@ -50,3 +50,15 @@ def test_batches_of_few_rows_have_columns_too():
     assert in_context(x, batches).shape == (6, 28)
     assert torch.isfinite(in_context(x, batches)).all()
     assert len(in_context(x[:0], batches[:0])) == 0
+
+
+@pytest.mark.parametrize(("classes", "reach"), [(2, REACH), (3, REACH // 2), (REACH + 1, 1), (REACH + 2, 0)])
+def test_the_scores_around_a_row_are_those_of_its_neighbours_in_the_batch(classes, reach):
+    scores, batches = sample([20, 7, 1], classes)
+    found = scores_around(scores, batches).numpy()
+    for row, batch in enumerate(batches):
+        own = np.flatnonzero(batches == batch)
+        near = [own[(row - own[0] - k) % len(own)] for k in range(-reach, reach + 1) if k]
+        around = scores.numpy()[near]
+        np.testing.assert_allclose(found[row], (around[:, 1:] - around[:, :1]).ravel())
+    assert found.shape[1] <= 2 * REACH

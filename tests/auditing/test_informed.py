@@ -88,6 +88,14 @@ def reseeded(step, rows):
     return np.zeros_like(g), g + noise(step, rows, width=32, salt=1) + Y[rows][:, None].astype(np.float32)
 
 
+def averaged(step, rows):
+    """Return the mean of each row's gradient with that of the next row of the batch."""
+    draws = np.random.default_rng([step, 6])
+    slope = draws.uniform(0.1, 1, size=len(rows)) * (2 * Y[rows] - 1)
+    g = slope[:, None] * (np.ones(WIDTH) + 0.3 * draws.normal(size=(len(rows), WIDTH)))
+    return np.zeros_like(g), ((g + np.roll(g, -1, axis=0)) / 2).astype(np.float32)
+
+
 def masked(step, rows):
     """Return gradients whose sign reveals the label only together with the embedding."""
     g = noise(step, rows)
@@ -106,7 +114,7 @@ def slow(step, rows):
     ("send", "least"),
     [
         *[(turned, 0.9), (paired, 0.98), (sparse, 0.95), (rounded, 0.97), (tied, 0.85), (opposite, 0.95)],
-        *[(shared, 0.95), (reseeded, 0.95)],
+        *[(shared, 0.95), (reseeded, 0.95), (averaged, 0.985)],
     ],
     ids=[
         "a direction a batch",
@@ -117,6 +125,7 @@ def slow(step, rows):
         "opposite rows",
         "noise of four rows",
         "noise of all steps",
+        "means with the next row",
     ],
 )
 def test_a_defense_that_no_named_attack_breaks_is_caught(send, least):

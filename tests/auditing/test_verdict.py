@@ -263,6 +263,50 @@ def test_scores_that_leak_turned_around_are_shown_by_the_side_that_raised_the_al
     assert found["status"] == ("leaks" if p_value < 0.01 else "no leak found")
 
 
+FEW = {"max_p_value": 1e-9, "steps_read": 3, "steps_read_max": 0.99}
+
+
+def test_few_steps_that_are_read_are_a_leak_that_is_told_beside_its_value():
+    found = verdict(*complete(step("norm", 0.584, q95_p_value=0.2, **FEW)))
+    leak = found["parties"][0]["leak"]
+    assert (found["status"], leak["value"]) == ("leaks", 0.584)
+    assert leak["single_steps"] == {"label": "norm", "steps": 3, "scored": 200, "reached": 0.99, "only": True}
+    assert verdict(*complete())["parties"][0]["leak"]["single_steps"] is None
+
+
+@pytest.mark.parametrize(("q95", "told"), [(0.7, True), (0.95, False)])
+def test_single_steps_are_told_beside_a_larger_leak_where_they_are_read_far_better(q95, told):
+    found = verdict(*complete(step("norm", q95, q95_p_value=1e-9, **FEW)))["parties"][0]["leak"]["single_steps"]
+    assert (found is not None) == told
+    assert not told or not found["only"]
+
+
+def test_the_p_value_counts_the_quantile_and_the_maximum():
+    assert practical_p_value(step("norm", q95_p_value=0.3, **{**FEW, "max_p_value": 0.1})) == pytest.approx(0.2)
+    assert practical_p_value(step("norm", q95_p_value=0.01, **{**FEW, "max_p_value": 0.1})) == pytest.approx(0.02)
+
+
+def test_a_group_leaks_the_single_steps_of_its_member():
+    few = complete(step("norm", q95_p_value=1.0, **FEW))
+    found = verdict(*few, *complete(party="a+b"), *complete(party="b"), parties=("a", "b"))["parties"][-1]
+    assert (found["status"], found["leak"]["single_steps"]["member"]) == ("leaks", "a")
+
+
+def test_a_leak_in_3_of_116_steps_of_a_run_is_found():
+    rng = np.random.default_rng(0)
+    entries = simulated(rng, batch=512, positives=42, steps=116)
+    leak = LeakSummary(attack="direction", party="a", source="monitor", defended=True)
+    for value in [*null_auc(rng, 470, 42, 113), *null_auc(rng, 470, 42, 3, shift=3.3)]:
+        leak.add(value, 470, 42)
+    others = [one for one in entries if (one["attack"], one["party"]) != ("direction", "a")]
+    found = verdict(*others, leak.result(), parties=("a", "b"))
+    assert [one["status"] for one in found["parties"]] == ["leaks", "no leak found"]
+    single = found["parties"][0]["leak"]["single_steps"]
+    assert (single["steps"], single["scored"], single["only"]) == (3, 116, True)
+    assert 0.98 < single["reached"] <= 1
+    assert found["parties"][0]["leak"]["value"] < 0.6
+
+
 def test_a_small_leak_of_one_attack_and_party_is_found_among_all_tests():
     rngs = [np.random.default_rng(seed) for seed in range(20)]
     entries = (simulated(rng, batch=256, positives=24, steps=200, shift=0.3) for rng in rngs)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, mannwhitneyu
 
-from flower_vfl.metrics import ArgumentError, leak_auc, nearest_rank, null_quantile, quantile_p_value
+from flower_vfl.metrics import ArgumentError, leak_auc, nearest_rank, null_quantile, quantile_p_value, step_p_values
 from flower_vfl.metrics import null as module
 
 
@@ -160,6 +160,24 @@ def test_a_few_small_batches_reach_by_chance_what_equal_ones_do_not():
         share = np.mean([nearest_rank(column) >= value for column in aucs.T])
         assert quantile_p_value(counts, value) == pytest.approx(share, abs=4 * (share / 400) ** 0.5)
     assert quantile_p_value(counts, 0.66) > 10 * quantile_p_value([(234, 22)] * 66, 0.66)
+
+
+@given(st.integers(1, 8), st.integers(1, 8))
+@settings(max_examples=20, deadline=None)
+def test_the_p_value_of_a_step_is_the_exact_one_of_mann_whitney(m, n):
+    below = range(m * n + 1)
+    found = step_p_values([(n, m)] * len(below), [1 - u / (m * n) for u in below])
+    assert found == pytest.approx([_mann_whitney_by_scipy(u, m, n) for u in below], rel=1e-9)
+
+
+@pytest.mark.parametrize("pair", [(36, 36), (100, 100), (115, 20), (470, 42), (2000, 6), (20_000, 2)])
+def test_far_out_the_p_value_of_a_step_is_never_below_the_exact_one(pair, monkeypatch):
+    exact = module._mann_whitney_cdf(min(pair), max(pair))
+    below = np.flatnonzero((exact < 0.01) & (exact > 0))[:: max(1, math.prod(pair) // 2000)]
+    monkeypatch.setattr(module, "EXACT_WORK", 0)
+    normal = step_p_values([pair] * len(below), 1 - below / math.prod(pair))
+    assert len(below) > 5
+    assert (normal >= exact[below]).all()
 
 
 def test_without_a_batch_of_both_classes_there_is_no_p_value():

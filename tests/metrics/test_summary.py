@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_vfl.metrics import ArgumentError, LeakSummary, nearest_rank, null_quantile, quantile_p_value
+from flower_vfl.metrics import ArgumentError, LeakSummary, nearest_rank, null_quantile, quantile_p_value, step_p_values
 
 CONTRACT = {
     *("attack", "params", "metric", "phase", "source", "defended", "layer", "party", "q95", "q95_null", "mean", "max"),
     *("steps", "one_class_steps", "baseline", "advantage"),
 }
 MORE = {"detection_error_mean", "detection_error_q05", "q95_turned", "q95_p_value"}
+SINGLE_STEPS = ["max_p_value", "steps_read", "steps_read_max"]
 
 
 def filled(values, **facts):
@@ -26,7 +27,7 @@ def filled(values, **facts):
 
 
 def test_the_entry_has_the_keys_of_the_contract_and_the_detection_error():
-    assert set(filled([0.5]).result()) == CONTRACT | MORE
+    assert set(filled([0.5]).result()) == CONTRACT | MORE | set(SINGLE_STEPS)
 
 
 def test_what_was_measured_goes_into_the_entry():
@@ -69,6 +70,30 @@ def test_the_p_value_of_single_steps_is_two_sided():
     assert filled([0.5] * 30).result()["q95_p_value"] == 1.0
     assert filled([0.9] * 3, phase="remembered").result()["q95_p_value"] is None
     assert filled([0.9] * 3, metric="accuracy").result()["q95_p_value"] is None
+
+
+def test_few_steps_that_are_read_show_in_the_p_value_of_the_maximum():
+    entry = filled([0.5] * 113 + [0.99, 0.98, 0.05]).result()
+    alone = step_p_values([(90, 10)], [0.99]).item()
+    assert entry["q95_p_value"] == 1.0
+    assert entry["max_p_value"] == pytest.approx(2 * 116 * alone)
+    assert (entry["steps_read"], entry["steps_read_max"]) == (3, 0.99)
+
+
+def test_small_batches_that_chance_reads_do_not_hide_a_large_one_that_is_read():
+    leak = filled([0.5] * 38)
+    leak.add(1.0, 1, 1)
+    assert leak.result()["max_p_value"] == 1.0
+    leak.add(0.9, 90, 10)
+    entry = leak.result()
+    assert entry["max"] == 1.0
+    assert (entry["steps_read"], entry["steps_read_max"]) == (1, 0.9)
+    assert entry["max_p_value"] < 1e-2
+
+
+def test_single_steps_are_told_of_aucs_of_single_steps_alone():
+    for leak in (filled([0.9] * 3, phase="remembered"), filled([0.9] * 3, metric="accuracy"), filled([math.nan])):
+        assert [leak.result()[key] for key in SINGLE_STEPS] == [None] * 3
 
 
 def test_what_is_no_auc_has_the_null_of_its_steps_where_one_is_known_and_is_not_turned_around():

@@ -193,6 +193,17 @@ def test_an_informed_reader_of_single_batches_breaks_the_bound_by_its_whole_inte
     assert (found.bound, found.holds) == (pytest.approx(0.54875), holds)
 
 
+def test_of_the_informed_readers_above_the_bound_the_worst_is_shown_alone(tmp_path):
+    kind = {"attack": "informed", "phase": "audit", "sees": ["gradients"], "span": "batch", "q95": None}
+    readers = [
+        {**kind, "party": party, "mean": mean, "interval95": [mean - 0.04, mean + 0.04]}
+        for party, mean in (("a", 0.64), ("b", 0.66), ("a+b", 0.65))
+    ]
+    (found,) = certificates(run_with(tmp_path, logged(0.01), *readers))
+    assert found.exceeded is not None
+    assert (found.exceeded["party"], found.exceeded["mean"]) == ("b", 0.66)
+
+
 def test_the_conditional_oracle_stands_beside_the_bound_and_never_breaks_it(tmp_path):
     series = {**logged(0.01, ".a"), **logged(0.01, ".b"), ("a", "conditional_oracle", "monitor_auc"): 0.9}
     oracle = entry("conditional_oracle", source="monitor", mean=0.9)

@@ -11,7 +11,7 @@ from flower_vfl.reports.advice import advice
 from flower_vfl.reports.choice import choice_of
 from flower_vfl.reports.headline import headline_of
 from flower_vfl.simulations.tables import print_results
-from tests.auditing.test_verdict import DEFENDED, complete, informed, remembered, step
+from tests.auditing.test_verdict import DEFENDED, FEW, complete, informed, remembered, step
 from tests.reports.test_page import change, page
 
 pytestmark = pytest.mark.usefixtures("_nothing_is_drawn")
@@ -50,6 +50,17 @@ GAIN = informed(0.93, 1e-9, ("gradients", "embeddings"), advantage=0.03, advanta
             "bad",
         ),
         ([], "Whether the gradients give the labels away was not tested.", "warn"),
+        (
+            complete(step("norm", 0.56, q95_p_value=0.4, **FEW)),
+            "A party can read the labels of single steps from the gradients: in 3 of 200 steps up to 0.990 (norm).",
+            "bad",
+        ),
+        (
+            complete(step("norm", 0.7, **FEW)),
+            "A party can read the labels from the gradients clearly better than by guessing. Single steps are read "
+            "better: in 3 of 200 steps up to 0.990 (norm).",
+            "bad",
+        ),
         (
             [*complete(), *complete(step("residual", 0.9, "a+b"), party="a+b")],
             "Colluding parties can read the labels from the gradients well.",
@@ -273,6 +284,17 @@ def test_readers_have_a_table_of_their_own_and_are_no_attacks_of_a_step(run_fold
     assert "No number: too few rows of class 1" in engineers
     assert "informed, which ran and measured nothing" not in text
     assert path.read_text().count("<td>informed</td>") == 3
+
+
+def test_single_steps_stand_beside_the_leak_auc_on_pages_and_console(run_folder):
+    few = complete(step("norm", 0.56, q95_p_value=0.4, **FEW))
+    words = "in 3 of 200 steps up to 0.990 (norm)"
+    assert f"norm 0.560 (guessing 0.550); single steps {words};" in headline_from(*few).line
+    folders = [write(run_folder, name, *few, defenses=DEFENDED) for name in ("one", "two")]
+    assert f"Single steps: <strong>{words}</strong>" in render(folders[:1]).read_text()
+    pages = render(folders).read_text()
+    assert pages.count(f'<span class="ends">{words}</span>') == 2
+    assert "leaks least: leak AUC 0.560, in single steps up to 0.990" in pages
 
 
 def test_the_console_says_the_verdict_and_why_something_was_not_tested(run_folder, capsys):

@@ -13,7 +13,7 @@ from flower_vfl.metrics import mean_interval
 from flower_vfl.reports import render, render_sweep
 from flower_vfl.reports.run import load_run
 from flower_vfl.reports.sweep import estimate, of_sweep
-from tests.auditing.test_verdict import complete, informed, step
+from tests.auditing.test_verdict import FEW, complete, informed, step
 
 from .conftest import write_run
 from .test_page import change, page
@@ -115,6 +115,18 @@ def test_a_setting_that_leaks_is_not_recommended_however_little_and_the_least_is
     assert "Every setting leaks: none can be recommended." in text
     assert "marvell(s=1) leaks least: leak AUC 0.600, guessing reaches 0.550." in text
     assert "Recommended" not in text
+
+
+def test_a_setting_that_leaks_in_single_steps_shows_them_and_does_not_leak_least(tmp_path):
+    def read_few(result, name):
+        if name == "few":
+            result["leakage"] = complete(step("residual", 0.56, q95_p_value=0.4, **FEW))
+
+    rows, _ = ranked(tmp_path, read_few, none=(0.98, 0.95, 0.95), few=(0.56, 0.92, 0.92), more=(0.7, 0.94, 0.94))
+    assert (rows["few"]["status"], rows["few"]["worst"].mean) == ("leaks", pytest.approx(0.56))
+    text = page(render_sweep(tmp_path)).text
+    assert "0.560 leaks in single steps up to 0.990" in text
+    assert "marvell(s=2) leaks least: leak AUC 0.700, guessing" in text
 
 
 def test_a_setting_that_was_not_tested_is_not_recommended(tmp_path):

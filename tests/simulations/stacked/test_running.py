@@ -106,7 +106,7 @@ def check_same(stacked, alone, *, snapshots=True):
 
 
 _NUMBERS = ("q95", "q95_turned", "mean", "max", "detection_error_mean", "detection_error_q05")
-_FOLLOWING = ("q95_p_value", "macro_q95", "worst_class")
+_FOLLOWING = ("q95_p_value", "max_p_value", "steps_read", "steps_read_max", "macro_q95", "worst_class")
 """Keys that are computed from these numbers: where the numbers differ by rounding, these may differ by more."""
 
 
