@@ -300,7 +300,9 @@ def sweep(
 def tune(
     source: Annotated[str, typer.Argument(metavar="FILE.toml|FOLDER|PRESET", help="Configuration to start from.")],
     out: Annotated[Path | None, typer.Option(help="Folder of the search [default: runs/tune-<name>-<time>].")] = None,
-    minutes: Annotated[float, typer.Option(min=0.1, help="Minutes of the whole search, its report included.")] = 10.0,
+    minutes: Annotated[
+        float, typer.Option(min=0.1, help="Minutes of the search; a busy machine adds some seconds.")
+    ] = 10.0,
     trials: Annotated[int, typer.Option(min=2, max=1000, help="Settings that are tried at most.")] = 48,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the search in --out, with as many minutes again.")
