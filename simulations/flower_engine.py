@@ -36,6 +36,7 @@ from flower_vfl.simulations.cluster import Cluster, check_reachable, ray_cluster
 from flower_vfl.simulations.process_cleanup import ending_with_this, passing_folder
 from flower_vfl.simulations.resources import Resources, read_resources
 from flower_vfl.simulations.variables import ERROR_FILE_VARIABLE, STARTER_VARIABLE
+from flower_vfl.terminal import console
 from flower_vfl.version import VERSION
 
 BUNDLES_VARIABLE = "FLOWER_VFL_BUNDLES"
@@ -392,6 +393,9 @@ def super_link(home: Path, environment: dict[str, str]) -> Iterator[str]:
             with ending_with_this(process):
                 _wait_until_up(address, process, home)
                 yield address
+        except KeyboardInterrupt:
+            console().print("stopping Flower's processes …")  # which takes seconds
+            raise
         finally:
             process.terminate()
             try:

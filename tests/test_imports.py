@@ -163,7 +163,9 @@ Path("taken/precious").touch()
 for words in ("run census --set data.options.vew=x", "run census --set data.path=nowhere", "data show nowhere",
               "sweep census-gradients-sweep --set data.path=nowhere", "predict nowhere --out x.csv",
               "run census --out taken", "demo --out taken", "sweep toy-gap-sweep --out taken",
-              "tune census --out taken", "run census --out taken/precious"):
+              "tune census --out taken", "run census --out taken/precious", "run census --out taken --resume",
+              "demo --out taken --resume", "sweep toy-gap-sweep --out taken --resume",
+              "tune census --out taken --resume"):
     try:
         main(words.split())
     except SystemExit as ended:

@@ -127,15 +127,19 @@ def check_free(path: Path, begun: str = "") -> None:
         raise OutputExistsError(f"{path} exists and is not empty; name another folder with --out, or remove it")
 
 
-def check_free_for_run(path: Path) -> None:
+def check_free_for_run(path: Path, *, resume: bool = False) -> None:
     """Refuse a folder of a new run where something is already, as `check_free`; a run that has not ended can go on.
+
+    With `resume`, a folder where a run was begun is not refused.
 
     Raises
     ------
     OutputExistsError, DataError
         When the folder is not free.
     """
-    check_free(path, "a run that has not ended" if _is_begun(path) and not has_ended(path) else "")
+    begun = _is_begun(path)
+    if not (resume and begun):
+        check_free(path, "a run that has not ended" if begun and not has_ended(path) else "")
 
 
 def _is_begun(path: Path) -> bool:

@@ -34,7 +34,7 @@ from flower_vfl.config import Config, load_config, of_this_host
 from flower_vfl.config.parsing import Value
 from flower_vfl.data.store.dataset import Labels
 from flower_vfl.data.store.memory import VerticalData
-from flower_vfl.data.store.scoring import id_column, new_rows, read_requested_ids, rows_of
+from flower_vfl.data.store.scoring import has_whole_ids, id_column, new_rows, read_requested_ids, rows_of
 from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import HookedStrategy, Observer, Outcome
@@ -210,7 +210,7 @@ def score(
         _log.warning("IDs without a score, because not all files of the new data have them: %d", rows.left_out)
     chosen: NDArray[np.int64] | range = rows.chosen
     if request.ids is not None:
-        chosen = rows.find(read_requested_ids(request.ids, id_column(dataset)))
+        chosen = rows.find(read_requested_ids(request.ids, id_column(dataset), whole=has_whole_ids(dataset)))
     strategy = _strategy(config, dataset, len(card.classes), top=top, bottom=bottom, simulation=simulation)
     own = None if card.spec is None else check_features(card, rows.features(dataset.label_party)).source
     batches = _batches(chosen, config.training.eval_batch_size)

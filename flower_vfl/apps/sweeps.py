@@ -88,8 +88,10 @@ def is_sweep(folder: Path) -> bool:
     return (folder / RECORD).is_file()
 
 
-def check_free_for_sweep(folder: Path) -> None:
+def check_free_for_sweep(folder: Path, *, resume: bool = False) -> None:
     """Refuse a folder of a new sweep where something is already, as `check_free`; a sweep there can go on.
+
+    With `resume`, a folder where a sweep was begun is not refused.
 
     Raises
     ------
@@ -98,7 +100,8 @@ def check_free_for_sweep(folder: Path) -> None:
     """
     with writing_to(folder):
         begun = is_sweep(folder)
-    check_free(folder, "a sweep already" if begun else "")
+    if not (resume and begun):
+        check_free(folder, "a sweep already" if begun else "")
 
 
 def runs_of(folder: Path) -> list[Path]:

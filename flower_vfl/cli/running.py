@@ -59,10 +59,9 @@ def run(
         raise ConfigError("--alone trains in this process: leave out --engine flower")
     check_named(config)
     folder = out or default_folder(source)
-    if not resume:
-        from flower_vfl.apps.folder import check_free_for_run
+    from flower_vfl.apps.folder import check_free_for_run
 
-        check_free_for_run(folder.expanduser())
+    check_free_for_run(folder.expanduser(), resume=resume)
     # The arguments are checked: only now follow imports that take seconds.
     from flower_vfl.simulations.flower_engine import run_flower
     from flower_vfl.simulations.running import alone_aucs, run_here
@@ -218,10 +217,9 @@ def demo(
     for config in configs.values():
         check_named(config)
     folder = out or default_folder("demo")
-    if not resume:
-        from flower_vfl.simulations.demo.folder import check_free_for_demo
+    from flower_vfl.simulations.demo.folder import check_free_for_demo
 
-        check_free_for_demo(folder.expanduser(), configs)
+    check_free_for_demo(folder.expanduser(), configs, resume=resume)
     from flower_vfl.simulations.demo.comparing import run_demo
     from flower_vfl.simulations.demo.table import print_last
 
@@ -272,10 +270,10 @@ def sweep(
     definition, given = load_definition(source), parse_assignments(set_ or [])
     for trial in trials_of(definition, given):
         check_named(trial.config)
-    if not (resume or plan):
+    if not plan:
         from flower_vfl.apps.sweeps import check_free_for_sweep
 
-        check_free_for_sweep(folder.expanduser())
+        check_free_for_sweep(folder.expanduser(), resume=resume)
     from flower_vfl.simulations.sweep.listing import print_sweep
     from flower_vfl.simulations.sweep.plan import print_plan
     from flower_vfl.simulations.sweep.sweeping import run_sweep
@@ -302,7 +300,9 @@ def sweep(
 def tune(
     source: Annotated[str, typer.Argument(metavar="FILE.toml|FOLDER|PRESET", help="Configuration to start from.")],
     out: Annotated[Path | None, typer.Option(help="Folder of the search [default: runs/tune-<name>-<time>].")] = None,
-    minutes: Annotated[float, typer.Option(min=0.1, help="Minutes after which all trials end.")] = 10.0,
+    minutes: Annotated[
+        float, typer.Option(min=0.1, help="Minutes of the search; a busy machine adds some seconds.")
+    ] = 10.0,
     trials: Annotated[int, typer.Option(min=2, max=1000, help="Settings that are tried at most.")] = 48,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the search in --out, with as many minutes again.")
@@ -321,10 +321,9 @@ def tune(
     given = parse_assignments(set_ or [])
     check_named(load_config(source, given))
     folder = out or default_folder(f"tune-{Path(source).stem}")
-    if not resume:
-        from flower_vfl.apps.sweeps import check_free_for_sweep
+    from flower_vfl.apps.sweeps import check_free_for_sweep
 
-        check_free_for_sweep(folder.expanduser())
+    check_free_for_sweep(folder.expanduser(), resume=resume)
     from flower_vfl.simulations.sweep.tuned import CHOSEN, print_tuned, run_tune
 
     found = run_tune(source, folder, given, minutes=minutes, trials=trials, resume=resume, workers=workers)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -190,7 +191,8 @@ class _Stages:
 
     def begin(self) -> None:
         """Bring all parties to the step at which training starts or resumes, and recover lost parties."""
-        self._recovery.begin(self._begin)
+        with _stop_logged():
+            self._recovery.begin(self._begin)
 
     def _begin(self) -> None:
         """Restore the last checkpoint, or pre-train and send the audit labels; set the number of steps in flight."""
@@ -219,17 +221,15 @@ class _Stages:
             self._refit()
 
         try:
-            self._recovery.train(
-                work,
-                lambda: announce_depth(links, outcome.in_flight, base.config.transport),
-            )
-            self._read_trained()
-            if self._monitor is not None:
-                self._monitor.finish_audit(self._context.columns if base.config.attack.audit else None, base.table)
-                outcome.epsilon = self._monitor.epsilon
-        except (KeyboardInterrupt, SystemExit):
-            _log.warning("stopping; what was measured is being written …")  # readers take seconds
-            raise
+            with _stop_logged():
+                self._recovery.train(
+                    work,
+                    lambda: announce_depth(links, outcome.in_flight, base.config.transport),
+                )
+                self._read_trained()
+                if self._monitor is not None:
+                    self._monitor.finish_audit(self._context.columns if base.config.attack.audit else None, base.table)
+                    outcome.epsilon = self._monitor.epsilon
         finally:
             outcome.leakage = [] if self._monitor is None else self._monitor.entries()
             outcome.leakage += [] if self._conditional is None else self._conditional.oracle.entries()
@@ -263,6 +263,16 @@ class _Stages:
                 step=base.outcome.steps,
                 epoch=len(base.outcome.epochs),
             )
+
+
+@contextmanager
+def _stop_logged() -> Iterator[None]:
+    """Log at once that the run stops, where a signal ends the block: readers and reports take seconds."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        _log.warning("stopping; what was measured is being written …")
+        raise
 
 
 def _audited(base: StrategySettings) -> list[str]:

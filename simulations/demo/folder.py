@@ -36,8 +36,10 @@ def demo_folder(out: Path, configs: Mapping[str, Config], *, resume: bool) -> It
             raise
 
 
-def check_free_for_demo(out: Path, configs: Iterable[str]) -> None:
+def check_free_for_demo(out: Path, configs: Iterable[str], *, resume: bool = False) -> None:
     """Refuse a folder of a new demo where something is already, as `check_free`; a demo there can go on.
+
+    With `resume`, a folder where a demo was begun is not refused.
 
     Raises
     ------
@@ -46,7 +48,8 @@ def check_free_for_demo(out: Path, configs: Iterable[str]) -> None:
     """
     with writing_to(out):
         begun = any((out / name / CONFIG).is_file() for name in configs)
-    check_free(out, "a demo already" if begun else "")
+    if not (resume and begun):
+        check_free(out, "a demo already" if begun else "")
 
 
 def _check_demo(out: Path, configs: Mapping[str, Config]) -> None:

@@ -91,8 +91,8 @@ class Board:
         Number of trials that are trained together, by the name of their stack; they end later, each by itself.
     shows_test
         True if the test result of each trial is shown; a search shows only that of the trial it chose.
-    limit
-        Seconds from the start of the first trial after which all trials end.
+    ends
+        Time of the clock at which all trials end.
     """
 
     total: int
@@ -103,11 +103,10 @@ class Board:
     clock: Callable[[], float] = time.monotonic
     stacks: Mapping[str, int] = field(default_factory=dict)
     shows_test: bool = True
-    limit: float = math.inf
+    ends: float = math.inf
     underway: dict[str, _Underway] = field(default_factory=dict)
     ended: dict[str, _Ended] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
-    _ends: float = math.inf
     _live: Live | None = None
     _due: float = 0.0
 
@@ -132,9 +131,7 @@ class Board:
 
     def started(self, run: str) -> None:
         """Note that a trial begins, for the first time or again."""
-        now = self.clock()
-        self._ends = min(self._ends, now + self.limit)
-        self.underway[run] = _Underway(now)
+        self.underway[run] = _Underway(self.clock())
 
     def stepped(self, run: str, step: int, steps: int, loss: float, leak: float) -> None:
         """Note the progress of a trial."""
@@ -194,7 +191,7 @@ class Board:
         rest = [mean * (1 - state.share) for state in self.underway.values()]
         waiting = self.total - self.done - len(self.underway)
         left = max([*rest, (sum(rest) + waiting * mean) / max(1, self.places)], default=0.0)
-        return max(0.0, min(left, self._ends - now))
+        return max(0.0, min(left, self.ends - now))
 
     def _left_words(self) -> str:
         left = self.seconds_left()

@@ -49,8 +49,8 @@ class Budget:
 
     Attributes
     ----------
-    seconds
-        Time of all trials together, from the start of the first.
+    ends
+        End of all trials, by the clock `time.monotonic`: the time to start Ray and to check the trials counts too.
     measure
         Metric that is compared after each epoch; larger is better.
     given
@@ -58,7 +58,7 @@ class Budget:
         it, none is.
     """
 
-    seconds: float
+    ends: float
     measure: str
     given: str = ""
 

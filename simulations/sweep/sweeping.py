@@ -73,8 +73,8 @@ def run_sweep(
     trials, running = trials_of(definition, overrides), definition.running.with_stacking(stacking)
     with SweepFolder(out, definition.text, trials, origin=definition.folder, resume=resume) as folder:
         done = len(trials) - len(folder.waiting)
-        limit = math.inf if budget is None else budget.seconds
-        board = Board(len(trials), done, folder.named_result, console(), shows_test=budget is None, limit=limit)
+        ends = math.inf if budget is None else budget.ends
+        board = Board(len(trials), done, folder.named_result, console(), shows_test=budget is None, ends=ends)
         try:
             if folder.waiting:
                 _carry_out(folder, running, board, address=address, workers=workers, budget=budget)

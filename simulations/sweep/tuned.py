@@ -66,6 +66,9 @@ SEARCH, FINALISTS, DRAWS = 0.6, 4, 8
 """Share of the time for the search, number of finalists, most draws of validation rows. After the search, finalists and
 the given settings are trained again with other validation rows, because few rows hardly separate settings."""
 
+_FINISHING = 8.0
+"""Seconds for the end of the last trials and of Ray, and for the report."""
+
 
 @dataclass(frozen=True)
 class Tuned:
@@ -181,7 +184,7 @@ def run_tune(
     overrides : Mapping
         Values of the command line's `--set`; their keys are not tuned.
     minutes : float
-        Time after which no trial goes on.
+        Time of the whole search, with its start and its report.
     trials : int
         Largest number of settings that are tried.
     resume : bool
@@ -196,6 +199,7 @@ def run_tune(
     TrainingError
         When no trial ended in time.
     """
+    began = time.monotonic()
     config = load_config(source, overrides)
     if not config.training.validation:
         raise ConfigError("tune chooses by validation rows, and training.validation is 0: set it to 0.1, for instance")
@@ -210,17 +214,16 @@ def run_tune(
     base = str(Path(source).absolute()) if Path(source).exists() else source
     table = {"base": base, "set": {**_TRIAL, **overrides}, "cases": _different(settings)}
     definition = parse_definition(tomli_w.dumps(table), Path())
-    ends = time.monotonic() + 60.0 * minutes
     cases = {trial.run: case for trial, case in zip(trials_of(definition), definition.cases, strict=True)}
     given = next(iter(cases))
-    budget = Budget(SEARCH * 60.0 * minutes, measure, given)
+    budget = Budget(began + SEARCH * 60.0 * minutes, measure, given)
     summaries = run_sweep(definition, out, resume=resume, workers=workers, stacking=False, budget=budget)
     ranked = _ranked(summaries, measure, minutes)
     finalists = {run: cases[run] for place, run in enumerate(ranked) if place < FINALISTS or run == given}
     draws = [ranked]
-    if len(finalists) > 1:
-        left = Budget(max(1.0, ends - time.monotonic()), measure)
-        draws += _again(finalists, table, config.shared_seed, out, workers=workers, budget=left)
+    rest = Budget(began + 60.0 * minutes - _FINISHING, measure)
+    if len(finalists) > 1 and rest.ends > time.monotonic():
+        draws += _again(finalists, table, config.shared_seed, out, workers=workers, budget=rest)
     tuned = _choose(draws, cases, measure)
     write_text_atomic(out / CHOSEN, _configuration(source, overrides, config, tuned))
     _render(out, tuned, cases)

@@ -147,7 +147,7 @@ def _search(places: int, budget: Budget | None) -> tune.TuneConfig:
         reuse_actors=True,
         max_concurrent_trials=places,
         scheduler=Halving(budget.measure, budget.given) if budget.given else None,
-        time_budget_s=budget.seconds,
+        time_budget_s=max(1.0, budget.ends - time.monotonic()),
     )
 
 

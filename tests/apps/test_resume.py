@@ -43,6 +43,17 @@ def test_an_interruption_is_answered_before_leaks_are_measured_and_results_writt
     assert "stopping; what was measured is being written …" in measured[0]
 
 
+def test_an_interruption_of_pretraining_is_answered_too(tmp_path, caplog):
+    class InterruptPretraining(Observer):
+        def on_pretraining(self, done, steps):
+            raise KeyboardInterrupt
+
+    config = toy_config(training={"pretrain": 1})
+    with pytest.raises(KeyboardInterrupt):
+        run(config, out=tmp_path / "run", data=lambda _: toy_data(), observers=(InterruptPretraining(),))
+    assert "stopping; what was measured is being written …" in caplog.text
+
+
 def test_another_configuration_is_refused_with_what_differs(tmp_path):
     interrupted(tmp_path / "run")
     other = toy_config(checkpoint={"every": 3}, seed=5)

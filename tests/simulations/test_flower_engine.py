@@ -189,7 +189,7 @@ def test_a_run_that_a_signal_ends_ends_with_flowers_processes_and_keeps_what_was
     long = {**TWO, "training": {"epochs": 5000, "batch_size": 64}, "checkpoint": {"every": 50}}
     preset.write_text(tomli_w.dumps(long))
     words = [sys.executable, "-m", "flower_vfl", "run", str(preset), "--engine", "flower", "--out", str(out)]
-    with subprocess.Popen(words) as process:
+    with (tmp_path / "errors").open("wb") as errors, subprocess.Popen(words, stderr=errors) as process:
         try:
             wait_until(lambda: list((out / "checkpoints" / "label").glob("step-*[1-9]*.safetensors")), 200)
             (settings,) = temporary.glob("*/home/config.toml")
@@ -198,6 +198,8 @@ def test_a_run_that_a_signal_ends_ends_with_flowers_processes_and_keeps_what_was
         finally:
             process.send_signal(number)
         assert process.wait(60) == {signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}[number]
+    if number == signal.SIGTERM:
+        assert "stopping Flower's processes" in (tmp_path / "errors").read_text()
     wait_until((out / "result.json").is_file, 30)
     assert json.loads((out / "result.json").read_text())["status"] == "interrupted"
     wait_until(lambda: not in_use(out), 30)

@@ -79,8 +79,8 @@ def read_ids(
     return ids
 
 
-def read_id_lines(lines: Sequence[str], file: str) -> pa.Array:
-    """Return the IDs of a text with one ID a line, in Unicode's normal form C.
+def read_id_lines(lines: Sequence[str], file: str, *, whole: bool = False) -> pa.Array:
+    """Return the IDs of a text with one ID a line, in Unicode's normal form C; `whole` as `whole_ids` does.
 
     Raises
     ------
@@ -88,6 +88,7 @@ def read_id_lines(lines: Sequence[str], file: str) -> pa.Array:
         When a line is empty, or IDs repeat.
     """
     ids = _composed(pa.array(lines, pa.string()))
+    ids = _whole(ids) if whole else ids
     _require_distinct(ids, file, "", named_lines, "")
     return ids
 

@@ -201,10 +201,10 @@ def new_rows(path: Path, trained: VerticalData) -> ScoreRows:
     if (path / layout.MANIFEST).is_file():
         return rows_of(open_dataset(path))
     files = _files(path, trained)
-    column, whole = id_column(trained), trained.options.get("dtype", {}).get(id_column(trained)) == "integer"
+    column = id_column(trained)
     dialects = {party: dialect_of(trained.options, party, trained=True) for party in files}
     tables = {party: read_table(file, dialect=dialects[party]) for party, file in files.items()}
-    if whole:
+    if has_whole_ids(trained):
         tables = {party: whole_ids(table, column, str(files[party])) for party, table in tables.items()}
     own = {party: read_ids(table, column, str(files[party]), trained=True) for party, table in tables.items()}
     how: Join = "inner" if trained.options.get("join") == "inner" else "strict"
@@ -284,8 +284,15 @@ def id_column(dataset: VerticalData) -> str:
     return str(dataset.options.get("id", "id")) if isinstance(dataset, Dataset) else "id"
 
 
-def read_requested_ids(path: Path, column: str) -> pa.Array:
+def has_whole_ids(dataset: VerticalData) -> bool:
+    """Return True if the IDs of a data set are whole numbers, whatever its files write: 007 and 7.0 are 7."""
+    return isinstance(dataset, Dataset) and dataset.options.get("dtype", {}).get(id_column(dataset)) == "integer"
+
+
+def read_requested_ids(path: Path, column: str, *, whole: bool = False) -> pa.Array:
     """Return the IDs of a list: a CSV or Parquet file with a column of that name, or a text file with one ID a line.
+
+    With `whole` they are whole numbers, as `whole_ids` reads them.
 
     Raises
     ------
@@ -295,7 +302,8 @@ def read_requested_ids(path: Path, column: str) -> pa.Array:
     if not path.is_file():
         raise DataError(f"there is no file {path}")
     if path.name.lower().endswith(TABLE_ENDINGS):
-        return read_ids(read_table(path, dialect=Dialect(trained=True)), column, str(path), trained=True)
+        table = read_table(path, dialect=Dialect(trained=True))
+        return read_ids(whole_ids(table, column, str(path)) if whole else table, column, str(path), trained=True)
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
@@ -304,4 +312,4 @@ def read_requested_ids(path: Path, column: str) -> pa.Array:
         lines.pop()
     if not lines:
         raise DataError(f"{path} names no ID")
-    return read_id_lines(lines, str(path))
+    return read_id_lines(lines, str(path), whole=whole)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from flower_vfl.data.sources.catalog import prepare
 from flower_vfl.data.store import layout
 from flower_vfl.data.store.dataset import open_dataset
-from flower_vfl.data.store.scoring import Joined, ScoreRows, new_rows, read_requested_ids, rows_of
+from flower_vfl.data.store.scoring import Joined, ScoreRows, has_whole_ids, new_rows, read_requested_ids, rows_of
 from flower_vfl.data.store.source import ArraySource
 from flower_vfl.errors import DataError
 from tests.toys import toy_data
@@ -267,6 +267,20 @@ def test_a_list_of_ids_is_read_in_its_order(tmp_path, name):
 def test_whole_numbers_are_ids_too(tmp_path):
     pq.write_table(pa.table({"id": [7, 3]}), tmp_path / "ids.parquet")
     assert read_requested_ids(tmp_path / "ids.parquet", "id").to_pylist() == ["7", "3"]
+
+
+@pytest.mark.parametrize("name", ["ids.csv", "ids.txt"])
+def test_requested_ids_are_whole_numbers_where_those_of_training_are(tmp_path, name):
+    (tmp_path / "shop.csv").write_text("id,x\n" + "".join(f"{number:04},{number}\n" for number in range(40)))
+    bank = "".join(f"{number},{number / 2},{number % 2}\n" for number in range(40))
+    (tmp_path / "bank.csv").write_text(f"id,y,label\n{bank}")
+    files = {party: str(tmp_path / f"{party}.csv") for party in ("shop", "bank")}
+    prepare("files", out=tmp_path / "data", options={"files": files, "dtype": {"id": "integer"}})
+    dataset = open_dataset(tmp_path / "data")
+    (tmp_path / name).write_text("id\n007\n12\n" if name.endswith("csv") else "007\n12\n")
+    asked = read_requested_ids(tmp_path / name, "id", whole=has_whole_ids(dataset))
+    rows = rows_of(dataset)
+    assert rows.ids(rows.find(asked)).to_pylist() == ["7", "12"]
 
 
 def test_a_list_without_the_column_names_those_that_there_are(tmp_path):

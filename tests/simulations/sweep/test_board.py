@@ -81,7 +81,7 @@ def test_of_a_long_reason_the_beginning_and_the_end_are_shown_and_all_of_it_is_k
 
 
 def test_the_time_left_of_a_search_is_not_longer_than_its_limit(board):
-    board.limit = 30.0
+    board.ends = 30.0
     board.started("a")
     board.now[0] = 10.0
     board.started("b")

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 
 import pytest
 
@@ -120,10 +121,11 @@ def test_the_best_and_the_given_settings_are_trained_again_with_other_validation
     monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.run_sweep", fake_sweep)
     monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.DRAWS", 3)
     (tmp_path / "out").mkdir()
+    began = time.monotonic()
     tuned = run_tune(str(file), tmp_path / "out", {"schedule_seed": "5"}, minutes=1, trials=6)
     (searched, search), (again, rest) = found[False], found[True]
-    assert (search.given, search.seconds, rest.given) == (searched[0].run, pytest.approx(36.0), "")
-    assert 1.0 <= rest.seconds <= 60.0
+    assert (search.given, rest.given) == (searched[0].run, "")
+    assert (search.ends - began, rest.ends - began) == pytest.approx((36.0, 52.0), abs=1.0)  # the report comes after it
     order = (1, 2, 3, 4, 0)
     finalists = [searched[place] for place in order]
     assert [trial.config.schedule_seed for trial in again] == [6] * 5 + [7] * 5
