@@ -451,7 +451,7 @@ class TrainingLoop:
         passed = self._limits_passed()
         if passed:
             return passed[0]
-        if patience and epoch - self.outcome.best["epoch"] >= patience:
+        if patience and epoch - self.outcome.improved >= patience:
             return "early stopping"
         return ""
 

@@ -13,6 +13,9 @@ OF_MANY_CLASSES = {"none": "validation_accuracy", "balanced": "validation_macro_
 """The measure that compares epochs where there are more than two classes, by `training.class_weights`: with balanced
 weights each class counts the same (docs/decisions/0025-best-model.md)."""
 
+LEAST_FALL = 0.001
+"""Smallest fall of the validation loss, in nats, that counts as an improvement where the measure is the same."""
+
 MEASURED = (
     "epochs",
     "steps",
@@ -142,6 +145,20 @@ class Outcome:
     def best_by(self) -> str | None:
         """The measure that chose `best`; None where there is no validation part, or its rows are all of one class."""
         return self.measure_of(self.best)
+
+    @property
+    def improved(self) -> int:
+        """The last epoch that improved the validation, from which patience counts; 0 without an epoch.
+
+        Where the measure is the same, for instance an AUC of 1, a smaller loss counts from `LEAST_FALL` on: the loss of
+        rows that are all predicted right falls in every epoch.
+        """
+        latest: Epoch = {}
+        for epoch in self.model_epochs:
+            known, measure, negative_loss = self.score_of(epoch)
+            if not latest or (known, measure, negative_loss - LEAST_FALL * known) > self.score_of(latest):
+                latest = epoch
+        return int(latest.get("epoch", 0))
 
     def measure_of(self, epoch: Epoch) -> str | None:
         """Return the measure by which an epoch is compared with others; None where it has none."""

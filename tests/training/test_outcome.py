@@ -36,3 +36,14 @@ def test_balanced_weights_of_many_classes_choose_by_the_mean_of_their_aucs():
 def test_without_a_measure_the_last_epoch_is_the_best():
     found = Outcome(epochs=epochs("auc", (math.nan, 0.1), (math.nan, 0.2)))
     assert (found.best["epoch"], found.best_by) == (2, None)
+
+
+def test_patience_counts_from_the_last_epoch_that_improved_more_than_the_loss_of_rows_predicted_right():
+    found = Outcome(epochs=epochs("auc", (0.9, 0.3), (1.0, 0.2), (1.0, 0.1995), (1.0, 0.1985), (1.0, 0.198)))
+    assert (found.improved, found.best["epoch"]) == (4, 5)
+
+
+def test_patience_counts_from_an_epoch_with_a_better_measure_whatever_its_loss():
+    assert Outcome(epochs=epochs("auc", (0.9, 0.3), (0.91, 0.4), (0.905, 0.2))).improved == 2
+    assert Outcome(epochs=epochs("auc", (math.nan, 0.1), (math.nan, 0.2))).improved == 2  # nothing to compare
+    assert Outcome().improved == 0
