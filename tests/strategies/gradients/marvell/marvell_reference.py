@@ -110,7 +110,7 @@ class _Barrier:
             if decrement < mp.mpf("1e-12"):
                 break
             size, before = min(mp.mpf(1), 2 / (1 + mp.sqrt(decrement))), self._merit(z, sharpness)
-            while self._merit(z + size * step, sharpness) > before - size * decrement / 10 and size > 1e-30:
+            while self._merit(z + step * size, sharpness) > before - size * decrement / 10 and size > 1e-30:
                 size /= 2
-            z = z + size * step
+            z = z + step * size
         return z

@@ -82,6 +82,7 @@ def test_the_divergence_is_the_least_to_sixty_digits(seed):
 
 @pytest.mark.release
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # 100 s on an idle core
 def test_the_divergence_is_the_least_to_sixty_digits_on_a_thousand_problems():
     rng = random.Random(1)
     for _ in range(1000):
