@@ -179,7 +179,7 @@ def test_an_endpoint_that_closes_while_a_party_greets_does_not_wait_for_it(monke
 def test_a_port_in_use_is_refused_by_its_setting():
     with listening() as endpoint:
         port = int(endpoint.address.rpartition(":")[2])
-        with pytest.raises(SetupError, match=rf"127\.0\.0\.1:{port}: the port is in use .* set transport\.port to 0"):
+        with pytest.raises(SetupError, match=rf"127\.0\.0\.1:{port}: the port is in use, .* set transport\.port to 0"):
             StreamEndpoint(
                 SESSION, host="127.0.0.1", port=port, advertise="", parties=1, wire_dtype="exact", limit=2**20
             )
