@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flower_vfl.attacks.base import AttackMethod
@@ -89,7 +90,7 @@ def read_report(party: str, frame: Frame, attacks: Sequence[AttackMethod]) -> di
     """
     found = frame.tensors.get("report")
     try:
-        report = None if found is None else json.loads(found.numpy().tobytes())
+        report = json.loads(found.numpy().tobytes()) if found is not None and found.dtype is torch.uint8 else None
     except (ValueError, RecursionError):
         report = None
     if not isinstance(report, dict):

@@ -182,7 +182,8 @@ def _listen(host: str, port: int) -> list[socket.socket]:
         pass
     if not listeners:
         raise SetupError(
-            f"the session endpoint cannot listen on {address_text(host, port)}: the port is in use or the address is "
-            "not of this host; set transport.port to 0 or to a free one, transport.host to an address of this host"
+            f"the session endpoint cannot listen on {address_text(host, port)}: the port is in use, perhaps by a run "
+            "in progress (`flwr list`), or the address is not of this host; set transport.port to 0 or to a free one, "
+            "transport.host to an address of this host"
         )
     return listeners

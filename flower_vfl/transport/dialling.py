@@ -150,8 +150,9 @@ class Dialler:
         self._wire = Wire(session, str(offer["wire-dtype"]))
         self._machine, self._hello, self._traffic = machine, machine.hello(), Traffic()
         self._address, self._token = str(offer["address"]), str(offer["token"])
+        limit = int(str(offer["limit"]))
         self._options = [
-            *options(int(str(offer["limit"]))),
+            *options(limit, received=min(limit, machine.frame_limit)),  # the offer's limit is the label party's choice
             ("grpc.ssl_target_name_override", _server_name(offer)),
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -176,10 +177,9 @@ class Dialler:
         credentials = grpc.ssl_channel_credentials(self._authority, identity.key, identity.certificate)
         with grpc.secure_channel(self._address, credentials, self._options) as channel:
             if not _becomes_ready(channel, timeout):
-                error = UnreachableError(_unreachable(self._address, timeout))
                 if not self._dialled:
-                    raise error
-                self.broken = error
+                    raise UnreachableError(_unreachable(self._address, timeout))
+                self.broken = UnreachableError(_interrupted(self._address, timeout))
                 return
             answers = channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter(outgoing.get, _END))
             try:
@@ -294,6 +294,15 @@ def _unreachable(address: str, timeout: float) -> str:
     return (
         f"{words}: is the address right, does this host resolve its name, and do firewalls on both sides let it "
         f"through? On this host try: flower-vfl doctor --dial {address}. {ended}"
+    )
+
+
+def _interrupted(address: str, timeout: float) -> str:
+    """Return advice for an endpoint that answered this host before."""
+    return (
+        f"the session broke, and the label party's endpoint {address} could not be reached again within {timeout:g} s: "
+        "the label party's run has ended, or the network is interrupted. Leave this SuperNode running: the label party "
+        "asks this host again when the network is back, or when it resumes the run; its log has the reason"
     )
 
 

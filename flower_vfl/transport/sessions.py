@@ -268,6 +268,11 @@ class Sessions:
         PartyError
             When they are not back within `rejoin_timeout` seconds, or a returning one does not fit or reports an error.
         """
+        _log.warning(
+            "waiting up to %g s (transport.rejoin_timeout) for %s: a SuperNode that ended must be started again there",
+            self._config.rejoin_timeout,
+            ", ".join(party for party in self._parties if party not in self.links),
+        )
         deadline = time.monotonic() + self._config.rejoin_timeout
         failures: dict[int, str] = {}
         while missing := [party for party in self._parties if party not in self.links]:

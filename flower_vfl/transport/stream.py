@@ -69,6 +69,7 @@ class StreamLink(Link):
         self._traffic, self._lock = Traffic(), threading.Lock()
         self._connection: _Connection | None = None
         self._broken, self._closed = math.inf, False
+        self._logged_break = math.inf
         self.incoming: queue.SimpleQueue[bytes | ProtocolError | None] = queue.SimpleQueue()
 
     def send(self, frame: Frame) -> None:  # noqa: D102
@@ -103,6 +104,14 @@ class StreamLink(Link):
             return
         if time.monotonic() < since + self._reconnect:
             self.watch()
+            if since != self._logged_break:
+                self._logged_break = since
+                _log.warning(
+                    "the connection to party %r broke; training waits up to %g s (transport.reconnect_timeout) for it "
+                    "to dial again",
+                    self.party,
+                    self._reconnect,
+                )
             return
         self.incoming.put(_END)  # the next call raises the same error
         raise PartyLostError(f"the session with party {self.party!r} broke: it died or lost its connection", self.party)

@@ -35,10 +35,14 @@ _KEEPALIVE: list[tuple[str, int]] = [
 ]
 
 
-def options(limit: int) -> list[tuple[str, int]]:
-    """Return gRPC's settings for messages with frames of up to `limit` bytes."""
-    most = limit + _COUNT.size
-    return [*_KEEPALIVE, ("grpc.max_receive_message_length", most), ("grpc.max_send_message_length", most)]
+def options(limit: int, *, received: int | None = None) -> list[tuple[str, int]]:
+    """Return gRPC's settings for messages with frames of up to `limit` bytes; `received` is the limit to this end."""
+    received = limit if received is None else received
+    return [
+        *_KEEPALIVE,
+        ("grpc.max_receive_message_length", received + _COUNT.size),
+        ("grpc.max_send_message_length", limit + _COUNT.size),
+    ]
 
 
 def key_of(token: str) -> bytes:

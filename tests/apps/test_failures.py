@@ -25,6 +25,7 @@ from flower_vfl.config import build_config
 from flower_vfl.errors import ConfigError, DataError, OutputExistsError, PartyError, ProtocolError, TrainingError
 from flower_vfl.parties.feature import FeatureParty, batch_limit
 from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.protocol.tensors import DTYPES
 from flower_vfl.strategies import Observer, VerticalStrategy
 from flower_vfl.tracking import read_steps
 from flower_vfl.training.party_report import read_report
@@ -173,6 +174,17 @@ def test_a_report_that_cannot_be_read_is_refused_and_its_party_named(text):
     tensors = {} if text is None else {"report": torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)}
     with pytest.raises(ProtocolError, match="party 'a' sent a report that cannot be read"):
         read_report("a", Frame(Kind.REPORT, tensors=tensors), [])
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES.values()])
+def test_a_report_in_another_number_format_is_refused_and_its_party_named(dtype):
+    text = torch.frombuffer(bytearray(b'{"weights": "" }'), dtype=torch.uint8)
+    frame = Frame(Kind.REPORT, tensors={"report": text.view(dtype)})
+    if dtype is torch.uint8:
+        assert read_report("a", frame, [])["weights"] == ""
+        return
+    with pytest.raises(ProtocolError, match="party 'a' sent a report that cannot be read"):
+        read_report("a", frame, [])
 
 
 @pytest.mark.slow

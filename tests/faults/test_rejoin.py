@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 
 import grpc
@@ -162,7 +163,7 @@ def test_where_no_states_are_kept_a_party_that_dies_in_training_ends_the_run(die
         run(dying("stream"))
 
 
-def test_a_party_that_does_not_come_back_is_named_when_its_time_is_up(tmp_path, dies, monkeypatch):
+def test_a_party_that_does_not_come_back_is_named_when_its_time_is_up(tmp_path, dies, monkeypatch, caplog):
     invite, calls = Sessions._invite, []
 
     def once(sessions):
@@ -173,6 +174,7 @@ def test_a_party_that_does_not_come_back_is_named_when_its_time_is_up(tmp_path, 
     monkeypatch.setattr(Sessions, "_invite", once)
     with pytest.raises(PartyError, match=r"did not come back within 1 s \(transport\.rejoin_timeout\): [ab]; start"):
         run(dying("stream", rejoin_timeout=1.0), out=tmp_path / "run")
+    assert re.search(r"waiting up to 1 s \(transport\.rejoin_timeout\) for [ab]: a SuperNode that ended", caplog.text)
 
 
 @pytest.mark.parametrize("resumed", [False, True])

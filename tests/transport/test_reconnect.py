@@ -169,6 +169,35 @@ def test_a_line_that_stays_down_ends_both_sides_in_the_time_that_was_given():
     assert type(session.errors[0]) is SessionError or "could not be reached" in str(session.errors[0])
 
 
+def test_a_party_whose_session_was_open_is_told_to_wait_and_not_to_check_its_firewall():
+    with listening() as endpoint:
+        session = Session(endpoint, FakeParty(), 1.0)
+        link = arrived(endpoint)
+        fit(link)
+        converse({"a": link}, 2)
+        session.line.close()
+        session.end()
+    words = str(session.errors[0])
+    assert "could not be reached again within 1 s" in words
+    assert "Leave this SuperNode running" in words
+    assert "firewall" not in words
+
+
+def test_a_broken_connection_is_logged_once_with_the_time_that_training_waits(caplog):
+    with listening(reconnect=0.6) as endpoint:
+        session = Session(endpoint, FakeParty(), 0.6)
+        link = arrived(endpoint)
+        fit(link)
+        converse({"a": link}, 2)
+        session.line.close()
+        with pytest.raises(PartyLostError):
+            link.receive(60)
+        session.end()
+    broke = [text for text in caplog.messages if text.startswith("the connection to party 'a' broke")]
+    assert len(broke) == 1
+    assert "waits up to 0.6 s (transport.reconnect_timeout)" in broke[0]
+
+
 def test_while_a_line_is_down_the_label_party_asks_whether_the_party_has_gone():
     with listening(reconnect=60.0) as endpoint:
         session = Session(endpoint, FakeParty(), 1.0)

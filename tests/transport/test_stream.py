@@ -179,7 +179,7 @@ def test_an_endpoint_that_closes_while_a_party_greets_does_not_wait_for_it(monke
 def test_a_port_in_use_is_refused_by_its_setting():
     with listening() as endpoint:
         port = int(endpoint.address.rpartition(":")[2])
-        with pytest.raises(SetupError, match=rf"127\.0\.0\.1:{port}: the port is in use .* set transport\.port to 0"):
+        with pytest.raises(SetupError, match=rf"127\.0\.0\.1:{port}: the port is in use, .* set transport\.port to 0"):
             StreamEndpoint(
                 SESSION, host="127.0.0.1", port=port, advertise="", parties=1, wire_dtype="exact", limit=2**20
             )
@@ -214,6 +214,15 @@ def test_a_frame_that_grpc_itself_refuses_ends_the_session_and_not_the_process()
         with pytest.raises(PartyError, match="party 'a' broke"):
             link.receive(10)
     assert type(errors[0]) is SessionError
+
+
+def test_a_party_takes_no_larger_message_than_its_own_frames_need_whatever_it_is_offered():
+    with listening(limit=2**26) as endpoint, attending(endpoint, FakeParty()) as errors:
+        link = arrived(endpoint)
+        link.send(Frame(Kind.STEP, 0, {"gradient_of": -1}, {"gradient": torch.zeros(2**20)}))
+        with pytest.raises(PartyError, match="party 'a' broke"):
+            link.receive(10)
+    assert "RESOURCE_EXHAUSTED" in str(errors[0])
 
 
 def test_garbage_from_an_admitted_party_is_an_error_that_names_it():

@@ -211,8 +211,8 @@ def select_ids(ids: Mapping[str, pa.Array], aligned: Sequence[str]) -> list[str]
         lacking = len(aligned) - pc.sum(pc.is_in(wanted, value_set=values)).as_py()
         if lacking:
             raise DataError(
-                f"{lacking} of the {len(aligned)} aligned IDs are not in {file}; name the file that was aligned, or "
-                "align again"
+                f"{lacking} of the {len(aligned)} aligned IDs are not in {file}, or were left out of it for want "
+                "of a label; name the file that was aligned, or remove people without a label from it and align again"
             )
     return list(aligned)
 

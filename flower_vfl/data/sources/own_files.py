@@ -403,7 +403,8 @@ def _labels(raw: Mapping[Part, _Raw], tables: Mapping[Part, pa.Table], options: 
     """Return the labels of the used rows, after checking that each row has one."""
     for file, table, used in _used_rows(raw, tables, options):
         require_columns(table, [options.label], file)
-        cure = f"; leave such rows out with {set_options(('unlabelled', 'drop'))}"
+        drop = f"leave such rows out with {set_options(('unlabelled', 'drop'))}"
+        cure = f"; {'remove these people from the file and align again' if options.alignments() else drop}"
         require_labels(table.column(options.label), Place(file, options.label), used, options.missing_values, cure=cure)
     train, test = (tables[part].column(options.label) for part in PARTS)
     return encode_labels(train, test, Place(str(raw["train"].path), options.label), options.positive)

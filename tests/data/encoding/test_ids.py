@@ -151,6 +151,8 @@ def test_aligned_ids_keep_their_order_and_must_all_be_there():
     assert select_ids({"a": pa.array(["z", "x", "y"])}, ["y", "z"]) == ["y", "z"]
     with pytest.raises(DataError, match=r"1 of the 2 aligned IDs are not in b\.csv"):
         select_ids({"a.csv": pa.array(["x", "y"]), "b.csv": pa.array(["x"])}, ["x", "y"])
+    with pytest.raises(DataError, match="remove people without a label from it and align again"):
+        select_ids({"b.csv": pa.array(["x", None])}, ["x", "y"])
 
 
 @given(st.lists(st.integers(0, 2**40), max_size=20, unique=True), st.floats(0.01, 1.0), st.sampled_from(["x", "y"]))

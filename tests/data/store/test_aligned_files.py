@@ -71,9 +71,19 @@ def test_each_partys_folder_equals_the_one_of_a_join_in_the_clear(files, tmp_pat
 
 def test_a_file_that_lacks_aligned_people_is_refused(files, tmp_path):
     write(tmp_path / "a.csv", 0, 38, "x")
-    with pytest.raises(DataError, match=r"2 of the 30 aligned IDs are not in .*a\.csv; .*align again"):
+    with pytest.raises(DataError, match=r"2 of the 30 aligned IDs are not in .*a\.csv, .*align again"):
         prepare_each(files, tmp_path)
     assert not (tmp_path / "pa").exists()
+
+
+@pytest.mark.parametrize("unlabelled", ["error", "drop"])
+def test_aligned_people_without_a_label_must_be_removed_before_the_alignment(files, tmp_path, unlabelled):
+    path = tmp_path / "unknown.csv"
+    path.write_text("id,label\n" + "".join(f"p{n:02d},{n % 2 if n > 20 else ''}\n" for n in range(50)), encoding="utf8")
+    options = {"alignment": files["alignment"], "labels_file": str(path), "unlabelled": unlabelled}
+    with pytest.raises(DataError, match=r"remove .*people.* from .*align again") as failed:
+        prepare("files", out=tmp_path / "p", options=options)
+    assert "--set unlabelled=drop" not in str(failed.value)
 
 
 def test_a_party_that_took_no_part_is_refused(files, tmp_path):
