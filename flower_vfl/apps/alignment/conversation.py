@@ -21,7 +21,7 @@ from flower_vfl.apps.alignment.wire import (
 )
 from flower_vfl.errors import PartyError, ProtocolError, SessionError, SetupError
 from flower_vfl.protocol.frame import Frame, Scalar
-from flower_vfl.transport.mailbox import Mailbox, check_registered, reason
+from flower_vfl.transport.mailbox import Mailbox, check_registered, raised, reason
 
 _log = logging.getLogger(__name__)
 _POLL_SECONDS = (0.002, 0.25)
@@ -164,7 +164,8 @@ class Conversation:
 
     def _read(self, reply: Message, name: str, question: Frame) -> Frame:
         if reply.has_error():
-            raise PartyError(f"{name} failed: {reason(reply)}")
+            cure = "" if raised(reply) else "; start its SuperNode there if it does not run, and align again"
+            raise PartyError(f"{name} failed: {reason(reply)}{cure}")
         try:
             answer = from_message(reply, self._session)
             if (stage_of(answer), answer.step) != (stage_of(question), question.step):

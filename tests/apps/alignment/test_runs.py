@@ -10,6 +10,8 @@ import os
 
 import numpy as np
 import pytest
+from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode
 
 from flower_vfl import align
 from flower_vfl.alignment.psi import proof_of
@@ -233,6 +235,23 @@ def test_a_full_disk_of_a_party_is_a_storage_error_and_nothing_is_left(name, tmp
     with pytest.raises(PartyError, match=r"failed: StorageError: .* could not be written: No space left"):
         align(federation(tmp_path, SPANS["three"]), out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_party_whose_node_has_died_is_named_with_what_to_do(tmp_path, monkeypatch):
+    class Dying(LocalGrid):
+        """A grid whose nodes die when they are asked, as a SuperLink reports it."""
+
+        def push_messages(self, messages):
+            self.asked = {message.metadata.message_id: message for message in messages}
+            return list(self.asked)
+
+        def pull_messages(self, message_ids):
+            error = Error(ErrorCode.NODE_UNAVAILABLE, "it failed to report a heartbeat")
+            return [Message(error, reply_to=self.asked.pop(one)) for one in message_ids if one in self.asked]
+
+    monkeypatch.setattr(local, "LocalGrid", Dying)
+    with pytest.raises(PartyError, match=r"failed to report a heartbeat; start its SuperNode .*, and align again"):
+        align(federation(tmp_path, SPANS["two"]), out=tmp_path / "out")
 
 
 @pytest.mark.parametrize(
