@@ -28,6 +28,11 @@ _END = None
 _BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
 """Codes of a stream that ends because its connection breaks; a refused party receives another code."""
 _PAUSES = (0.05, 1.0)
+
+_REFUSED_BYTES = 2**24
+"""Bytes by which a message may exceed a party's largest frame and still be refused by name; gRPC ends the session at
+larger ones before they are in memory."""
+
 Outgoing = queue.SimpleQueue[bytes | None]
 
 
@@ -152,7 +157,7 @@ class Dialler:
         self._address, self._token = str(offer["address"]), str(offer["token"])
         limit = int(str(offer["limit"]))
         self._options = [
-            *options(limit, received=min(limit, machine.frame_limit)),  # the offer's limit is the label party's choice
+            *options(limit, received=min(limit, machine.frame_limit + _REFUSED_BYTES)),  # the label party chose `limit`
             ("grpc.ssl_target_name_override", _server_name(offer)),
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.max_reconnect_backoff_ms", 1_000),
