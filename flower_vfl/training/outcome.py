@@ -14,7 +14,7 @@ OF_MANY_CLASSES = {"none": "validation_accuracy", "balanced": "validation_macro_
 weights each class counts the same (docs/decisions/0025-best-model.md)."""
 
 LEAST_FALL = 0.001
-"""Smallest fall of the validation loss, in nats, that counts as an improvement where the measure is the same."""
+"""Fall of the validation loss, in nats, above which it counts as an improvement where the measure is the same."""
 
 MEASURED = (
     "epochs",
@@ -150,8 +150,8 @@ class Outcome:
     def improved(self) -> int:
         """The last epoch that improved the validation, from which patience counts; 0 without an epoch.
 
-        Where the measure is the same, for instance an AUC of 1, a smaller loss counts from `LEAST_FALL` on: the loss of
-        rows that are all predicted right falls in every epoch.
+        Where the measure is the same, an AUC of 1 for instance, a fall of the loss counts if it is above `LEAST_FALL`:
+        the loss of rows that are all predicted right falls in every epoch.
         """
         latest: Epoch = {}
         for epoch in self.model_epochs:

@@ -274,11 +274,11 @@ def test_few_steps_that_are_read_are_a_leak_that_is_told_beside_its_value():
     assert verdict(*complete())["parties"][0]["leak"]["single_steps"] is None
 
 
-@pytest.mark.parametrize(("q95", "told"), [(0.7, True), (0.95, False)])
-def test_single_steps_are_told_beside_a_larger_leak_where_they_are_read_far_better(q95, told):
+@pytest.mark.parametrize(("q95", "shown"), [(0.7, True), (0.95, False)])
+def test_single_steps_are_shown_beside_a_leak_where_they_are_read_far_better(q95, shown):
     found = verdict(*complete(step("norm", q95, q95_p_value=1e-9, **FEW)))["parties"][0]["leak"]["single_steps"]
-    assert (found is not None) == told
-    assert not told or not found["only"]
+    assert (found is not None) == shown
+    assert not shown or not found["only"]
 
 
 def test_the_p_value_counts_the_quantile_and_the_maximum():

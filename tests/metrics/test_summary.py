@@ -91,7 +91,7 @@ def test_small_batches_that_chance_reads_do_not_hide_a_large_one_that_is_read():
     assert entry["max_p_value"] < 1e-2
 
 
-def test_single_steps_are_told_of_aucs_of_single_steps_alone():
+def test_only_aucs_of_single_steps_have_numbers_of_single_steps():
     for leak in (filled([0.9] * 3, phase="remembered"), filled([0.9] * 3, metric="accuracy"), filled([math.nan])):
         assert [leak.result()[key] for key in SINGLE_STEPS] == [None] * 3
 

@@ -38,7 +38,7 @@ def test_without_a_measure_the_last_epoch_is_the_best():
     assert (found.best["epoch"], found.best_by) == (2, None)
 
 
-def test_patience_counts_from_the_last_epoch_that_improved_more_than_the_loss_of_rows_predicted_right():
+def test_patience_does_not_count_again_from_a_tiny_fall_of_the_loss_alone():
     found = Outcome(epochs=epochs("auc", (0.9, 0.3), (1.0, 0.2), (1.0, 0.1995), (1.0, 0.1985), (1.0, 0.198)))
     assert (found.improved, found.best["epoch"]) == (4, 5)
 
