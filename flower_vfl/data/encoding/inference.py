@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -40,6 +41,8 @@ _UNIQUE_SHARE = 0.9
 """Share of rows with a value that no other row has, from which a column is uninformative for new rows."""
 _FREE_TEXT_WORDS = 4.0
 """Mean number of words of a value from which texts are free text."""
+_CODE_NAMES = frozenset({"id", "key", "code", "zip", "zipcode", "postcode", "postal", "plz"})
+"""Last words of names of columns whose whole numbers are codes: their order and distance mean nothing."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,8 @@ class _Column:
         """Return the format of a column from its type; None for texts."""
         kind = self.values.type
         if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-            return self._eight_digits() or ColumnFormat(self.name, "number", f"of type {kind}")
+            found = self._eight_digits() or self._codes_by_name()
+            return found or ColumnFormat(self.name, "number", f"of type {kind}")
         if pa.types.is_boolean(kind):
             return ColumnFormat(self.name, "boolean", f"of type {kind}")
         if pa.types.is_date(kind) or pa.types.is_timestamp(kind) or pa.types.is_time(kind):
@@ -161,6 +165,7 @@ class _Column:
         found = (
             self._codes()
             or self._eight_digits()
+            or self._codes_by_name()
             or self._number(decimal, "")
             or self._date("", named=False)
             or self._boolean()
@@ -175,6 +180,17 @@ class _Column:
         if len(lengths) == 1 and lengths[0].as_py() > 1 and digits and led:
             return self._category("digits with leading zeros: codes")
         return None
+
+    def _codes_by_name(self) -> ColumnFormat | None:
+        """Return a category if the name ends in a word for codes and all values are whole numbers; else None."""
+        words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", self.name)
+        if not words or words[-1].lower() not in _CODE_NAMES:
+            return None
+        if is_text(self.values):
+            whole = pc.match_substring_regex(self.different, r"^-?[0-9]+(\.0+)?$")
+        else:
+            whole = pc.equal(self.different, pc.floor(self.different))
+        return self._category(f"whole numbers, named {words[-1]}: codes") if pc.all(whole).as_py() else None
 
     def _eight_digits(self) -> ColumnFormat | None:
         """Return the format of dates if all values are eight digits that are dates; else None."""
@@ -262,7 +278,8 @@ class _Column:
     def _category(self, why: str = "", decimal: str = "") -> ColumnFormat:
         rows, counts = len(self.known), pc.value_counts(self.known).field(1)
         alone = pc.sum(pc.equal(counts, 1)).as_py() / rows
-        words = pc.mean(pc.add(pc.count_substring_regex(self.different, r"\s+"), 1)).as_py()
+        texts = is_text(self.values)
+        words = pc.mean(pc.add(pc.count_substring_regex(self.different, r"\s+"), 1)).as_py() if texts else 1
         mixed = "" if why else mixed_notations(self.name, self.different, decimal) or self._numbers
         if rows >= _LEAST_ROWS and words >= _FREE_TEXT_WORDS and 2 * len(self.different) > rows:
             return ColumnFormat(self.name, "ignore", mixed or f"free text, {words:.0f} words on average")

@@ -193,6 +193,33 @@ def test_each_column_shows_its_type_and_the_reason(prepared, given, kind, why):
     assert (shown.kind == "left out") == (kind == "ignore")
 
 
+@pytest.mark.parametrize("name", ["advert_id", "advertID", "area code", "Zip", "PLZ"])
+@pytest.mark.parametrize("values", [cycle("90", "101", "7"), cycle("7.0", "12", "-1", "?")])
+def test_whole_numbers_of_a_column_that_is_named_as_a_code_are_categories(prepared, name, values):
+    column = read_column(prepared(**{name: values}, other=cycle("1", "2")), name)
+    assert (column.kind, column.why[-7:]) == ("category", ": codes")
+
+
+@pytest.mark.parametrize(("name", "value"), [("amount_paid", "3"), ("code", "3.5"), ("code_length", "3"), ("7", "3")])
+def test_numbers_that_are_amounts_stay_numbers(prepared, name, value):
+    assert read_column(prepared(**{name: cycle(value, "4", "5")}), name).kind == "number"
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [(cycle(7, 12), "category"), (cycle(7.0, None, 12.0), "category"), (cycle(7.5, 12.0), "number")],
+)
+def test_codes_are_known_by_name_in_columns_of_numeric_types_too(tmp_path, values, kind):
+    pq.write_table(pa.table({"id": IDS, "ad_id": values, "label": cycle(0, 1, 1)}), tmp_path / "bank.parquet")
+    options = {"files": {"bank": str(tmp_path / "bank.parquet")}, "missing": "mean"}
+    assert read_column(load("files", options=options), "ad_id").kind == kind
+
+
+def test_a_code_that_differs_in_almost_all_rows_is_left_out(prepared):
+    column = read_column(prepared(visit_id=[str(row) for row in range(ROWS)], other=cycle("1", "2")), "visit_id")
+    assert (column.kind, "occur in one training row only" in column.why) == ("ignore", True)
+
+
 def test_a_column_of_mostly_numbers_that_is_read_as_a_category_is_warned_of(prepared, caplog):
     given = ["k.A." if row % 12 == 0 else str(row % 40 / 8) for row in range(ROWS)]
     prepared(x=given, y=cycle("small", "3.5", "large", "medium"))
