@@ -28,10 +28,10 @@ def own_tables(tmp_path):
     town[5] = "Hof"
     income = [f"{value:.3f}" for value in rng.lognormal(3, 2, ROWS)]
     age = ["" if rng.random() < 0.2 else str(rng.integers(18, 80)) for _ in range(ROWS)]
-    code = rng.integers(0, 5, ROWS)
+    floors = rng.integers(0, 5, ROWS)
     tables = {
         "shop": {"id": ids, "town": town, "income": income, "age": age},
-        "bank": {"id": ids, "code": code, "height": rng.normal(size=ROWS), "label": rng.integers(0, 2, ROWS)},
+        "bank": {"id": ids, "floor": floors, "height": rng.normal(size=ROWS), "label": rng.integers(0, 2, ROWS)},
     }
     for name, table in tables.items():
         rows = zip(*table.values(), strict=True)
@@ -69,7 +69,7 @@ def test_columns_have_the_types_the_missing_shares_and_the_values_of_the_trainin
         ("bank", "height"): Column(
             "bank", "height", "number", 0.0, why="reads as numbers", change=("height", "category")
         ),
-        ("bank", "code"): Column("bank", "code", "number", 0.0, why="reads as numbers", change=("code", "category")),
+        ("bank", "floor"): Column("bank", "floor", "number", 0.0, why="reads as numbers", change=("floor", "category")),
     }
     for key, column in expected.items():
         assert found[key] == column
@@ -82,9 +82,9 @@ def test_columns_have_the_types_the_missing_shares_and_the_values_of_the_trainin
 
 def test_a_type_that_is_named_is_the_one_that_is_shown(own_tables):
     _, options = own_tables
-    dataset = load("files", options={**options, "categorical": ["code"], "ignore": ["height"]})
+    dataset = load("files", options={**options, "categorical": ["floor"], "ignore": ["height"]})
     found = {column.name: column for column in columns_of(dataset)}
-    assert (found["code"].kind, found["code"].values) == ("category", 5)
+    assert (found["floor"].kind, found["floor"].values) == ("category", 5)
     height = found["height"]
     assert (height.kind, height.change) == ("left out", ("height", "category"))
 
@@ -101,9 +101,9 @@ def test_missing_values_that_are_too_rare_for_an_id_have_an_unknown_share(own_ta
 
 def test_a_column_without_rare_values_lacks_none_where_none_is_missing(own_tables):
     _, options = own_tables
-    found = columns_of(load("files", options={**options, "categorical": ["code"], "min_count": 3}))
-    code = next(column for column in found if column.name == "code")
-    assert (code.missing, code.rare) == (0.0, 0.0)
+    found = columns_of(load("files", options={**options, "categorical": ["floor"], "min_count": 3}))
+    floor = next(column for column in found if column.name == "floor")
+    assert (floor.missing, floor.rare) == (0.0, 0.0)
 
 
 def test_numbers_that_count_as_zero_where_they_are_missing_have_an_unknown_share(tmp_path):
@@ -142,7 +142,7 @@ def test_the_command_line_shows_the_columns_after_preparing_and_later(own_tables
     _, options = own_tables
     settings = [f"files.{party}={path}" for party, path in options["files"].items()]
     arguments = ["data", "prepare", "files", "--out", str(tmp_path / "out"), "--set", "missing=mean"]
-    for setting in [*settings, "categorical=code"]:
+    for setting in [*settings, "categorical=floor"]:
         arguments += ["--set", setting]
     with pytest.raises(SystemExit) as done:
         main(arguments)
@@ -155,7 +155,7 @@ def test_the_command_line_shows_the_columns_after_preparing_and_later(own_tables
     rows = [line for line in shown.splitlines() if "│" in line]
     assert len(rows) == 5
     assert all(row in prepared for row in rows)
-    assert any("bank" in row and "code" in row and "category" in row and " 5 " in row for row in rows)
+    assert any("bank" in row and "floor" in row and "category" in row and " 5 " in row for row in rows)
     assert "--set dtype.postcode=category" in prepared
     labels = load("files", options=options).labels().train
     negatives, positives = np.bincount(labels)
