@@ -284,6 +284,21 @@ def test_a_folder_in_use_is_not_overwritten(preset, tmp_path):
     assert done.stderr.splitlines() == [f"flower-vfl: {tmp_path / 'mine'} is a file; name a folder with --out"]
 
 
+@pytest.mark.parametrize("command", [["demo"], ["run", "census"], ["sweep", "census"], ["tune", "census"]])
+def test_resume_without_a_folder_names_the_last_one_of_its_kind(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main([*command, "--resume"])
+    assert "--resume continues in a folder: name it with --out" in capsys.readouterr().err
+    kind = {"demo": "demo", "tune": "tune-census"}.get(command[0], "census")
+    for name in (f"{kind}-20261128-224815", f"{kind}-20261127-230000", "other-20261129-000000", f"{kind}-gap"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    with pytest.raises(SystemExit):
+        main([*command, "--resume"])
+    message = f"--resume continues in a folder: the last one is --out runs/{kind}-20261128-224815"
+    assert message in capsys.readouterr().err
+
+
 def test_of_a_killed_run_every_command_says_how_it_goes_on(preset, tmp_path):
     out = tmp_path / "killed run"
     out.mkdir()

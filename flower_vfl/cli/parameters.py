@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import os
+import shlex
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -11,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from click import Context, HelpFormatter
 from typer.core import TyperCommand
+
+from flower_vfl.files import default_folder
 
 if TYPE_CHECKING:
     from flower_vfl.config import Config
@@ -63,18 +67,22 @@ def check_engine(engine: Engine, resources: Sequence[str] | None, address: str) 
         raise ConfigError("--resources and --address are for --engine flower; without it all is one process")
 
 
-def check_resume(out: Path | None, *, resume: bool) -> None:
-    """Refuse to resume a run without its folder.
+def folder_of(out: Path | None, source: str, *, resume: bool) -> Path:
+    """Return the folder of results: `out`, or a new one in `runs` that is named after the source and the time.
 
     Raises
     ------
     ConfigError
-        When `resume` is set without `out`.
+        When `resume` is set without `out`; the message names the last folder of this source.
     """
     from flower_vfl.errors import ConfigError
 
-    if resume and out is None:
-        raise ConfigError("--resume goes on in a folder: name it with --out")
+    new = default_folder(source)
+    if out is None and resume:
+        earlier = sorted(new.parent.glob(f"{glob.escape(Path(source).stem)}-{'[0-9]' * 8}-{'[0-9]' * 6}"))
+        which = f"the last one is --out {shlex.quote(str(earlier[-1]))}" if earlier else "name it with --out"
+        raise ConfigError(f"--resume continues in a folder: {which}")
+    return out or new
 
 
 def check_named(config: Config) -> None:

@@ -20,9 +20,8 @@ from flower_vfl.cli.parameters import (
     SetOption,
     check_engine,
     check_named,
-    check_resume,
+    folder_of,
 )
-from flower_vfl.files import default_folder
 
 
 class Method(StrEnum):
@@ -53,12 +52,11 @@ def run(
     from flower_vfl.errors import ConfigError
 
     config = load_config(source, parse_assignments(set_ or []))
-    check_resume(out, resume=resume)
     check_engine(engine, resources, address)
     if engine is Engine.flower and alone:
         raise ConfigError("--alone trains in this process: leave out --engine flower")
     check_named(config)
-    folder = out or default_folder(source)
+    folder = folder_of(out, source, resume=resume)
     from flower_vfl.apps.folder import check_free_for_run
 
     check_free_for_run(folder.expanduser(), resume=resume)
@@ -212,11 +210,10 @@ def demo(
     from flower_vfl.errors import FlowerVflError, InputError
     from flower_vfl.simulations.demo.plan import demo_configs
 
-    check_resume(out, resume=resume)
+    folder = folder_of(out, "demo", resume=resume)
     configs = demo_configs(parse_assignments(set_ or []), full=full)
     for config in configs.values():
         check_named(config)
-    folder = out or default_folder("demo")
     from flower_vfl.simulations.demo.folder import check_free_for_demo
 
     check_free_for_demo(folder.expanduser(), configs, resume=resume)
@@ -265,8 +262,7 @@ def sweep(
     from flower_vfl.simulations.sweep.definition import load_definition
     from flower_vfl.simulations.sweep.trials import trials_of
 
-    check_resume(out, resume=resume)
-    folder = out or default_folder(source)
+    folder = folder_of(out, source, resume=resume)
     definition, given = load_definition(source), parse_assignments(set_ or [])
     for trial in trials_of(definition, given):
         check_named(trial.config)
@@ -317,10 +313,9 @@ def tune(
     from flower_vfl.config import load_config
     from flower_vfl.config.parsing import parse_assignments
 
-    check_resume(out, resume=resume)
+    folder = folder_of(out, f"tune-{Path(source).stem}", resume=resume)
     given = parse_assignments(set_ or [])
     check_named(load_config(source, given))
-    folder = out or default_folder(f"tune-{Path(source).stem}")
     from flower_vfl.apps.sweeps import check_free_for_sweep
 
     check_free_for_sweep(folder.expanduser(), resume=resume)
