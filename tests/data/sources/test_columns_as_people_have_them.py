@@ -373,6 +373,19 @@ def test_ids_with_leading_zeros_in_one_file_are_joined_as_numbers_on_request(tmp
     assert sorted(map(int, [*dataset.ids("train"), *dataset.ids("test")])) == list(range(ROWS))
 
 
+def test_an_inner_join_warns_of_ids_that_leading_zeros_keep_apart(tmp_path, caplog):
+    bank = write(tmp_path / "bank.csv", table(x=cycle("1", "2")) | {"id": [f"{row:03d}" for row in range(ROWS)]}, ",")
+    shop = write(tmp_path / "shop.csv", {"id": [str(row) for row in range(ROWS)], "y": cycle("1", "2", "3")}, ",")
+    options = {"files": {"bank": bank, "shop": shop}, "join": "inner"}
+    load("files", options=options)
+    assert f"only {ROWS - 100} IDs are in all of" in caplog.text
+    assert f"{ROWS} are as numbers: IDs in {bank} have leading zeros" in caplog.text
+    assert 'read 007 as 7 with dtype.id = "integer"' in caplog.text
+    caplog.clear()
+    load("files", options={**options, "dtype.id": "integer"})
+    assert "leading zeros" not in caplog.text
+
+
 def test_ids_with_a_fraction_of_zeros_are_whole_on_request(tmp_path):
     bank = write(tmp_path / "bank.csv", table(x=cycle("1", "2")) | {"id": [f"{row}.0" for row in range(ROWS)]}, ",")
     pq.write_table(pa.table({"id": np.arange(ROWS, dtype=float), "y": cycle(1, 2, 3)}), tmp_path / "shop.parquet")
