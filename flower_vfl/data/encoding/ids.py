@@ -194,7 +194,8 @@ def _check_leading_zeros(ids: Mapping[str, pa.Array], shared: int, column: str) 
     )
     if not shared:
         raise DataError(message)
-    _log.warning(message)
+    if column:  # after training, the number of people without a score is said
+        _log.warning(message)
 
 
 def _form(ids: pa.Array) -> str:
