@@ -613,6 +613,19 @@ def test_a_users_own_files_are_prepared_and_run(tmp_path):
     assert result["utility"]["last"]["test_auc"] > 0.95
 
 
+def test_init_says_how_many_people_the_files_share_where_some_are_left_out(tmp_path):
+    rows = {"left": range(100), "right": range(30, 110)}
+    for party, people in rows.items():
+        text = "".join(f"p{row},{row % 7},{row % 2}\n" for row in people)
+        (tmp_path / f"{party}.csv").write_text(f"id,x,{'label' if party == 'right' else 'y'}\n{text}")
+    words = ["init", *(f"{party}={tmp_path}/{party}.csv" for party in rows), "--id", "id", "--label", "label"]
+    done = flower_vfl(*words, "--out", tmp_path / "own.toml")
+    assert "70 people are in all files; rows of people whom others lack: left: 30, right: 10\n" in done.stdout
+    (tmp_path / "left.csv").write_text((tmp_path / "right.csv").read_text().replace("label", "y"))
+    done = flower_vfl(*words, "--out", tmp_path / "all.toml")
+    assert "in all files" not in done.stdout
+
+
 @pytest.mark.parametrize(
     ("train", "test", "k", "words"),
     [
