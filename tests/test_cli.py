@@ -21,7 +21,7 @@ from flower_vfl.cli import app, main
 from flower_vfl.config import leaf_paths, load_config, preset_names, sweep_names, to_toml
 from flower_vfl.data.sources.catalog import RECIPES
 from flower_vfl.simulations import running, tables
-from flower_vfl.simulations.sweep import sweeping
+from flower_vfl.simulations.sweep import sweeping, tuned
 from flower_vfl.strategies import DEFENSES
 from flower_vfl.terminal import print_names
 from tests.commands import flower_vfl, flower_vfl_process
@@ -410,6 +410,18 @@ def test_a_sweep_that_is_interrupted_goes_on_with_all_its_options(tmp_path, monk
     done = flower_vfl("sweep", "toy-gap-sweep", *options, "--out", tmp_path / "out")
     assert done.returncode == 130
     assert resume_command(done.stderr) == f"sweep toy-gap-sweep --out {tmp_path / 'out'} --resume {shlex.join(options)}"
+
+
+def test_a_search_that_is_interrupted_goes_on_with_all_its_options(tmp_path, monkeypatch):
+    def interrupt(definition, out, **options):
+        out.mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuned, "run_sweep", interrupt)
+    options = ["--minutes", "2", "--trials", "5", "--workers", "2", "--set", "training.epochs=1"]
+    done = flower_vfl("tune", "toy-gap", *options, "--out", tmp_path / "out")
+    assert done.returncode == 130
+    assert resume_command(done.stderr) == f"tune toy-gap --out {tmp_path / 'out'} --resume {shlex.join(options)}"
 
 
 @pytest.mark.parametrize(("command", "kept"), [("run", True), ("data", False)])

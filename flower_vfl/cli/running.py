@@ -316,16 +316,25 @@ def tune(
     """
     from flower_vfl.config import load_config
     from flower_vfl.config.parsing import parse_assignments
+    from flower_vfl.errors import FlowerVflError, InputError
 
     check_resume(out, resume=resume)
     given = parse_assignments(set_ or [])
     check_named(load_config(source, given))
-    folder = out or default_folder(f"tune-{Path(source).stem}")
+    folder = (out or default_folder(f"tune-{Path(source).stem}")).expanduser()
     from flower_vfl.apps.sweeps import check_free_for_sweep
 
-    check_free_for_sweep(folder.expanduser(), resume=resume)
+    check_free_for_sweep(folder, resume=resume)
     from flower_vfl.simulations.sweep.tuned import CHOSEN, print_tuned, run_tune
 
-    found = run_tune(source, folder, given, minutes=minutes, trials=trials, resume=resume, workers=workers)
+    try:
+        found = run_tune(source, folder, given, minutes=minutes, trials=trials, resume=resume, workers=workers)
+    except (KeyboardInterrupt, FlowerVflError) as error:
+        if not isinstance(error, InputError) and folder.is_dir():
+            options = ["--minutes", f"{minutes:g}", "--trials", str(trials)]
+            options += ["--workers", str(workers)] if workers else []
+            options += [word for text in set_ or [] for word in ("--set", text)]
+            _print_resume_command("tune", source, folder, options)
+        raise
     print_tuned(found)
     typer.echo(f"next: flower-vfl run {shlex.quote(str(folder / CHOSEN))}")
