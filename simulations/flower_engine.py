@@ -30,7 +30,8 @@ from flower_vfl.apps.prediction_server import NO_PREDICTION
 from flower_vfl.config import Config, to_run_config
 from flower_vfl.config.parsing import Value
 from flower_vfl.data.store.layout import new_folder
-from flower_vfl.errors import ConfigError, SessionError, SetupError
+from flower_vfl.errors import ConfigError, FolderInUseError, SessionError, SetupError
+from flower_vfl.files import FolderLock
 from flower_vfl.reports import renew
 from flower_vfl.simulations.cluster import Cluster, check_reachable, ray_cluster, settings
 from flower_vfl.simulations.process_cleanup import ending_with_this, passing_folder
@@ -52,6 +53,8 @@ _NAME = "flower-vfl-run"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _START_SECONDS = 60.0
 _STOP_SECONDS = 15.0
+_LEAVE_SECONDS = 60.0
+"""Longest wait for an interrupted run to leave its folder: its attacks may be about to be summarised."""
 
 
 def run_flower(
@@ -80,21 +83,41 @@ def run_flower(
         When the cluster cannot be joined, or has no room for all parties at once.
     SessionError
         When Flower could not be started, or the run failed; the message ends with the error of the run.
+    FolderInUseError
+        When another process works in the folder.
     """
     out = out.expanduser().absolute()
     config = in_processes(config)
     if not check_folder(out, config, resume=resume):
         renew(out)
         return read_result(out)
+    if (out / FolderLock.NAME).exists():
+        FolderLock(out).release()  # if it is in use, that is said before Flower starts
     given = read_resources(resources, parties_here(config, open_data(config)))
     check_devices(config, given)
     config = reachable(config, cluster_for(given, address, out))
-    code = flwr_run({**to_run_config(config), "out": str(out), "resume": resume}, given, address)
+    try:
+        code = flwr_run({**to_run_config(config), "out": str(out), "resume": resume}, given, address)
+    except KeyboardInterrupt:
+        _wait_until_free(out)
+        raise
     if not has_ended(out):  # it had not ended before, so a result is not that of an earlier attempt
         raise SessionError(
             f"the Flower run broke off and did not say why (flwr run ended with {code}); its log is above"
         )
     return read_result(out)
+
+
+def _wait_until_free(folder: Path) -> None:
+    """Wait until the interrupted run has written what was measured and left its folder; not for ever."""
+    deadline = time.monotonic() + _LEAVE_SECONDS
+    while (folder / FolderLock.NAME).exists() and time.monotonic() < deadline:
+        try:
+            FolderLock(folder).release()
+        except FolderInUseError:
+            time.sleep(0.1)
+        else:
+            return
 
 
 def align_flower(config: Config, out: Path, *, resources: Sequence[str] = (), address: str = "") -> dict[str, Path]:
@@ -250,6 +273,8 @@ def flwr_run(run_config: Mapping[str, Value], given: Sequence[Resources], addres
     """
     with passing_folder() as temporary:
         home, app = temporary / "home", temporary / "app"
+        starter = temporary / "starter"
+        starter.touch()
         write_app(app, run_config)
         size = {"num-supernodes": len(given), **({} if address else {"init-args-num-cpus": _processors(given)})}
         environment = {
@@ -260,7 +285,7 @@ def flwr_run(run_config: Mapping[str, Value], given: Sequence[Resources], addres
             "PATH": f"{_write_command(temporary / 'bin')}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
             "FLWR_HOME": str(home),
             ERROR_FILE_VARIABLE: str(temporary / "error"),
-            STARTER_VARIABLE: str(os.getpid()),
+            STARTER_VARIABLE: str(starter),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -269,7 +294,10 @@ def flwr_run(run_config: Mapping[str, Value], given: Sequence[Resources], addres
         with super_link(home, environment):
             federation = " ".join(f"{key}={value}" for key, value in size.items())
             command = [tool("flwr"), "run", str(app), _NAME, "--stream", "--federation-config", federation]
-            code = _wait_for(command, environment)
+            try:
+                code = _wait_for(command, environment)
+            finally:
+                starter.unlink()
         _raise_again(temporary / "error")
     return code
 

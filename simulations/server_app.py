@@ -15,22 +15,12 @@ def _write_error(error: str) -> None:
 
 
 class _StarterObserver(Observer):
-    """Observer that ends a run of `--engine flower` when the process that started it has ended, such as by a signal."""
+    """Observer that ends a run of `--engine flower` when that was interrupted or has ended, such as by a signal."""
 
     def on_step(self, step: int, epoch: int, loss: float, leak: float) -> None:
         starter = os.environ.get(STARTER_VARIABLE)
-        if starter and not _is_alive(int(starter)):
-            raise SystemExit(f"process {starter}, which had started this run, has gone")
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+        if starter and not os.path.exists(starter):
+            raise SystemExit("what had started this run was interrupted, or has ended")
 
 
 app = make_server_app(observers=(_StarterObserver(),), on_result=log_report, on_error=_write_error)

@@ -289,10 +289,9 @@ def print_columns(dataset: Dataset, *, toml: bool = False) -> None:
         out.print(Text(f"Columns of {dataset.name}", "bold"))
         for column in columns:
             out.print(_column_lines(column, out.width, toml=toml), soft_wrap=True)
-    unaligned = {name: dataset.party(name).unaligned for name in dataset.held}
-    if any(unaligned.values()):
-        rows = ", ".join(f"{name}: {len(source):,}" for name, source in unaligned.items() if source)
-        out.print(f"rows of people whom others lack: {rows}", markup=False, highlight=False)
+    unaligned = unaligned_rows(dataset)
+    if unaligned:
+        out.print(unaligned, markup=False, highlight=False)
     counts = class_counts(dataset)
     if counts:
         most = sorted(counts, key=lambda name: counts[name], reverse=True)[:_CLASSES]
@@ -301,6 +300,13 @@ def print_columns(dataset: Dataset, *, toml: bool = False) -> None:
         out.print(f"training rows of {len(counts)} classes: {rows}{more}", markup=False, highlight=False)
     if len(counts) == 2 and dataset.name == OWN_DATA:
         out.print(_positive_line(dataset.class_names), markup=False, highlight=False)
+
+
+def unaligned_rows(dataset: Dataset) -> str:
+    """Return the number of each party's rows of people whom others lack, as text; empty where there are none."""
+    unaligned = {name: dataset.party(name).unaligned for name in dataset.held}
+    rows = ", ".join(f"{name}: {len(source):,}" for name, source in unaligned.items() if source)
+    return f"rows of people whom others lack: {rows}" if rows else ""
 
 
 def _option(column: Column, *, toml: bool) -> str:

@@ -21,7 +21,7 @@ from flower_vfl.cli import app, main
 from flower_vfl.config import leaf_paths, load_config, preset_names, sweep_names, to_toml
 from flower_vfl.data.sources.catalog import RECIPES
 from flower_vfl.simulations import running, tables
-from flower_vfl.simulations.sweep import sweeping
+from flower_vfl.simulations.sweep import sweeping, tuned
 from flower_vfl.strategies import DEFENSES
 from flower_vfl.terminal import print_names
 from tests.commands import flower_vfl, flower_vfl_process
@@ -427,6 +427,18 @@ def test_a_sweep_that_is_interrupted_goes_on_with_all_its_options(tmp_path, monk
     assert resume_command(done.stderr) == f"sweep toy-gap-sweep --out {tmp_path / 'out'} --resume {shlex.join(options)}"
 
 
+def test_a_search_that_is_interrupted_goes_on_with_all_its_options(tmp_path, monkeypatch):
+    def interrupt(definition, out, **options):
+        out.mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuned, "run_sweep", interrupt)
+    options = ["--minutes", "2", "--trials", "5", "--workers", "2", "--set", "training.epochs=1"]
+    done = flower_vfl("tune", "toy-gap", *options, "--out", tmp_path / "out")
+    assert done.returncode == 130
+    assert resume_command(done.stderr) == f"tune toy-gap --out {tmp_path / 'out'} --resume {shlex.join(options)}"
+
+
 @pytest.mark.parametrize(("command", "kept"), [("run", True), ("data", False)])
 def test_only_an_interrupted_run_says_that_measurements_are_kept(tmp_path, monkeypatch, command, kept):
     def interrupt(*_, **__):
@@ -626,6 +638,19 @@ def test_a_users_own_files_are_prepared_and_run(tmp_path):
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["utility"]["last"]["test_auc"] > 0.95
+
+
+def test_init_says_how_many_people_the_files_share_where_some_are_left_out(tmp_path):
+    rows = {"left": range(100), "right": range(30, 110)}
+    for party, people in rows.items():
+        text = "".join(f"p{row},{row % 7},{row % 2}\n" for row in people)
+        (tmp_path / f"{party}.csv").write_text(f"id,x,{'label' if party == 'right' else 'y'}\n{text}")
+    words = ["init", *(f"{party}={tmp_path}/{party}.csv" for party in rows), "--id", "id", "--label", "label"]
+    done = flower_vfl(*words, "--out", tmp_path / "own.toml")
+    assert "70 people are in all files; rows of people whom others lack: left: 30, right: 10\n" in done.stdout
+    (tmp_path / "left.csv").write_text((tmp_path / "right.csv").read_text().replace("label", "y"))
+    done = flower_vfl(*words, "--out", tmp_path / "all.toml")
+    assert "in all files" not in done.stdout
 
 
 @pytest.mark.parametrize(

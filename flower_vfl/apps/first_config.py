@@ -16,6 +16,7 @@ from flower_vfl.data.sources.catalog import load
 from flower_vfl.data.sources.files_options import LABELS, FilesOptions
 from flower_vfl.data.sources.own_files import Files
 from flower_vfl.data.sources.recipe import build_options
+from flower_vfl.data.store.dataset import Dataset
 from flower_vfl.data.store.party_names import check_party_name
 from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.files import write_text_atomic
@@ -178,8 +179,8 @@ def write_first_config(
     return holder
 
 
-def check_first_config(path: Path) -> None:
-    """Read the files of a configuration that `write_first_config` left, as a run does.
+def check_first_config(path: Path) -> Dataset:
+    """Read the files of a configuration that `write_first_config` left, as a run does; return the data.
 
     Raises
     ------
@@ -188,7 +189,7 @@ def check_first_config(path: Path) -> None:
     """
     data = load_config(str(path)).data
     try:
-        load(data.name, options=data.options)
+        return load(data.name, options=data.options)
     except (ConfigError, DataError) as error:
         raise type(error)(
             f"{error}\n{path} was written, but a run would stop at this. Correct the file or, in {path}, the options "

@@ -114,6 +114,7 @@ def init(
     """
     from flower_vfl.apps.first_config import ask_files, ask_person, check_first_config, files_of, write_first_config
     from flower_vfl.config.parsing import parse_assignments
+    from flower_vfl.simulations.tables import unaligned_rows
 
     given = files_of(files or ask_files(ask_person))
     options = parse_assignments(set_ or [])
@@ -122,5 +123,9 @@ def init(
     )
     path = shlex.quote(str(out))
     typer.echo(f"{holder} is the label party. How columns are read: flower-vfl data show {path}")
-    check_first_config(out)
+    dataset = check_first_config(out)
+    unaligned = unaligned_rows(dataset)
+    if unaligned:
+        people = dataset.alignment.rows + dataset.alignment.test_rows
+        typer.echo(f"{people:,} people are in all files; {unaligned}")
     typer.echo(f"Next: flower-vfl run {path}")

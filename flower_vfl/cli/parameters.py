@@ -68,7 +68,7 @@ def check_engine(engine: Engine, resources: Sequence[str] | None, address: str) 
 
 
 def folder_of(out: Path | None, source: str, *, resume: bool) -> Path:
-    """Return the folder of results: `out`, or a new one in `runs` that is named after the source and the time.
+    """Return the folder of results: `out`, `~` expanded, or one in `runs` that is named after the source and the time.
 
     Raises
     ------
@@ -82,7 +82,7 @@ def folder_of(out: Path | None, source: str, *, resume: bool) -> Path:
         earlier = sorted(new.parent.glob(f"{glob.escape(Path(source).stem)}-{'[0-9]' * 8}-{'[0-9]' * 6}"))
         which = f"the last one is --out {shlex.quote(str(earlier[-1]))}" if earlier else "name it with --out"
         raise ConfigError(f"--resume continues in a folder: {which}")
-    return out or new
+    return (out or new).expanduser()
 
 
 def check_named(config: Config) -> None:

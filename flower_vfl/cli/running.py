@@ -59,7 +59,7 @@ def run(
     folder = folder_of(out, source, resume=resume)
     from flower_vfl.apps.folder import check_free_for_run
 
-    check_free_for_run(folder.expanduser(), resume=resume)
+    check_free_for_run(folder, resume=resume)
     # The arguments are checked: only now follow imports that take seconds.
     from flower_vfl.simulations.flower_engine import run_flower
     from flower_vfl.simulations.running import alone_aucs, run_here
@@ -76,7 +76,7 @@ def run(
         else:
             train_alone = partial(alone_aucs, config) if alone else None
             summary = run_here(config, folder, title=Path(source).stem, alone=train_alone, resume=resume)
-    print_results([compare_run(config, place) if (place := folder.expanduser()).is_dir() else summary])
+    print_results([compare_run(config, folder) if folder.is_dir() else summary])
     typer.echo(f"report: {folder / 'report.html'}")
 
 
@@ -216,7 +216,7 @@ def demo(
         check_named(config)
     from flower_vfl.simulations.demo.folder import check_free_for_demo
 
-    check_free_for_demo(folder.expanduser(), configs, resume=resume)
+    check_free_for_demo(folder, configs, resume=resume)
     from flower_vfl.simulations.demo.comparing import run_demo
     from flower_vfl.simulations.demo.table import print_last
 
@@ -269,7 +269,7 @@ def sweep(
     if not plan:
         from flower_vfl.apps.sweeps import check_free_for_sweep
 
-        check_free_for_sweep(folder.expanduser(), resume=resume)
+        check_free_for_sweep(folder, resume=resume)
     from flower_vfl.simulations.sweep.listing import print_sweep
     from flower_vfl.simulations.sweep.plan import print_plan
     from flower_vfl.simulations.sweep.sweeping import run_sweep
@@ -312,15 +312,24 @@ def tune(
     """
     from flower_vfl.config import load_config
     from flower_vfl.config.parsing import parse_assignments
+    from flower_vfl.errors import FlowerVflError, InputError
 
     folder = folder_of(out, f"tune-{Path(source).stem}", resume=resume)
     given = parse_assignments(set_ or [])
     check_named(load_config(source, given))
     from flower_vfl.apps.sweeps import check_free_for_sweep
 
-    check_free_for_sweep(folder.expanduser(), resume=resume)
+    check_free_for_sweep(folder, resume=resume)
     from flower_vfl.simulations.sweep.tuned import CHOSEN, print_tuned, run_tune
 
-    found = run_tune(source, folder, given, minutes=minutes, trials=trials, resume=resume, workers=workers)
+    try:
+        found = run_tune(source, folder, given, minutes=minutes, trials=trials, resume=resume, workers=workers)
+    except (KeyboardInterrupt, FlowerVflError) as error:
+        if not isinstance(error, InputError) and folder.is_dir():
+            options = ["--minutes", f"{minutes:g}", "--trials", str(trials)]
+            options += ["--workers", str(workers)] if workers else []
+            options += [word for text in set_ or [] for word in ("--set", text)]
+            _print_resume_command("tune", source, folder, options)
+        raise
     print_tuned(found)
     typer.echo(f"next: flower-vfl run {shlex.quote(str(folder / CHOSEN))}")

@@ -93,6 +93,8 @@ class Board:
         True if the test result of each trial is shown; a search shows only that of the trial it chose.
     ends
         Time of the clock at which all trials end.
+    words
+        Trial to the words by which it is named; others have the names of their folders.
     """
 
     total: int
@@ -104,6 +106,7 @@ class Board:
     stacks: Mapping[str, int] = field(default_factory=dict)
     shows_test: bool = True
     ends: float = math.inf
+    words: Mapping[str, str] = field(default_factory=dict)
     underway: dict[str, _Underway] = field(default_factory=dict)
     ended: dict[str, _Ended] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
@@ -148,14 +151,14 @@ class Board:
         point = point if self.shows_test else point._replace(test=None)
         self.ended[run] = _Ended(point, self.clock() - state.began if state else math.nan)
         if not self.shows_test and (result is None or result.get("status") not in ENDED):
-            self._print(f"ended early, for its validation or for the time: {run}")
+            self._print(f"ended early, for its validation or for the time: {self._named(run)}")
         else:
-            self._print(f"finished: {run} ({point.words})" if point.words else f"finished: {run}")
+            self._print(f"finished: {self._named(run)}{f' ({point.words})' if point.words else ''}")
 
     def retried(self, run: str, reason: str) -> None:
         """Note that a trial failed and is tried again."""
         self.underway.pop(run, None)
-        self._print(f"failed, is tried again: {run}: {shortened(reason, REASON_CHARACTERS)}", shown=True)
+        self._print(f"failed, is tried again: {self._named(run)}: {shortened(reason, REASON_CHARACTERS)}", shown=True)
 
     def failed(self, run: str, reason: str) -> None:
         """Note that a trial failed for good, or a stack, whose trials are then run one by one."""
@@ -166,7 +169,10 @@ class Board:
             )
             return
         self.failures[run] = reason
-        self._print(f"failed: {run}: {shortened(reason, REASON_CHARACTERS)}", shown=True)
+        self._print(f"failed: {self._named(run)}: {shortened(reason, REASON_CHARACTERS)}", shown=True)
+
+    def _named(self, run: str) -> str:
+        return self.words.get(run, run)
 
     def _print(self, words: str, *, shown: bool = False) -> None:
         """Print a line if there is no live table; with `shown`, also above a live table."""
@@ -214,13 +220,13 @@ class Board:
             running.add_column(column, justify="left" if column == "trial" else "right", overflow="fold")
         for run, state in list(self.underway.items())[:_RUNNING]:
             steps = f"{state.step:,} / {state.steps:,}" if state.steps else "opening"
-            running.add_row(Text(run), steps, number(state.loss, 4), number(state.leak))
+            running.add_row(Text(self._named(run)), steps, number(state.loss, 4), number(state.leak))
         return Group(head, running, best_of(self.points)) if self.ended else Group(head, running)
 
     @property
     def points(self) -> dict[str, UtilityAndLeak]:
         """The numbers of the trials that have ended since this start, by the trial's name."""
-        return {run: entry.point for run, entry in self.ended.items()}
+        return {self._named(run): entry.point for run, entry in self.ended.items()}
 
 
 def best_of(points: Mapping[str, UtilityAndLeak]) -> Table | Text:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -56,11 +56,14 @@ class Budget:
     given
         Trial of the settings that were given. All others are ended when they are behind (successive halving); without
         it, none is.
+    words
+        Trial to the words by which the progress names it; others have the names of their folders.
     """
 
     ends: float
     measure: str
     given: str = ""
+    words: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

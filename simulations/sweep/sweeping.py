@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -73,8 +72,9 @@ def run_sweep(
     trials, running = trials_of(definition, overrides), definition.running.with_stacking(stacking)
     with SweepFolder(out, definition.text, trials, origin=definition.folder, resume=resume) as folder:
         done = len(trials) - len(folder.waiting)
-        ends = math.inf if budget is None else budget.ends
-        board = Board(len(trials), done, folder.named_result, console(), shows_test=budget is None, ends=ends)
+        board = Board(len(trials), done, folder.named_result, console())
+        if budget is not None:
+            board.shows_test, board.ends, board.words = False, budget.ends, budget.words
         try:
             if folder.waiting:
                 _carry_out(folder, running, board, address=address, workers=workers, budget=budget)

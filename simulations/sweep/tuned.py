@@ -6,7 +6,7 @@ import math
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from statistics import fmean
@@ -80,6 +80,8 @@ class Tuned:
         The trial that validation chose.
     values : Mapping
         Values that differ from the configuration that was given; empty where that was best.
+    changes : Mapping
+        Trial to its difference from the settings that were given, in words.
     scores : Mapping
         Trial to its validation, the best first.
     means : Mapping
@@ -99,6 +101,7 @@ class Tuned:
 
     run: str
     values: Mapping[str, Any]
+    changes: Mapping[str, str]
     scores: Mapping[str, float]
     means: Mapping[str, float]
     draws: int
@@ -216,15 +219,16 @@ def run_tune(
     definition = parse_definition(tomli_w.dumps(table), Path())
     cases = {trial.run: case for trial, case in zip(trials_of(definition), definition.cases, strict=True)}
     given = next(iter(cases))
-    budget = Budget(began + SEARCH * 60.0 * minutes, measure, given)
+    changes = {run: _change(_changed(case, cases[given])) for run, case in cases.items()}
+    budget = Budget(began + SEARCH * 60.0 * minutes, measure, given, changes)
     summaries = run_sweep(definition, out, resume=resume, workers=workers, stacking=False, budget=budget)
     ranked = _ranked(summaries, measure, minutes)
     finalists = {run: cases[run] for place, run in enumerate(ranked) if place < FINALISTS or run == given}
     draws = [ranked]
-    rest = Budget(began + 60.0 * minutes - _FINISHING, measure)
+    rest = Budget(began + 60.0 * minutes - _FINISHING, measure, words=changes)
     if len(finalists) > 1 and rest.ends > time.monotonic():
         draws += _again(finalists, table, config.shared_seed, out, workers=workers, budget=rest)
-    tuned = _choose(draws, cases, measure)
+    tuned = _choose(draws, cases, changes, measure)
     write_text_atomic(out / CHOSEN, _configuration(source, overrides, config, tuned))
     _render(out, tuned, cases)
     return tuned
@@ -236,6 +240,7 @@ def _render(out: Path, tuned: Tuned, cases: Mapping[str, Mapping[str, Any]]) -> 
     render_search(
         out,
         chosen=tuned.run,
+        change=tuned.changes[tuned.run],
         values={key: show(key, value) for key, value in tuned.values.items()},
         test=[f"{name.replace('_', ' ')} {number(value, 4)}" for name, value in tuned.test.items()],
         measure=tuned.measure.replace("_", " "),
@@ -245,6 +250,7 @@ def _render(out: Path, tuned: Tuned, cases: Mapping[str, Mapping[str, Any]]) -> 
         rows=[
             {
                 "run": run,
+                "change": tuned.changes[run],
                 "score": tuned.scores[run],
                 "mean": tuned.means.get(run),
                 "settings": {key: show(key, cases[run][key]) if key in cases[run] else "" for key in keys},
@@ -256,7 +262,10 @@ def _render(out: Path, tuned: Tuned, cases: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def _choose(
-    draws: Sequence[Mapping[str, Mapping[str, Any]]], cases: Mapping[str, Mapping[str, Any]], measure: str
+    draws: Sequence[Mapping[str, Mapping[str, Any]]],
+    cases: Mapping[str, Mapping[str, Any]],
+    changes: Mapping[str, str],
+    measure: str,
 ) -> Tuned:
     """Return the choice by validation, from the metrics by draw: first those of all trials, then those of finalists."""
     ranked, given = draws[0], next(iter(cases))
@@ -267,7 +276,8 @@ def _choose(
     best = order[0]
     return Tuned(
         run=best,
-        values={key: value for key, value in cases[best].items() if value != cases[given][key]},
+        values=_changed(cases[best], cases[given]),
+        changes={run: changes[run] for run in ranked},
         scores=scores,
         means=means,
         draws=len(draws),
@@ -276,6 +286,16 @@ def _choose(
         measure=measure,
         tried=len(cases),
     )
+
+
+def _changed(case: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in case.items() if value != given[key]}
+
+
+def _change(values: Mapping[str, Any]) -> str:
+    """Return what a setting changes, in words: the names of its keys without their section, and the values."""
+    words = (f"{key.rpartition('.')[2].replace('_', ' ')} {show(key, value)}" for key, value in values.items())
+    return ", ".join(words) or "the given settings"
 
 
 def _different(settings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -326,13 +346,18 @@ def _again(
     folders = (out / f"again-{number}" for number in count(1))
     folder = next(path for path in folders if not is_sweep(path) or (path / DEFINITION).read_text() == again.text)
     console().print("the best and the given settings again, with other validation rows")
+    runs = iter(trials_of(again))
+    named = [{run: next(runs).run for run in finalists} for _ in range(1, DRAWS)]
+    words = {
+        name: f"{budget.words[run]}, draw {draw}" for draw, one in enumerate(named, 2) for run, name in one.items()
+    }
+    limit = replace(budget, words=words)
     try:
-        summaries = run_sweep(again, folder, resume=True, workers=workers, stacking=False, budget=budget)
+        summaries = run_sweep(again, folder, resume=True, workers=workers, stacking=False, budget=limit)
     except TrainingError:  # all failed: there is only the first draw to choose by
         return []
     by_run = {summary["run"]: summary for summary in summaries}
-    runs = iter(trials_of(again))
-    draws = [{run: by_run.get(next(runs).run, {}) for run in finalists} for _ in range(1, DRAWS)]
+    draws = [{run: by_run.get(name, {}) for run, name in one.items()} for one in named]
     lasting = [run for run in finalists if all(draw[run].get("status") != FAILED for draw in draws)]
     ended = [draw for draw in draws if all(draw[run].get("status") in ENDED for run in lasting)]
     kept = [{run: kept_utility(draw[run]) for run in lasting} for draw in ended]
@@ -378,12 +403,14 @@ def _on_average(tuned: Tuned) -> str:
 
 def print_tuned(tuned: Tuned) -> None:
     """Print the best trials by validation, and the test of the one that was chosen."""
-    table = Table(title=f"{len(tuned.scores)} of {_settings(tuned.tried)} ended; the best by validation")
-    for column in ("trial", tuned.measure.replace("_", " "), *([f"mean of {tuned.draws}"] if tuned.means else [])):
-        table.add_column(column, overflow="fold", justify="left" if column == "trial" else "right")
+    table = Table(
+        title=f"{len(tuned.scores)} of {_settings(tuned.tried)} ended; the best by validation, with what they change"
+    )
+    for column in ("change", tuned.measure.replace("_", " "), *([f"mean of {tuned.draws}"] if tuned.means else [])):
+        table.add_column(column, overflow="fold", justify="left" if column == "change" else "right")
     for run in tuned.shown[:_SHOWN]:
         mean = [number(tuned.means[run], 4) if run in tuned.means else ""] if tuned.means else []
-        table.add_row(Text(run), number(tuned.scores[run], 4), *mean)
+        table.add_row(Text(tuned.changes[run]), number(tuned.scores[run], 4), *mean)
     Console().print(table)
     if not tuned.values:
         Console().print(tuned.none_better, highlight=False)

@@ -200,11 +200,24 @@ def test_a_run_that_a_signal_ends_ends_with_flowers_processes_and_keeps_what_was
         assert process.wait(60) == {signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}[number]
     if number == signal.SIGTERM:
         assert "stopping Flower's processes" in (tmp_path / "errors").read_text()
+        assert (out / "result.json").is_file()  # when the command has ended, --resume goes on at once
+        assert not in_use(out)
     wait_until((out / "result.json").is_file, 30)
     assert json.loads((out / "result.json").read_text())["status"] == "interrupted"
     wait_until(lambda: not in_use(out), 30)
     wait_until(lambda: not answers(link), 30)
     wait_until(lambda: not list(temporary.iterdir()), 30)
+
+
+def test_a_folder_in_use_is_refused_before_flower_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr(flower_engine, "flwr_run", lambda *_: pytest.fail("Flower was started"))
+    config = build_config({**TWO, "transport": {"kind": "stream"}})
+    with pytest.raises(KeyboardInterrupt):
+        run(config, out=tmp_path / "run", observers=(Interrupt(5),))
+    lock = FolderLock(tmp_path / "run")
+    with pytest.raises(OutputExistsError, match="is in use by process"):
+        run_flower(config, tmp_path / "run", resume=True)
+    lock.release()
 
 
 def answers(address):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,9 +20,12 @@ from flower_vfl.data.encoding.values import Place, require_columns, texts
 from flower_vfl.errors import DataError
 from flower_vfl.rng import scattered
 
+_log = logging.getLogger(__name__)
+
 Join = Literal["strict", "inner"]
 _ID_TYPES = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string, pa.types.is_null)
 _SAMPLE, _LONGEST_FORM = 1000, 40
+_PADDED = r"^0[0-9]|^[0-9]+[.]0*$"
 _SHORTENED = r"^[0-9][.][0-9]+[eE][+][0-9]+$"
 
 
@@ -155,8 +159,7 @@ def join_ids(ids: Mapping[str, pa.Array], how: Join, column: str = "") -> list[s
         When no ID is shared or, with "strict", some are not in all files; the message has their number.
     """
     shared = set.intersection(*(set(values.drop_null().to_pylist()) for values in ids.values()))
-    if not shared:
-        _refuse_leading_zeros({file: values.drop_null() for file, values in ids.items()}, column)
+    _check_padded({file: values.drop_null() for file, values in ids.items()}, len(shared), column)
     if how == "strict":
         for file, values in ids.items():
             for other, others in ids.items():
@@ -177,15 +180,23 @@ def join_ids(ids: Mapping[str, pa.Array], how: Join, column: str = "") -> list[s
     return sorted(shared)
 
 
-def _refuse_leading_zeros(ids: Mapping[str, pa.Array], column: str) -> None:
-    """Refuse IDs of which none is in all files if some are once they are read as whole numbers."""
-    zeros = [file for file, values in ids.items() if pc.any(pc.match_substring_regex(values, "^0[0-9]")).as_py()]
-    if zeros and set.intersection(*(set(_whole(values).to_pylist()) for values in ids.values())):
-        cure = f", or read 007 as 7 with {set_options((f'dtype.{column}', 'integer'))}" if column else ""
-        raise DataError(
-            f"no ID is in all of {', '.join(ids)}, but some are as numbers: IDs in {' and '.join(zeros)} have leading "
-            f"zeros; write them in one form{cure}"
-        )
+def _check_padded(ids: Mapping[str, pa.Array], shared: int, column: str) -> None:
+    """Warn if more IDs are in all files once they are read as whole numbers; refuse if none is `shared` as it is."""
+    zeros = [file for file, values in ids.items() if pc.any(pc.match_substring_regex(values, _PADDED)).as_py()]
+    if not zeros or all(len(values) == shared for values in ids.values()):
+        return
+    numbers = len(set.intersection(*(set(_whole(values).to_pylist()) for values in ids.values())))
+    if numbers <= shared:
+        return
+    cure = f", or read 007 and 7.0 as 7 with {set_options((f'dtype.{column}', 'integer'))}" if column else ""
+    message = (
+        f"{f'only {shared} IDs are' if shared else 'no ID is'} in all of {', '.join(ids)}, but {numbers} are as "
+        f"numbers: IDs in {' and '.join(zeros)} have leading zeros or a fraction of zeros; write them in one form{cure}"
+    )
+    if not shared:
+        raise DataError(message)
+    if column:  # after training, the number of people without a score is said
+        _log.warning(message)
 
 
 def _form(ids: pa.Array) -> str:

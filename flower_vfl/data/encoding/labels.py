@@ -70,6 +70,13 @@ def encode_labels(train: pa.ChunkedArray, test: pa.ChunkedArray, place: Place, p
     names = _sorted(pc.unique(values[0]).to_pylist())
     unknown = _sorted(set(pc.unique(values[1]).to_pylist()) - set(names))
     _check_names(names, len(values[0]), place)
+    alike = _alike(names)
+    if alike:
+        _log.warning(
+            "%s: the labels %s in column %r differ in upper and lower case alone, and are different classes; write "
+            "them in one way if they are the same",
+            *(place.file, " and ".join(map(repr, alike)), place.column),
+        )
     if unknown:
         raise DataError(
             f"{place.file}: column {place.column!r} has test rows of class {unknown[0]!r}, which no training row has; "
@@ -82,6 +89,14 @@ def encode_labels(train: pa.ChunkedArray, test: pa.ChunkedArray, place: Place, p
     mapping = pa.array(names)
     classes = [_ids(pc.index_in(part, value_set=mapping)) for part in values]
     return EncodedLabels(classes[0], classes[1], tuple(names))
+
+
+def _alike(names: Sequence[str]) -> list[str]:
+    """Return the first names that differ in upper and lower case alone."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name.casefold(), []).append(name)
+    return next((group for group in groups.values() if len(group) > 1), [])
 
 
 def known_labels(

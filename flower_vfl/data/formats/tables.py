@@ -91,10 +91,19 @@ PLAIN_DIALECT = Dialect()
 
 
 def dialect_of(options: Mapping[str, Any], key: str, *, trained: bool = False) -> Dialect:
-    """Return the dialect of a party's file, from the options `delimiter` and `encoding`: texts, or texts by party."""
-    given = (options.get(name, "") for name in ("delimiter", "encoding"))
-    delimiter, encoding = (str(one.get(key, "")) if isinstance(one, Mapping) else str(one) for one in given)
+    """Return the dialect of a party's file, from the options `delimiter` and `encoding`: texts, or texts by party.
+
+    If `key` is "", one file has the columns of all parties: its dialect is what their files have in common.
+    """
+    delimiter, encoding = (_of_party(options.get(name, ""), options, key) for name in ("delimiter", "encoding"))
     return Dialect(delimiter, encoding, trained, key)
+
+
+def _of_party(given: Any, options: Mapping[str, Any], key: str) -> str:
+    if not isinstance(given, Mapping):
+        return str(given)
+    values = {str(given.get(party, "")) for party in ([key] if key else options.get("files", {}))}
+    return values.pop() if len(values) == 1 else ""
 
 
 def read_table(path: Path, only: str = "", dialect: Dialect = PLAIN_DIALECT) -> pa.Table:

@@ -214,7 +214,8 @@ def new_rows(path: Path, trained: VerticalData) -> ScoreRows:
     def features(party: str) -> ScoredColumns:
         name = party if party in tables else ""
         if name not in tables:
-            raise DataError(f"{path} holds no file of party {party!r}; it holds {', '.join(sorted(tables))}")
+            known = ", ".join(sorted(tables))
+            raise DataError(f"{path} holds no file of party {party!r}, such as {party}.csv; it holds those of {known}")
         order = np.asarray(pc.index_in(pa.array(ids, pa.string()), value_set=own[name]))
         return _encode(trained, party, tables[name], str(files[name]), order)
 

@@ -55,6 +55,15 @@ def test_more_values_become_classes_in_sorted_order_or_one_against_the_rest():
     assert against_rest.names == ("not b", "b")
 
 
+def test_labels_that_differ_in_case_alone_are_warned_of(caplog):
+    assert encode(["Yes", "no", "yes"]).names == ("Yes", "no", "yes")
+    assert "the labels 'Yes' and 'yes' in column" in caplog.text
+    assert "are different classes; write them in one way" in caplog.text
+    caplog.clear()
+    encode(["Yes", "no", "maybe"])
+    assert not caplog.text
+
+
 @given(st.lists(st.sampled_from("abcdef"), min_size=2, max_size=40).filter(lambda v: len(set(v)) > 2))
 def test_classes_can_be_mapped_back_to_the_values(values):
     labels = encode(values)

@@ -367,10 +367,27 @@ def test_ids_with_leading_zeros_in_one_file_are_joined_as_numbers_on_request(tmp
     bank = write(tmp_path / "bank.csv", table(x=cycle("1", "2")) | {"id": [f"{row:08d}" for row in range(ROWS)]}, ",")
     shop = write(tmp_path / "shop.csv", {"id": [str(row) for row in range(ROWS)], "y": cycle("1", "2", "3")}, ",")
     options = {"files": {"bank": bank, "shop": shop}}
-    with pytest.raises(DataError, match=r'IDs in \S*bank\.csv have leading zeros; .* with dtype\.id = "integer" below'):
+    with pytest.raises(
+        DataError, match=r'IDs in \S*bank\.csv have leading zeros .*; .* with dtype\.id = "integer" below'
+    ):
         load("files", options=options)
     dataset = load("files", options={**options, "dtype.id": "integer"})
     assert sorted(map(int, [*dataset.ids("train"), *dataset.ids("test")])) == list(range(ROWS))
+
+
+@pytest.mark.parametrize(("form", "shared"), [("{:03d}", 70), ("{:.1f}", 60)])
+def test_an_inner_join_warns_of_ids_that_are_the_same_only_as_numbers(form, shared, tmp_path, caplog):
+    ids = [form.format(row) if row % 2 else str(row) for row in range(ROWS)]
+    bank = write(tmp_path / "bank.csv", table(x=cycle("1", "2", "5")) | {"id": ids}, ",")
+    shop = write(tmp_path / "shop.csv", {"id": [str(row) for row in range(ROWS)], "y": cycle("1", "2", "3")}, ",")
+    options = {"files": {"bank": bank, "shop": shop}, "join": "inner"}
+    load("files", options=options)
+    assert re.search(rf"only {shared} IDs are in all .*, but {ROWS} are as numbers: IDs in \S*bank\.csv", caplog.text)
+    assert 'read 007 and 7.0 as 7 with dtype.id = "integer"' in caplog.text
+    caplog.clear()
+    dataset = load("files", options={**options, "dtype.id": "integer"})
+    assert dataset.alignment.rows + dataset.alignment.test_rows == ROWS
+    assert "as numbers" not in caplog.text
 
 
 def test_ids_with_a_fraction_of_zeros_are_whole_on_request(tmp_path):

@@ -163,7 +163,7 @@ def test_new_rows_need_no_label(trained, tmp_path):
         ({"new.csv": "id;spent;city\n"}, "shop", "are needed: save it with the delimiter of the training file$"),
         ({"new.csv": "id,city\né,x\n"}, "shop", "in UTF-8; .*; save it with the encoding of the training file$"),
         ({"shop.csv": "id,spent,city\na,1,Bonn\n", "bank.csv": "id,debt\nb,1\n"}, "shop", "1 of 1 IDs"),
-        ({"bank.csv": "id,debt\nb,1\n"}, "shop", "holds no file of party 'shop'; it holds bank"),
+        ({"bank.csv": "id,debt\nb,1\n"}, "shop", "no file of party 'shop', such as shop.csv; it holds those of bank"),
         ({"clinic.csv": "id\nb\n"}, "shop", r"neither a CSV or Parquet file, .* \(shop.csv, bank.csv\)"),
     ],
 )
@@ -173,6 +173,17 @@ def test_new_rows_that_do_not_fit_are_refused(trained, tmp_path, files, party, w
     path = tmp_path / "new.csv" if "new.csv" in files else tmp_path
     with pytest.raises(DataError, match=words):
         new_rows(path, trained[1]).features(party)
+
+
+def test_one_file_for_all_parties_has_the_delimiter_that_their_files_had(tmp_path):
+    (tmp_path / "shop.csv").write_text("id;spent\n" + "".join(f"p{row:03};{row},5\n" for row in range(80)))
+    (tmp_path / "bank.csv").write_text(
+        "id;debt;label\n" + "".join(f"p{row:03};{row % 7};{row % 2}\n" for row in range(80))
+    )
+    options = {"files": {"shop": "shop.csv", "bank": "bank.csv"}, "delimiter": {"shop": ";", "bank": ";"}}
+    dataset = prepare("files", source=tmp_path, out=tmp_path / "prepared", options=options)
+    (tmp_path / "new.csv").write_text("id;debt;spent\nq1;3;2,5\n")
+    assert new_rows(tmp_path / "new.csv", dataset).ids(np.array([0])).to_pylist() == ["q1"]
 
 
 def test_data_without_encodings_takes_no_files(tmp_path):

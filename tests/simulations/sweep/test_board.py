@@ -1,6 +1,7 @@
 """Progress and results of a sweep on the console."""
 
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -112,6 +113,23 @@ def test_the_table_shows_what_runs_and_the_best_so_far(board):
     shown = text(board)
     for words in ("3 of 6 trials", "[bold]c", "5 / 10", "0.2500", "0.750", "Best by validation", "0.8500"):
         assert words in shown
+
+
+def test_trials_that_have_words_are_shown_by_them(board):
+    board.words = {"a": "ensemble 4", "b": "cut 16", "c": "cut 8"}
+    for run in ("a", "b", "c"):
+        board.started(run)
+    board.retried("b", "killed")
+    board.started("b")
+    board.failed("b", "killed")
+    board.completed("a")
+    board.console.print(board.table())
+    shown = text(board)
+    assert "again: cut 16: killed" in shown
+    assert "failed: cut 16: killed" in shown
+    assert "finished: ensemble 4 (" in shown
+    assert re.search(r"│ cut 8 +│ opening", shown)
+    assert re.search(r"│ ensemble 4 +│ +0\.8500", shown)
 
 
 def test_the_best_are_those_that_no_other_beats_by_validation_whatever_the_test_says():

@@ -183,6 +183,29 @@ def test_trials_whose_validation_rows_are_of_one_class_are_not_called_too_slow(f
         run_tune(str(file), tmp_path / "out", {}, minutes=1, trials=3)
 
 
+def test_the_table_and_the_progress_name_trials_by_what_they_change(file, tmp_path, monkeypatch, capsys):
+    def fake_sweep(definition, out, **options):
+        found = [{"run": trial.run, "status": "finished"} for trial in trials_of(definition)]
+        words.append([options["budget"].words[one["run"]] for one in found])
+        return [{**one, "utility": {"last": {"validation_auc": 0.9 - 0.1 * at}}} for at, one in enumerate(found)]
+
+    words = []
+    monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.run_sweep", fake_sweep)
+    monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.DRAWS", 2)
+    (tmp_path / "out").mkdir()
+    tuned = run_tune(str(file), tmp_path / "out", {"model.top": "32"}, minutes=1, trials=3)
+    print_tuned(tuned)
+    changes = ["the given settings", "ensemble 4", "numeric embedding bins, ensemble 4"]
+    assert words == [changes, [f"{change}, draw 2" for change in changes]]
+    shown, page = capsys.readouterr().out, (tmp_path / "out" / "report.html").read_text()
+    assert [line.split("│")[1].strip() for line in shown.splitlines() if "│" in line] == changes
+    assert "Chosen by validation: the given settings." in page
+    for run, change in zip(tuned.shown, changes, strict=True):
+        assert f"<td>{change}</td>" in page
+        assert f"<td>{run}</td>" in page  # its folder
+        assert run not in shown
+
+
 @pytest.mark.slow
 def test_where_only_the_given_settings_ended_that_is_the_reason_and_no_praise(file, tmp_path, capsys, monkeypatch):
     def one_that_ends(definition, out, **options):
@@ -231,7 +254,11 @@ def test_validation_chooses_and_the_test_is_shown_of_the_chosen_one_alone(file, 
     assert (shown.out + shown.err).count("test auc") == 1
     assert re.search(r"finished: .* \(validation [\d.]+\)", shown.err)  # and no test
     page = (out / "report.html").read_text()
-    assert f"{best['run']} is chosen by validation." in page
+    change = "the given settings" if best is results[0] else "ensemble 4"
+    assert f"Chosen by validation: {change}." in page
+    assert best["run"] in page
+    assert re.search(r"finished: (the given settings|ensemble 4) \(", shown.err)
+    assert best["run"] not in shown.out + shown.err
     assert page.count("test auc") == 1
     assert re.search(r"reaches: test auc 0\.\d{4}", page)
     assert not (out / "again-1" / "report.html").exists()
