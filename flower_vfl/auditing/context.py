@@ -91,17 +91,17 @@ def for_products(x: Tensor, batches: NDArray[np.int64]) -> Tensor:
     batches
         (n,) number of each row's batch; the rows of a batch lie together.
     """
-    x = x[:, :: max(1, -(-x.shape[1] // (WIDEST_READER // 4)))]
+    x = _thinned(x, 4)
     pieces = torch.split(x, np.unique(batches, return_counts=True)[1].tolist())
     around = [torch.cat([piece.roll(place, 0) for piece in pieces]) if pieces else x for place in (1, -1)]
     return torch.cat([x, x.abs().clamp(min=_TINY).log(), *around], dim=1)
 
 
 def in_steps_around(x: Tensor, steps: NDArray[np.int64]) -> Tensor | None:
-    """Return columns (n, 2 D) with the gradients at each row's position one step before and one step after its own.
+    """Return columns (n, K) with the gradients at each row's position one step before and one step after its own.
 
     They are zeros where that step was not sampled or has fewer rows. Without any two consecutive steps there are no
-    columns.
+    columns. They are made of evenly spaced numbers of the gradient if they were more than `WIDEST_READER`.
 
     Parameters
     ----------
@@ -110,6 +110,7 @@ def in_steps_around(x: Tensor, steps: NDArray[np.int64]) -> Tensor | None:
     steps
         (n,) step of each row; the rows of a step lie together.
     """
+    x = _thinned(x, 2)
     numbers, counts = np.unique(steps, return_counts=True)
     before, after = torch.zeros_like(x), torch.zeros_like(x)
     ends, found = np.cumsum(counts), False
@@ -119,6 +120,11 @@ def in_steps_around(x: Tensor, steps: NDArray[np.int64]) -> Tensor | None:
             both = min(counts[place], counts[place + 1])
             before[middle : middle + both], after[low : low + both] = x[low : low + both], x[middle : middle + both]
     return torch.cat([before, after], dim=1) if found else None
+
+
+def _thinned(x: Tensor, pieces: int) -> Tensor:
+    """Return evenly spaced columns, all if possible, so that this number of pieces has at most `WIDEST_READER`."""
+    return x[:, :: max(1, -(-x.shape[1] // (WIDEST_READER // pieces)))]
 
 
 def _compared(g: Tensor, x: Tensor, sums: Tensor, counts: Tensor) -> Tensor:

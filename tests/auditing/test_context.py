@@ -84,3 +84,4 @@ def test_in_steps_around_a_row_are_the_gradients_at_its_position():
     np.testing.assert_array_equal(found[:7], np.concatenate([np.stack(before), np.stack(after)], axis=1))
     np.testing.assert_array_equal(found[7:], 0.0)
     assert in_steps_around(x, np.repeat([2, 4, 7], [4, 3, 2])) is None
+    assert in_steps_around(sample([4, 3], 3000)[0], steps[:7]).shape[1] <= WIDEST_READER
