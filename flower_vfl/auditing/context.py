@@ -1,12 +1,15 @@
-"""Gradients beside others of the same sample: of rows with almost the same noise, and of neighbours in the batch.
+"""Gradients beside others of the same sample: with almost the same noise, of neighbours, and of the steps around.
 
 Noise hides a gradient only where it is drawn for this gradient alone. Noise that several rows of a batch share, or that
 is drawn from the same seed in each step, cancels in a difference of two gradients. A mean over neighbours in a batch is
 partly undone with the means beside it, the better the more of them: of the nearest ones all numbers are read, of those
-farther away the score of a first reader.
+farther away the score of a first reader. Where a row's noise depends on that of the row before it, products of numbers
+of both show it. A gradient that is sent a step too early or too late stands at its row's position in another batch.
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -23,6 +26,9 @@ REACH = 8
 """Number of rows before a row, and of rows after it, whose scores are read for two classes."""
 
 _PIECES = NEAREST + 4
+
+_TINY = 1e-6
+"""Magnitude below which a number counts as zero, where a batch's root mean square is 1."""
 
 
 def in_context(x: Tensor, batches: NDArray[np.int64]) -> Tensor:
@@ -70,6 +76,55 @@ def scores_around(scores: Tensor, batches: NDArray[np.int64]) -> Tensor:
         return scores[:, :0]
     pieces = torch.split(known, np.unique(batches, return_counts=True)[1].tolist())
     return torch.cat([torch.cat([piece.roll(place, 0) for place in places], dim=1) for piece in pieces])
+
+
+def for_products(x: Tensor, batches: NDArray[np.int64]) -> Tensor:
+    """Return columns (n, K) for a reader of products of two: gradients (n, D), their magnitudes, and their neighbours.
+
+    They are the gradient, the logarithms of its numbers' magnitudes, and the rows before and after it in its batch,
+    cyclically; made of evenly spaced numbers of the gradient if they were more than `WIDEST_READER`.
+
+    Parameters
+    ----------
+    x
+        (n, D) gradients in units of their batches, in the order in which they were sent.
+    batches
+        (n,) number of each row's batch; the rows of a batch lie together.
+    """
+    x = _thinned(x, 4)
+    pieces = torch.split(x, np.unique(batches, return_counts=True)[1].tolist())
+    around = [torch.cat([piece.roll(place, 0) for piece in pieces]) if pieces else x for place in (1, -1)]
+    return torch.cat([x, x.abs().clamp(min=_TINY).log(), *around], dim=1)
+
+
+def in_steps_around(x: Tensor, steps: NDArray[np.int64]) -> Tensor | None:
+    """Return columns (n, K) with the gradients at each row's position one step before and one step after its own.
+
+    They are zeros where that step was not sampled or has fewer rows. Without any two consecutive steps there are no
+    columns. They are made of evenly spaced numbers of the gradient if they were more than `WIDEST_READER`.
+
+    Parameters
+    ----------
+    x
+        (n, D) gradients in units of their batches, in the order in which they were sent.
+    steps
+        (n,) step of each row; the rows of a step lie together.
+    """
+    x = _thinned(x, 2)
+    numbers, counts = np.unique(steps, return_counts=True)
+    before, after = torch.zeros_like(x), torch.zeros_like(x)
+    ends, found = np.cumsum(counts), False
+    for place, (first, second) in enumerate(pairwise(numbers.tolist())):
+        if second == first + 1:
+            low, middle, found = ends[place] - counts[place], ends[place], True
+            both = min(counts[place], counts[place + 1])
+            before[middle : middle + both], after[low : low + both] = x[low : low + both], x[middle : middle + both]
+    return torch.cat([before, after], dim=1) if found else None
+
+
+def _thinned(x: Tensor, pieces: int) -> Tensor:
+    """Return evenly spaced columns, all if possible, so that this number of pieces has at most `WIDEST_READER`."""
+    return x[:, :: max(1, -(-x.shape[1] // (WIDEST_READER // pieces)))]
 
 
 def _compared(g: Tensor, x: Tensor, sums: Tensor, counts: Tensor) -> Tensor:

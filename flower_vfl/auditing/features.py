@@ -13,7 +13,7 @@ from flower_vfl.attacks.longitudinal.base import in_batch_units
 from flower_vfl.attacks.rows import as_rows
 from flower_vfl.auditing.members import ALONE, Members
 
-MORE_QUANTITIES = 10
+MORE_QUANTITIES = 11
 """Number of quantities beside the gradient itself."""
 
 COMPARED = 2048
@@ -33,7 +33,7 @@ class GradientFeatures:
     length, its distance from the batch's root mean square, the logarithm of the row's residual length without the first
     principal directions, the share of exact zeros, the evenness of its entries, its cosine with the batch's mean, its
     largest and its least cosine with another row, and its position along the first principal direction, which is
-    tracked from batch to batch, signed and absolute.
+    tracked from batch to batch, signed and absolute, and the mean number of zero bits at the end of its numbers.
 
     Parameters
     ----------
@@ -52,9 +52,10 @@ class GradientFeatures:
 
     def of(self, g: Tensor) -> Tensor:
         """Return the columns (B, D + `more`) of a batch's gradients (B, ...), float32 and finite."""
-        x = in_batch_units(g)
-        parts = [x, *(in_batch_units(part) for _, part in self._members.split(x))]
-        found = [_quantities(part, follower) for part, follower in zip(parts, self._followers, strict=True)]
+        x, found = in_batch_units(g), list[Tensor]()
+        of_views = zip(self._members.views(x), self._members.views(as_rows(g)), self._followers, strict=True)
+        for (name, part), (_, sent), follower in of_views:
+            found += [_quantities(in_batch_units(part) if name else x, follower), _unused_bits(sent)[:, None]]
         return torch.cat([x, *found], dim=1)
 
     def views(self, columns: Tensor) -> list[tuple[str, Tensor]]:
@@ -77,7 +78,7 @@ class GradientFeatures:
 
 
 def _quantities(x: Tensor, follower: SharedLine) -> Tensor:
-    """Return the quantities (B, `MORE_QUANTITIES`) of gradients (B, D) in units of their batch."""
+    """Return the quantities (B, `MORE_QUANTITIES` - 1) of gradients (B, D) in units of their batch."""
     width = max(x.shape[1], 1)
     length = torch.linalg.vector_norm(x, dim=1)
     relative = (length / width**0.5).clamp(min=_TINY).log()
@@ -98,6 +99,16 @@ def _quantities(x: Tensor, follower: SharedLine) -> Tensor:
         along.abs(),
     ]
     return torch.stack(found, dim=1)
+
+
+def _unused_bits(g: Tensor) -> Tensor:
+    """Return the mean number (B,) of zeros at the end of the numbers of gradients (B, D), as 32-bit floats.
+
+    Numbers that were rounded, to half precision or to a grid, end in more zeros than others.
+    """
+    bits = g.float().contiguous().view(torch.int32)
+    last = (bits & -bits).abs().clamp(max=1 << 23).float()  # the last bit that is set; 0 of a zero
+    return torch.where(last > 0, last.log2(), 23.0).mean(dim=1)
 
 
 def _nearest_and_opposite(x: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:

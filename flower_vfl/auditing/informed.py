@@ -26,14 +26,24 @@ from flower_vfl.attacks.rows import as_rows
 from flower_vfl.auditing.batched_scoring import MOST_PENDING_BYTES, STEPS_AT_ONCE
 from flower_vfl.auditing.collected import Collected
 from flower_vfl.auditing.columns import joint_view, read_with_columns
-from flower_vfl.auditing.context import in_context, scores_around
+from flower_vfl.auditing.context import for_products, in_context, in_steps_around, scores_around
 from flower_vfl.auditing.entries import AUDIT
 from flower_vfl.auditing.epsilon import Evidence
 from flower_vfl.auditing.features import GradientFeatures, with_embeddings
 from flower_vfl.auditing.halves import Split
 from flower_vfl.auditing.members import ALONE, Members
 from flower_vfl.auditing.panel import Membership, RowPanel
-from flower_vfl.auditing.readers import DISCRIMINANTS, IN_CONTEXT, LARGEST_FIT, LEARNERS, OF_SIGNS, WITHIN_BATCH, Fit
+from flower_vfl.auditing.readers import (
+    DISCRIMINANTS,
+    IN_CONTEXT,
+    LARGEST_FIT,
+    LEARNERS,
+    OF_PRODUCTS,
+    OF_SIGNS,
+    OF_STEPS_AROUND,
+    WITHIN_BATCH,
+    Fit,
+)
 from flower_vfl.auditing.recorder import Recorder
 from flower_vfl.auditing.selection import (
     SPAN_BATCH,
@@ -287,7 +297,8 @@ class InformedAudit:
             lengths = torch.linalg.vector_norm(mean, dim=1).clamp(min=1e-6).log()
             ends = [dict(self._members.views(kept[rows]))[name] for kept in (panel.first, panel.last)]
             agreement = torch.stack([lengths, lengths + times / 2], dim=1)  # agreement of the epochs' gradients
-            views.append((name, torch.cat([mean, *ends, agreement, panel.lengths[rows, place]], dim=1)))
+            summaries = [agreement, panel.lengths[rows, place], panel.likeness[rows, place, None]]
+            views.append((name, torch.cat([mean, *ends, *summaries], dim=1)))
         at = panel.rows[rows.numpy()]
         bare = Sample(np.zeros((len(at), 0)), self._labels[at].astype(np.int64), self._split.parts(at))
         return bare, views, self._members.views(panel.embeddings[rows])
@@ -336,7 +347,9 @@ class InformedAudit:
             return
         rows, view = found
         panel = self._panel
-        lengths = None if panel is None else panel.lengths[panel.arrived].flatten(1)
+        lengths = None
+        if panel is not None:
+            lengths = torch.cat([panel.lengths.flatten(1), panel.likeness], dim=1)[panel.arrived]
         y, parts = self._labels[rows].astype(np.int64), self._split.parts(rows)
         entry = read_with_columns(
             *(view, y, parts),
@@ -378,7 +391,7 @@ class InformedAudit:
         self._current, self._kept, self._panel = Collected(), Collected(), None
 
     def _read_context(self, sample: Sample) -> list[FittedReader]:
-        """Return readers of a sample's gradients beside others, see `in_context` and `scores_around`."""
+        """Return readers of a sample's gradients beside others, and of their products, see `context`."""
         width, batches = sample.x.shape[1] - self._features.more, self._kept.batches
         found: list[FittedReader] = []
         for name, part in self._members.views(self._kept.columns[:, :width]):
@@ -386,6 +399,10 @@ class InformedAudit:
             if scores is not None:
                 columns = [in_context(part, batches), scores_around(torch.from_numpy(scores).float(), batches)]
                 found += self._read(sample, [(name, torch.cat(columns, dim=1))], SPAN_EPOCH, IN_CONTEXT)
+            found += self._read(sample, [(name, for_products(part, batches))], SPAN_EPOCH, OF_PRODUCTS)
+            around = in_steps_around(part, batches)
+            if around is not None:
+                found += self._read(sample, [(name, around)], SPAN_EPOCH, OF_STEPS_AROUND)
         return found
 
     def _read_panel(self, fits: Mapping[str, Fit]) -> tuple[list[FittedReader], list[FittedReader], list[FittedReader]]:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import cosine_similarity
 
 from flower_vfl.auditing.halves import Split
 from flower_vfl.auditing.members import ALONE, Members
@@ -72,9 +73,10 @@ class Membership:
 
 
 class RowPanel:
-    """Running sums of some rows' gradients, their signs and lengths, with first and last gradients and last embeddings.
+    """Running sums of some rows' gradients, their signs, lengths and cosines, with first and last ones and embeddings.
 
-    The mean gradient does not show the lengths where the directions differ from epoch to epoch. It does not converge
+    The mean gradient does not show the lengths where the directions differ from epoch to epoch, nor whether each one
+    resembles that of the epoch before. It does not converge
     under noise with heavy tails, such as Cauchy's; the mean sign does.
 
     Parameters
@@ -102,7 +104,7 @@ class RowPanel:
         self.random = membership.drawn(self.rows)
         self.times = torch.zeros(len(self.rows), dtype=torch.int64)
         self.sums, self.signs, self.first, self.last = (torch.zeros(len(self.rows), width) for _ in range(4))
-        self.logs, self.squares = (torch.zeros(len(self.rows), 1 + len(members.names)) for _ in range(2))
+        self.logs, self.squares, self.cosines = (torch.zeros(len(self.rows), 1 + len(members.names)) for _ in range(3))
         self.embeddings = torch.zeros(len(self.rows), z_width)
         self._pending: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
@@ -133,6 +135,10 @@ class RowPanel:
         lengths = torch.stack([torch.linalg.vector_norm(part, dim=1) for _, part in self._members.views(x)], dim=1)
         self.logs.index_add_(0, at, lengths.clamp(min=SHORTEST).log())
         self.squares.index_add_(0, at, lengths.square())
+        pairs = zip(self._members.views(x), self._members.views(self.last[at]), strict=True)
+        self.cosines.index_add_(
+            0, at, torch.stack([cosine_similarity(own, was) for (_, own), (_, was) in pairs], dim=1)
+        )
         self.sums.index_add_(0, at, x)
         self.signs.index_add_(0, at, signs)
         self.last.index_copy_(0, at, x)
@@ -160,10 +166,15 @@ class RowPanel:
         times = self.times.clamp(min=1)[:, None]
         return torch.stack([self.logs / times, (self.squares / times).clamp(min=SHORTEST**2).log() / 2], dim=2)
 
+    @property
+    def likeness(self) -> Tensor:
+        """The mean cosine of each row's gradient with that of the epoch before, by view, (n, V)."""
+        return self.cosines / (self.times - 1).clamp(min=1)[:, None]
+
     def state(self) -> dict[str, Tensor]:
         """Return the state that a resumed run needs; the rows derive from the secret."""
         self.settle()
-        names = ("times", "sums", "signs", "first", "last", "logs", "squares", "embeddings")
+        names = ("times", "sums", "signs", "first", "last", "logs", "squares", "cosines", "embeddings")
         return {name: getattr(self, name) for name in names}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:

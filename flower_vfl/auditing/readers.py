@@ -192,6 +192,15 @@ def repeated_values(x: FeatureRows, y: NDArray[np.integer], classes: int) -> Rea
     return read
 
 
+def shared_values(x: FeatureRows, y: NDArray[np.integer], classes: int) -> Reader:
+    """Fit naive Bayes to the frequency of each exact value in each class, as `repeated_values` over all columns.
+
+    A grid is mostly the same in all columns. A fine one then has values that occur twice, but not in the same column.
+    """
+    read = repeated_values(x.reshape(-1, 1), np.repeat(y, x.shape[1]), classes)
+    return lambda rows: read(rows.reshape(-1, 1)).reshape(*rows.shape, classes).sum(axis=1)
+
+
 def bounded_discriminant(x: FeatureRows, y: NDArray[np.integer], classes: int) -> Reader:
     r"""Fit a linear discriminant to two bounded functions of each column, which noise with heavy tails cannot spoil.
 
@@ -315,11 +324,18 @@ WITHIN_BATCH: Mapping[str, Fit] = {
     "energy": energy_discriminant,
     "products": product_discriminant,
     "values": repeated_values,
+    "grid": shared_values,
 }
 """Readers in closed form that are fitted to each batch afresh."""
 
 IN_CONTEXT: Mapping[str, Fit] = {"context": linear_discriminant}
 """The reader of gradients beside others, see `flower_vfl.auditing.context`."""
+
+OF_PRODUCTS: Mapping[str, Fit] = {"pairs": product_discriminant}
+"""The reader of products of two numbers of a gradient and its neighbours, see `flower_vfl.auditing.context`."""
+
+OF_STEPS_AROUND: Mapping[str, Fit] = {"around": linear_discriminant}
+"""The reader of the gradients of other rows one step earlier and later, see `flower_vfl.auditing.context`."""
 
 OF_SIGNS: Mapping[str, Fit] = {"signs": linear_discriminant}
 """The reader of the mean signs of a row's gradients over all epochs."""

@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.metrics.pairwise import cosine_similarity
 
-from flower_vfl.auditing.context import NEAREST, REACH, in_context, scores_around
+from flower_vfl.auditing.context import NEAREST, REACH, for_products, in_context, in_steps_around, scores_around
 from flower_vfl.auditing.readers import WIDEST_READER
 
 
@@ -62,3 +62,26 @@ def test_the_scores_around_a_row_are_those_of_its_neighbours_in_the_batch(classe
         around = scores.numpy()[near]
         np.testing.assert_allclose(found[row], (around[:, 1:] - around[:, :1]).ravel())
     assert found.shape[1] <= 2 * REACH
+
+
+def test_columns_for_products_are_numbers_their_magnitudes_and_the_rows_around():
+    x, batches = sample([5, 3], 4)
+    x[2, 1] = 0.0
+    whole = x.numpy()
+    before, after = (np.concatenate([np.roll(whole[:5], k, axis=0), np.roll(whole[5:], k, axis=0)]) for k in (1, -1))
+    magnitudes = np.log(np.maximum(np.abs(whole), 1e-6))
+    expected = np.concatenate([whole, magnitudes, before, after], axis=1)
+    np.testing.assert_allclose(for_products(x, batches).numpy(), expected, atol=1e-6)
+    wide, batches = sample([5, 3], 3000)
+    assert for_products(wide, batches).shape[1] <= WIDEST_READER
+
+
+def test_in_steps_around_a_row_are_the_gradients_at_its_position():
+    x, _ = sample([4, 3, 2], 5)
+    steps = np.repeat([2, 3, 7], [4, 3, 2])
+    found, none = in_steps_around(x, steps).numpy(), np.zeros(5)
+    before, after = [none, none, none, none, *x[:3]], [*x[4:7], none, none, none, none]
+    np.testing.assert_array_equal(found[:7], np.concatenate([np.stack(before), np.stack(after)], axis=1))
+    np.testing.assert_array_equal(found[7:], 0.0)
+    assert in_steps_around(x, np.repeat([2, 4, 7], [4, 3, 2])) is None
+    assert in_steps_around(sample([4, 3], 3000)[0], steps[:7]).shape[1] <= WIDEST_READER

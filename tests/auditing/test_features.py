@@ -6,6 +6,7 @@ from scipy.linalg import svd
 from sklearn.metrics.pairwise import cosine_similarity
 
 from flower_vfl.auditing.features import DIRECTIONS, MORE_QUANTITIES, GradientFeatures
+from flower_vfl.auditing.members import Members
 from tests.attacks.gradient.test_direction import batches
 
 RESIDUAL, NEAREST, OPPOSITE, ALONG = (place - MORE_QUANTITIES for place in (2, 6, 7, 8))
@@ -41,3 +42,12 @@ def test_restored_features_continue_on_the_side_that_the_first_batches_settled()
     expected = undisturbed.of(turned)
     assert torch.equal(restored.of(turned), expected)
     assert torch.dot(GradientFeatures().of(turned)[:, ALONG], expected[:, ALONG]) < 0.0
+
+
+def test_rounded_rows_end_in_more_zero_bits():
+    """Half precision leaves 13 of 23 bits unused; of random bits one more than none is unused on average."""
+    g = torch.randn(4, 5000, generator=torch.Generator().manual_seed(0))
+    g[1], g[2], g[3] = g[1].half().float(), 0.0, -4.0
+    found = GradientFeatures().of(g)[:, -1]
+    np.testing.assert_allclose(found.numpy(), [1.0, 14.0, 23.0, 23.0], atol=0.1)
+    assert torch.equal(GradientFeatures(Members(("a", "b"), (3000, 2000))).of(g)[:, 5000 + MORE_QUANTITIES - 1], found)

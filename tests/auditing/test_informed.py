@@ -1,7 +1,7 @@
 """The informed audit catches defenses that no named attack breaks, and raises no false alarms."""
 
 import copy
-from functools import partial
+from functools import partial, wraps
 
 import numpy as np
 import pytest
@@ -17,6 +17,18 @@ Y = (np.arange(N) % 5 == 0).astype(np.int64)
 Z = np.random.default_rng(9).normal(size=(N, WIDTH)).astype(np.float32)
 
 
+def in_all_bits(send):
+    """Return a sender whose numbers use all their bits: after a sum some do not, which by itself tells a class."""
+
+    @wraps(send)
+    def divided(step, rows):
+        z, g = send(step, rows)
+        return z, g / np.float32(3)
+
+    return divided
+
+
+@in_all_bits
 def shifted(step, rows):
     """Return normal gradients, those of positives shifted by half a standard deviation."""
     g = noise(step, rows)
@@ -24,6 +36,7 @@ def shifted(step, rows):
     return Z[rows], g
 
 
+@in_all_bits
 def turned(step, rows):
     """Return gradients with a shift in another direction in each batch: batches cannot be read together."""
     g, direction = noise(step, rows), noise(step, rows[:1], salt=1)[0]
@@ -51,6 +64,12 @@ def rounded(step, rows):
     return np.zeros_like(cells), (0.05 * (cells + 0.5 * Y[rows][:, None])).astype(np.float32)
 
 
+def finely_rounded(step, rows):
+    """Return noise on a grid with more cells than positives of a batch have numbers, offset by half a cell for them."""
+    cells = np.floor(noise(step, rows, width=32) / 0.002)
+    return np.zeros_like(cells), (0.002 * (cells + 0.5 * Y[rows][:, None])).astype(np.float32)
+
+
 def tied(step, rows):
     """Return coordinates with other pairs in each batch, which mostly agree in sign for positives and else do not."""
     g, draws = noise(step, rows, width=32), np.random.default_rng([step, 3])
@@ -60,6 +79,7 @@ def tied(step, rows):
     return np.zeros_like(g), g
 
 
+@in_all_bits
 def opposite(step, rows):
     """Return noise of one power, which positives of a batch receive in pairs of opposite sign."""
     g = noise(step, rows, width=32)
@@ -75,6 +95,7 @@ def heavy(step, rows):
     return Z[rows], (draws.standard_cauchy((len(rows), WIDTH)) + Y[rows][:, None] / 8).astype(np.float32)
 
 
+@in_all_bits
 def shared(step, rows):
     """Return a shift of positives under noise that is 100 times as long, and the same in four rows of the batch."""
     parts = -(-len(rows) // 4)
@@ -82,6 +103,7 @@ def shared(step, rows):
     return np.zeros_like(g), g + noise(step, rows, width=32, salt=1) + 2 * Y[rows][:, None].astype(np.float32)
 
 
+@in_all_bits
 def reseeded(step, rows):
     """Return a shift of positives under noise that is 100 times as long, and the same in each step."""
     g = 100 * np.random.default_rng(5).normal(size=(256, 32))[: len(rows)].astype(np.float32)
@@ -96,6 +118,44 @@ def averaged(step, rows):
     return np.zeros_like(g), ((g + np.roll(g, -1, axis=0)) / 2).astype(np.float32)
 
 
+def beside(step, rows):
+    """Return four zeros in each row, which lie beside each other for positives and anywhere for others."""
+    g, draws = noise(step, rows, width=16), np.random.default_rng([step, 7])
+    run = (draws.integers(16, size=(len(rows), 1)) + np.arange(4)) % 16
+    anywhere = draws.random(g.shape).argsort(axis=1)[:, :4]
+    np.put_along_axis(g, np.where(Y[rows][:, None], run, anywhere), 0.0, axis=1)
+    return np.zeros_like(g), g
+
+
+def following(step, rows):
+    """Return noise that correlates with the row before it in the batch, by 0.7 for positives and -0.7 for others."""
+    g = noise(step, rows, width=16)
+    for place, sign in enumerate(2 * Y[rows[1:]] - 1, start=1):
+        g[place] = 0.7 * sign * g[place - 1] + 0.51**0.5 * g[place]
+    return np.zeros_like(g), g
+
+
+def late():
+    """Return a sender of shifted gradients, at the same positions of the next step."""
+    kept = [np.zeros((0, WIDTH), dtype=np.float32)]
+
+    @in_all_bits
+    def send(step, rows):
+        before, g = kept[0], noise(step, rows, salt=1)
+        both = min(len(before), len(g))
+        g[:both] = before[:both]
+        kept[0] = noise(step, rows) + 3 * Y[rows][:, None].astype(np.float32)
+        return np.zeros_like(g), g
+
+    return send
+
+
+def halved(step, rows):
+    """Return noise that has half precision in the rows of positives."""
+    g = noise(step, rows)
+    return np.zeros_like(g), np.where(Y[rows][:, None], g.astype(np.float16).astype(np.float32), g)
+
+
 def masked(step, rows):
     """Return gradients whose sign reveals the label only together with the embedding."""
     g = noise(step, rows)
@@ -103,6 +163,7 @@ def masked(step, rows):
     return Z[rows], g
 
 
+@in_all_bits
 def slow(step, rows):
     """Return gradients with a shift of 0.3 standard deviations of the noise, which is drawn anew in each epoch."""
     g = noise(step, rows)
@@ -115,6 +176,7 @@ def slow(step, rows):
     [
         *[(turned, 0.9), (paired, 0.98), (sparse, 0.95), (rounded, 0.97), (tied, 0.85), (opposite, 0.95)],
         *[(shared, 0.95), (reseeded, 0.95), (averaged, 0.985)],
+        *[(beside, 0.95), (following, 0.97), (late(), 0.93), (halved, 0.98), (finely_rounded, 0.97)],
     ],
     ids=[
         "a direction a batch",
@@ -126,6 +188,11 @@ def slow(step, rows):
         "noise of four rows",
         "noise of all steps",
         "means with the next row",
+        "zeros beside each other",
+        "correlation with the row before",
+        "gradients of the step before",
+        "half precision",
+        "a fine grid",
     ],
 )
 def test_a_defense_that_no_named_attack_breaks_is_caught(send, least):
@@ -147,7 +214,7 @@ def test_where_a_discriminant_separates_the_classes_no_tree_and_no_network_is_fi
     def parted(step, rows):
         return Z[rows], noise(step, rows) + 8 * Y[rows][:, None].astype(np.float32)
 
-    closed = {"linear", "quadratic", "bounded", "context"}
+    closed = {"linear", "quadratic", "bounded", "context", "pairs", "around"}
     for send, readers in ((shifted, closed | {"trees", "network"}), (parted, closed)):
         alone, _ = entries_of(Y, send)
         assert {one["reader"] for one in alone["candidates"] if one["span"] == "epoch"} == readers
@@ -174,6 +241,7 @@ def test_baselines_without_gradients_always_have_trees_and_a_network(monkeypatch
 def test_a_group_reads_what_its_member_with_all_the_signal_does():
     y, widths = Y[:1600], (8, 64)
 
+    @in_all_bits
     def send(step, rows):
         g = noise(step, rows, width=sum(widths))
         g[:, : widths[0]] += 2.5 / np.sqrt(2 * widths[0]) * y[rows][:, None]  # over two epochs 2.5 deviations
@@ -215,6 +283,23 @@ def test_lengths_of_many_epochs_are_read_where_directions_say_nothing():
     alone, _ = entries_of(Y, send, epochs=16)
     assert alone["span"] == "epochs"
     assert alone["mean"] == pytest.approx(norm.cdf(0.5 * np.sqrt(16) / np.sqrt(2)), abs=0.03)
+
+
+@pytest.mark.slow
+def test_the_order_in_which_a_sign_changes_over_epochs_is_read():
+    """The gradients of all rows have the mean 0, one length, and opposite signs in the first and the last epoch."""
+    fixed = np.random.default_rng(8).normal(size=(N, WIDTH)).astype(np.float32)
+    signs = np.array([[1, -1, 1, -1], [1, 1, -1, -1]])
+
+    def send(step, rows):
+        epoch = 4 * step // schedule.steps
+        return Z[rows], signs[Y[rows], epoch][:, None] * fixed[rows] + 0.3 * noise(step, rows)
+
+    audit, schedule = audit_of(Y, epochs=4)
+    follow(audit, schedule, send)
+    audit.finish()
+    assert audit.entries()[1]["span"] == "epochs"
+    assert audit.entries()[1]["mean"] > 0.99
 
 
 def test_a_label_that_only_embeddings_unlock_is_a_gain_over_them():

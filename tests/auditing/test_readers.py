@@ -23,6 +23,7 @@ from flower_vfl.auditing.readers import (
     quadratic_discriminant,
     repeated_values,
     score_of,
+    shared_values,
     thinned,
 )
 
@@ -178,6 +179,15 @@ def test_values_that_never_repeat_are_not_read_and_others_by_their_counts():
     scores = repeated_values(x, y, 2)(np.array([[1.0, 0.1], [2.0, 0.9], [3.0, 0.2], [9.0, 0.3]]))
     exact = np.log([[2.25 / 3.5, 1.25 / 3.5], [0.25 / 3.5, 2.25 / 3.5], [1.0, 1.0], [1.0, 1.0]])
     np.testing.assert_allclose(scores, exact)
+
+
+def test_shared_values_are_counted_in_all_columns_together():
+    y = np.array([0, 1, 1])
+    x = np.array([[1.0, 3.0], [2.0, 0.1], [1.0, 2.0]])
+    scores = shared_values(x, y, 2)(np.array([[2.0, 1.0], [9.0, 2.0], [3.0, 9.0]]))
+    of_one = np.log([(1 + 0.5 / 3) / 2.5, (1 + 1 / 3) / 4.5])
+    of_two = np.log([0.5 / 3 / 2.5, (2 + 1 / 3) / 4.5])
+    np.testing.assert_allclose(scores, [of_one + of_two, of_two, [0.0, 0.0]])
 
 
 @pytest.mark.parametrize("signal", ["mean", "spread"])
