@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from flower_vfl.config.parsing import read_list
-from flower_vfl.data.encoding.ids import in_test_set
 from flower_vfl.data.store.builder import Builder
 from flower_vfl.data.store.dataset import Part
 from flower_vfl.errors import ConfigError
@@ -55,6 +54,8 @@ class SplitOptions(Options):
 
     def split(self, ids: Sequence[str]) -> dict[Part, NDArray[np.int64]]:
         """Return the ascending positions of the IDs of each part."""
+        from flower_vfl.data.encoding.ids import in_test_set  # it imports pyarrow, which a mistake in a name need not
+
         held_out = in_test_set(ids, self.test_fraction, self.split_seed)
         return {"train": np.flatnonzero(~held_out), "test": np.flatnonzero(held_out)}
 
