@@ -65,7 +65,7 @@ def run_checks(
     subject: S,
     stages: Iterable[Iterable[Check[S]]],
     *,
-    waive: Iterable[str] = (),
+    waive: Iterable[str],
 ) -> None:
     """Run stages of checks, each only if the stage before it found nothing.
 
