@@ -72,8 +72,6 @@ def snapshot(
     >>> round(float(found["gradient_cosine", "cross"].max()), 12)
     -1.0
     """
-    from scipy.special import expit
-
     y, logit = as_numpy(labels), as_numpy(logits).astype(np.float64)
     directions = {"slope": as_numpy(slopes), "gradient": as_numpy(gradients)}
     if logit.shape != y.shape or y.ndim != 1 or any(m.ndim != 2 or len(m) != y.size for m in directions.values()):
@@ -81,8 +79,8 @@ def snapshot(
         raise ArgumentError(f"Labels {y.shape}, logits, slopes, gradients {shapes}: give (B,), (B,), (B, D), (B, D).")
     rows = {group: _sample(np.flatnonzero(y == label), generator) for group, label in ((NEGATIVE, 0), (POSITIVE, 1))}
     pairs = _pairs(rows[NEGATIVE].size, rows[POSITIVE].size, generator)
-    found = {(RESIDUAL, NEGATIVE): expit(logit[rows[NEGATIVE]])}
-    found[RESIDUAL, POSITIVE] = expit(-logit[rows[POSITIVE]])
+    found = {(RESIDUAL, NEGATIVE): _logistic(logit[rows[NEGATIVE]])}
+    found[RESIDUAL, POSITIVE] = _logistic(-logit[rows[POSITIVE]])
     for name, matrix in directions.items():
         units = {}
         for group, members in rows.items():
@@ -95,6 +93,11 @@ def snapshot(
 
 def _sample(members: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.int64]:
     return generator.choice(members, MOST, replace=False) if members.size > MOST else members
+
+
+def _logistic(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    small = np.exp(-np.abs(x))  # never overflows, and keeps the relative precision of tiny values
+    return np.where(x < 0, small, 1.0) / (1.0 + small)
 
 
 def _pairs(
