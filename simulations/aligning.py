@@ -23,7 +23,7 @@ def align_here(config: Config, out: Path) -> None:
     _show(found)
 
 
-def align_in_flower(config: Config, out: Path, *, resources: Sequence[str] = (), address: str = "") -> None:
+def align_in_flower(config: Config, out: Path, *, resources: Sequence[str], address: str) -> None:
     """Align the IDs of all parties in Flower's simulation runtime, whose log shows the progress."""
     _show(align_flower(config, out, resources=resources, address=address))
 

@@ -112,7 +112,7 @@ class _Threads:
 
     @contextlib.contextmanager
     def limited(self, count: int) -> Iterator[None]:
-        """Compute with `count` threads, and restore the earlier numbers at the end.
+        """Compute with `count` threads of torch, NumPy and SciPy, 0 for their own numbers; restore the earlier ones.
 
         PyTorch's number holds for the thread that sets it, and for threads that start from then on. So each user
         restores the number of its own thread, and the last one to finish the number from before the first one.
@@ -143,11 +143,6 @@ class _Threads:
 _THREADS = _Threads()
 
 
-def torch_threads(count: int) -> contextlib.AbstractContextManager[None]:
-    """Compute with `count` threads of torch, NumPy and SciPy; 0 keeps their own numbers."""
-    return _THREADS.limited(count)
-
-
 @contextlib.contextmanager
 def computing(config: Config) -> Iterator[None]:
     """Compute with a configuration's threads and precision; the earlier settings are restored at the end.
@@ -158,7 +153,7 @@ def computing(config: Config) -> Iterator[None]:
 
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     tf32 = config.precision == "tf32"
-    with torch_threads(config.threads):
+    with _THREADS.limited(config.threads):
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32
         try:

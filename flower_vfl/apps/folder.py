@@ -47,7 +47,7 @@ class RunFolder:
         When the folder cannot be made or written.
     """
 
-    def __init__(self, path: Path, config: Config, *, resume: bool = False) -> None:
+    def __init__(self, path: Path, config: Config, *, resume: bool) -> None:
         self.path = path.expanduser().absolute()
         self.resumed = resume and _is_begun(self.path)
         if self.resumed:
@@ -79,7 +79,7 @@ class RunFolder:
         for folder in (self.path, self.path / WEIGHTS):
             remove_leftovers(folder)
 
-    def write_result(self, summary: Mapping[str, Any], periods: Periods | None = None) -> None:
+    def write_result(self, summary: Mapping[str, Any], periods: Periods | None) -> None:
         """Merge the journals into `steps.parquet`, summarise them by period if there are some, write `result.json`."""
         merge_steps(self.path)
         if periods is not None:

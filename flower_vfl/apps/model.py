@@ -110,7 +110,7 @@ def make_card(
     dataset: VerticalData,
     factories: Mapping[str, Callable[..., nn.Module]],
     *,
-    table: str = "",
+    table: str,
     classes: tuple[str, ...] = (),
     features: tuple[str, ...] = (),
 ) -> ModelCard:

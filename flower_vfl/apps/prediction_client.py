@@ -174,14 +174,11 @@ class PredictionClient:
         machine, config = self._build(asked, context)
         with computing(config):
             why = take_part(offer, machine, config.transport, outward_of(message, context))
-        return reply(message, FINISHED) if why is None else self._open(message, context, asked, machine, config, why)
-
-    def _open(
-        self, message: Message, context: Context, asked: _Request, machine: Predictor, config: Config, why: str
-    ) -> Message:
-        context.state[_STATE] = ConfigRecord({key: value for key, value in asked.offer.items() if key in _KEPT})
-        self._live[str(asked.offer["session"]), asked.party] = machine, config
-        return greeting(message, asked.offer, machine, asked.party, why)
+        if why is None:
+            return reply(message, FINISHED)
+        context.state[_STATE] = ConfigRecord({key: value for key, value in offer.items() if key in _KEPT})
+        self._live[str(offer["session"]), asked.party] = machine, config
+        return greeting(message, offer, machine, asked.party, why)
 
     def frames(self, message: Message, context: Context) -> Message:
         """Answer the frames of one Flower message (transport `messages`)."""

@@ -186,7 +186,7 @@ def summarise(
     *,
     classes: Sequence[str],
     status: str,
-    error: str = "",
+    error: str,
 ) -> dict[str, Any]:
     """Return the content of `result.json` (schema 1); `classes` are the names of the classes."""
     defenses = [

@@ -69,8 +69,8 @@ class ControlApi:
 
     Parameters
     ----------
-    name : str, optional
-        Name of the SuperLink in Flower's configuration; by default Flower's default one.
+    name : str or None
+        Name of the SuperLink in Flower's configuration; None for Flower's default one.
 
     Raises
     ------
@@ -78,7 +78,7 @@ class ControlApi:
         When the configuration has no such SuperLink, or its entry cannot be used.
     """
 
-    def __init__(self, name: str | None = None) -> None:
+    def __init__(self, name: str | None) -> None:
         self.name = name
         try:
             connection = read_superlink_connection(name)

@@ -64,7 +64,7 @@ class ScoreWriter:
         self,
         writer: pa_csv.CSVWriter | pq.ParquetWriter,
         classes: tuple[str, ...],
-        class_rows: Sequence[int] = (),
+        class_rows: Sequence[int],
     ) -> None:
         self._writer, self._classes = writer, classes
         sizes = class_rows or np.ones(len(classes))

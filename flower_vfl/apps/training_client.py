@@ -174,7 +174,8 @@ class TrainingClient:
                 if why is None:
                     return reply(message, FINISHED)
                 cleanup.pop_all()
-            return self._open(message, context, session, machine, journal, why)
+            self._store(context, session, machine, journal, 0)
+            return greeting(message, session.offer, machine, session.party, why)
 
     def frames(self, message: Message, context: Context) -> Message:
         """Answer the frames of one Flower message (transport `messages`)."""
@@ -244,18 +245,6 @@ class TrainingClient:
             machine.on_exported = lambda _: storage.end()
         _log.info("party %r takes part; its secret comes from: %s", session.party, secret.origin)
         return machine, journal
-
-    def _open(
-        self,
-        message: Message,
-        context: Context,
-        session: TrainingSession,
-        machine: FeatureParty,
-        journal: StepLog | None,
-        why: str,
-    ) -> Message:
-        self._store(context, session, machine, journal, 0)
-        return greeting(message, session.offer, machine, session.party, why)
 
     def _store(
         self,

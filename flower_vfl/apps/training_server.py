@@ -107,7 +107,14 @@ class TrainingServer:
                 if simulation and not isinstance(grid, LocalGrid):
                     wait_for_workers(len(parties), at_once=settings.transport.kind == "stream")
                 undo.pop_all()  # from now on the measurements are kept
-                self._train(grid, strategy, sessions, offer, dataset, folder, storage, journal)
+                from flower_vfl.apps.training import train_and_write
+                from flower_vfl.training.context import TrainingContext
+
+                trained_in = TrainingContext(sessions=sessions, offer=offer)
+                factories: dict[str, Callable[..., nn.Module]] = {"top": self.top, "bottom": self.bottom}
+                train_and_write(
+                    grid, strategy, trained_in, dataset, folder, storage, journal, self.on_result, factories
+                )
 
     def _build(
         self, settings: Config, dataset: VerticalData, labels: Labels, secret: Secret, journal: Journal
@@ -128,24 +135,6 @@ class TrainingServer:
             observer=journal,
             outcome=Outcome(),
         )
-
-    def _train(
-        self,
-        grid: Grid,
-        strategy: HookedStrategy,
-        sessions: Sessions | None,
-        offer: Mapping[str, str],
-        dataset: VerticalData,
-        folder: RunFolder | None,
-        storage: PartyStorage | None,
-        journal: Journal,
-    ) -> None:
-        from flower_vfl.apps.training import train_and_write
-        from flower_vfl.training.context import TrainingContext
-
-        context = TrainingContext(sessions=sessions, offer=offer)
-        factories: dict[str, Callable[..., nn.Module]] = {"top": self.top, "bottom": self.bottom}
-        train_and_write(grid, strategy, context, dataset, folder, storage, journal, self.on_result, factories)
 
 
 def _check_settings(settings: Config, out: Path | None, *, simulation: bool) -> None:

@@ -192,10 +192,12 @@ def raw_features(inputs: Sequence[Tensor]) -> Tensor:
     levels = max(1, min(MOST_LEVELS, MOST_LEVEL_COLUMNS // max(1, len(columns))))
     numbers = [tensor.float() for tensor in flat if tensor.is_floating_point()]
     device = (*numbers, *flat)[0].device  # categories may have stayed in main memory
-    return torch.cat([*numbers, *(_one_hot(column, levels).to(device) for column in columns)], dim=1)
+    one_hot = (torch.eq(column[:, None], frequent(column, levels)).float().to(device) for column in columns)
+    return torch.cat([*numbers, *one_hot], dim=1)
 
 
-def _one_hot(column: Tensor, levels: int) -> Tensor:
-    values, counts = torch.unique(column, return_counts=True)
-    kept = values[counts.argsort(descending=True, stable=True)[:levels]]
-    return torch.eq(column[:, None], kept).float()
+def frequent(values: Tensor, most: int) -> Tensor:
+    """Return the `most` most frequent values; of equally frequent ones, the smaller."""
+    found, counts = torch.unique(values, return_counts=True)
+    kept: Tensor = found[counts.argsort(descending=True, stable=True)[:most]]
+    return kept

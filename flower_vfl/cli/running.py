@@ -270,7 +270,7 @@ def sweep(
         from flower_vfl.apps.sweeps import check_free_for_sweep
 
         check_free_for_sweep(folder, resume=resume)
-    from flower_vfl.simulations.sweep.listing import print_sweep
+    from flower_vfl.simulations.sweep.board import print_sweep
     from flower_vfl.simulations.sweep.plan import print_plan
     from flower_vfl.simulations.sweep.sweeping import run_sweep
 

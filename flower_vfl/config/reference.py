@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from flower_vfl.config.run import Config, build_config, canonical_key
+from flower_vfl.config.run import Config, build_config, canonical_key, leaf_fields
 from flower_vfl.config.schema import AUTO
 from flower_vfl.errors import ConfigError
 
@@ -53,7 +53,7 @@ class ConfigKey:
 
 def all_keys() -> list[ConfigKey]:
     """Return all keys: the top level first, then a section after the other, each in the order of the schema."""
-    return [_key(name, field) for name, field in sorted(_fields(), key=lambda one: "." in one[0])]
+    return [_key(name, field) for name, field in sorted(leaf_fields(), key=lambda one: "." in one[0])]
 
 
 def sections() -> dict[str, str]:
@@ -84,15 +84,6 @@ def find_keys(name: str) -> list[ConfigKey]:
         return [key for key in known if key.section == name]
     path = canonical_key(name)
     return [key for key in known if key.name == path or path.startswith(f"{key.name}.")]
-
-
-def _fields(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    for name, field in model.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from _fields(kind, f"{prefix}{name}.")
-        else:
-            yield prefix + name, field
 
 
 def _key(name: str, field: FieldInfo) -> ConfigKey:

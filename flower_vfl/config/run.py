@@ -6,13 +6,14 @@ import copy
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, Self, get_args, get_origin
 
 import tomli_w
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
 
 from flower_vfl.config.parsing import Value, parse_defenses, read_json, read_list, scalar, typed
 from flower_vfl.config.schema import (
@@ -222,16 +223,19 @@ def _check_time_order(training: TrainingConfig) -> None:
         raise ValueError(f'training.order "time" goes through the days once; {"; ".join(wrong)}')
 
 
-def leaf_paths(model: type[BaseModel] = Config, prefix: str = "") -> dict[str, Any]:
-    """Return each leaf's annotation by its dotted path, e.g. int for "training.batch_size"."""
-    leaves: dict[str, Any] = {}
+def leaf_fields(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yield the dotted path of each leaf, and its field."""
     for name, field in model.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            leaves |= leaf_paths(kind, f"{prefix}{name}.")
+            yield from leaf_fields(kind, f"{prefix}{name}.")
         else:
-            leaves[prefix + name] = kind
-    return leaves
+            yield prefix + name, field
+
+
+def leaf_paths(model: type[BaseModel] = Config) -> dict[str, Any]:
+    """Return each leaf's annotation by its dotted path, e.g. int for "training.batch_size"."""
+    return {path: field.annotation for path, field in leaf_fields(model)}
 
 
 def _flat(path: str) -> str:

@@ -54,6 +54,14 @@ def binary(scores: Array, labels: Array) -> tuple[NDArray[Any], NDArray[np.bool_
     return values, positive
 
 
+def polar(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the rows' lengths (B,) and directions (B, D), 0 for a row of zeros; no square vanishes or overflows."""
+    largest = np.abs(rows).max(axis=1, initial=0.0)
+    scaled = rows / np.where(largest > 0, largest, 1.0)[:, None]
+    lengths = np.sqrt(np.einsum("ij,ij->i", scaled, scaled))
+    return lengths * largest, scaled / np.where(lengths > 0, lengths, 1.0)[:, None]
+
+
 def refuse_nan(values: NDArray[Any], name: str) -> None:
     """Raise an `ArgumentError` if a value is NaN, which cannot be ranked."""
     if values.dtype.kind == "f" and np.isnan(values).any():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flower_vfl.errors import ArgumentError
-from flower_vfl.metrics.arrays import as_numpy
+from flower_vfl.metrics.arrays import as_numpy, polar
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -130,11 +130,7 @@ def pair_angles(z: Array, labels: Array) -> tuple[NDArray[np.float64], NDArray[n
     rows, y = as_numpy(z), as_numpy(labels)
     if rows.ndim != 2 or y.shape != rows.shape[:1]:
         raise ArgumentError(f"Embeddings {rows.shape} and labels {y.shape}: give (n, d) and (n,).")
-    wide = rows.astype(np.float64)
-    largest = np.abs(wide).max(axis=1, initial=0.0, keepdims=True)
-    scaled = wide / np.where(largest > 0, largest, 1.0)
-    lengths = np.linalg.norm(scaled, axis=1, keepdims=True)
-    units = scaled / np.where(lengths > 0, lengths, 1.0)
+    _, units = polar(rows.astype(np.float64))
     first, second = np.triu_indices(len(rows), k=1)
     angles = np.arccos((units @ units.T)[first, second].clip(-1, 1))
     same = y[first] == y[second]

@@ -148,15 +148,4 @@ def detection_error(scores: Array, labels: Array) -> float:
     >>> detection_error([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1])
     0.25
     """
-    values, positive = binary(scores, labels)
-    refuse_nan(values, "scores")
-    total = np.count_nonzero(positive)
-    if not 0 < total < positive.size:
-        return math.nan
-    order = np.argsort(values)[::-1]
-    ranked = values[order]
-    ends = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))  # a threshold cannot cut through a tie
-    found = np.cumsum(positive[order])[ends]
-    false_alarms = (ends + 1 - found) / (positive.size - total)
-    errors = (1 - found / total + false_alarms) / 2
-    return float(errors.min())
+    return separation(scores, labels)[1]

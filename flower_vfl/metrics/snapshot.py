@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_vfl.errors import ArgumentError
-from flower_vfl.metrics.arrays import as_numpy
+from flower_vfl.metrics.arrays import as_numpy, polar
 
 if TYPE_CHECKING:
     from flower_vfl.metrics.arrays import Array
@@ -84,7 +84,7 @@ def snapshot(
     for name, matrix in directions.items():
         units = {}
         for group, members in rows.items():
-            found[f"{name}_norm", group], units[group] = _polar(matrix[members].astype(np.float64))
+            found[f"{name}_norm", group], units[group] = polar(matrix[members].astype(np.float64))
         for group, (one, other, first, second) in pairs.items():
             products = np.einsum("ij,ij->i", units[one][first], units[other][second])
             found[f"{name}_cosine", group] = products.clip(-1, 1)
@@ -98,14 +98,6 @@ def _sample(members: NDArray[np.int64], generator: np.random.Generator) -> NDArr
 def _logistic(x: NDArray[np.float64]) -> NDArray[np.float64]:
     small = np.exp(-np.abs(x))  # never overflows, and keeps the relative precision of tiny values
     return np.where(x < 0, small, 1.0) / (1.0 + small)
-
-
-def _polar(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the rows' lengths (B,) and directions (B, D), 0 for a row of zeros; no square vanishes or overflows."""
-    largest = np.abs(rows).max(axis=1, initial=0.0)
-    scaled = rows / np.where(largest > 0, largest, 1.0)[:, None]
-    lengths = np.sqrt(np.einsum("ij,ij->i", scaled, scaled))
-    return lengths * largest, scaled / np.where(lengths > 0, lengths, 1.0)[:, None]
 
 
 def _pairs(

@@ -148,7 +148,7 @@ class FeatureParty:
     @property
     def frame_limit(self) -> int:
         """Largest size of a frame to or from this party, in bytes."""
-        return frame_limit(self._schedule, self._shape)
+        return batch_limit(max(self._schedule.batch_size, self._schedule.eval_batch_size), self._shape)
 
     def hello(self) -> Frame:
         """Return the party's greeting: the shape of its embeddings, its rows, and the digests of IDs and schedule."""
@@ -301,20 +301,24 @@ class FeatureParty:
             self.restore(self._store.load(frame.step))
             self.observer.check()
             return Frame(Kind.RESTORED, frame.step, {"count": count})
-        if self._pending:
-            raise ProtocolError(f"a {frame.kind} frame came while {len(self._pending)} steps wait for their gradient")
-        if frame.step != self._next_step:
-            raise ProtocolError(
-                f"asked to save the state after step {frame.step}, but this party is at step {self._next_step}"
-            )
+        self._check_between_steps(frame, "save the state")
         self.settle()
         self._store.save(frame.step, self.state(), hold=self._schedule.epoch_start(frame.step))
         return Frame(Kind.SAVED, frame.step)
 
-    def _choose_model(self, frame: Frame) -> Frame:
-        """Keep the model of an earlier step, or none; measurements do not change."""
+    def _check_between_steps(self, frame: Frame, what: str) -> None:
+        """Refuse a frame unless its step is done and the next one has not begun."""
+        self._check_nothing_pending(frame)
+        if frame.step != self._next_step:
+            raise ProtocolError(f"asked to {what} after step {frame.step}, but this party is at step {self._next_step}")
+
+    def _check_nothing_pending(self, frame: Frame) -> None:
         if self._pending:
             raise ProtocolError(f"a {frame.kind} frame came while {len(self._pending)} steps wait for their gradient")
+
+    def _choose_model(self, frame: Frame) -> Frame:
+        """Keep the model of an earlier step, or none; measurements do not change."""
+        self._check_nothing_pending(frame)
         if self._best is not None and self._best.step == frame.step:
             self._best.load_into(self.bottom)
         elif frame.step >= 0:
@@ -326,12 +330,7 @@ class FeatureParty:
 
     def _copy_best(self, frame: Frame) -> None:
         """Copy the weights as the best ones so far."""
-        if self._pending:
-            raise ProtocolError(f"a {frame.kind} frame came while {len(self._pending)} steps wait for their gradient")
-        if frame.step != self._next_step:
-            raise ProtocolError(
-                f"asked to keep the model after step {frame.step}, but this party is at step {self._next_step}"
-            )
+        self._check_between_steps(frame, "keep the model")
         self._best = BestModel.of(self.bottom, frame.step)
 
     def _settle_depth(self, frame: Frame) -> Frame | None:
@@ -449,11 +448,6 @@ def set_mode(module: nn.Module, *, train: bool) -> None:
     """Switch a model to training or evaluation, unless it is in that mode: a switch visits all its parts."""
     if module.training is not train:
         module.train(train)
-
-
-def frame_limit(schedule: Schedule, shape: tuple[int, ...]) -> int:
-    """Return the largest size in bytes of a frame with one batch of embeddings of `shape`."""
-    return batch_limit(max(schedule.batch_size, schedule.eval_batch_size), shape)
 
 
 def batch_limit(rows: int, shape: tuple[int, ...]) -> int:

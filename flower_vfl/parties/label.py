@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,25 +29,6 @@ from flower_vfl.protocol.schedule import Rows, RowsPart, Schedule
 from flower_vfl.protocol.tensors import is_finite
 
 _logger = logging.getLogger(__name__)
-
-
-class Learned(Protocol):
-    """The optimizer of one defense's trainable modules."""
-
-    def zero_grad(self) -> None:  # noqa: D102
-        ...
-
-    def clip_grad(self, max_norm: float) -> None:  # noqa: D102
-        ...
-
-    def step(self) -> None:  # noqa: D102
-        ...
-
-    def state_dict(self) -> Any:  # noqa: D102
-        ...
-
-    def load_state_dict(self, state: Any) -> None:  # noqa: D102
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,7 +90,7 @@ class LabelParty(LabelModel):
         The label party's own bottom model and columns; its embedding comes last.
     fusion : str
         "concat", "sum" or "mean".
-    learned, learners : Mapping[str, nn.Module], Sequence[Learned]
+    learned, learners : Mapping[str, nn.Module], Sequence[Optimizers | OwnOptimizer]
         The defenses' trainable modules, by defense, and the optimizer of each.
     clip_norm : float
         Largest Frobenius norm of the batch's cut gradient over all feature parties, applied before `protect`, of the
@@ -141,7 +122,7 @@ class LabelParty(LabelModel):
         table: PartyTable | None = None,
         fusion: str = "concat",
         learned: Mapping[str, nn.Module] = NOTHING_LEARNED,
-        learners: Sequence[Learned] = (),
+        learners: Sequence[Optimizers | OwnOptimizer] = (),
         clip_norm: float = 0.0,
         keep_clean: bool = False,
         snapshots: Collection[int] = (),

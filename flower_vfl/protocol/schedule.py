@@ -149,7 +149,7 @@ class Schedule:
         return np.concatenate([start + self._order(1 + day) for day, start in enumerate(starts[:epoch])])
 
     def places(self, step: int) -> slice:
-        """Return the slice of the rows of `step` in the result of `came` for its epoch."""
+        """Return the slice of the rows of `step` in the result of `trained_rows` for its epoch."""
         epoch = self.epoch_of(step)
         low = sum(self.periods[: epoch - 1]) + (step - self._starts[epoch - 1]) * self.batch_size
         return slice(low, low + self.batch_rows(step))

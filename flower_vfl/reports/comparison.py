@@ -14,9 +14,9 @@ from flower_vfl.auditing.entries import sends_nothing
 from flower_vfl.reports import words
 from flower_vfl.reports.certified import certificates
 from flower_vfl.reports.choice import Candidate, choice_of
-from flower_vfl.reports.figures import leak_comparison_figure, setting_figure, trade_off_figure
+from flower_vfl.reports.figures import leak_figure, setting_figure, trade_off_figure
 from flower_vfl.reports.headline import headline_of
-from flower_vfl.reports.leaks import is_remembered, reached, worst
+from flower_vfl.reports.leaks import is_remembered, largest_null, reached, worst
 from flower_vfl.reports.ranking import validation
 from flower_vfl.reports.settings import axes_of, differences, families, measured_at, settings_of
 from flower_vfl.reports.trained import of_settings, worst_answer
@@ -160,8 +160,8 @@ def _leak_figure(settings: Sequence[Setting], attack: str, layer: str) -> Markup
         if np.isfinite(values).any():
             curves[setting.title if setting.title not in curves else f"{setting.title} · {run.name}"] = (steps, values)
             entries.append(entry)
-    null = _largest_null(entries)
-    return Markup(leak_comparison_figure(f"{attack}, {layer} layer", curves, null)) if curves else None
+    null = largest_null(entries)
+    return Markup(leak_figure(f"{attack}, {layer} layer", curves, null, ranges=False)) if curves else None
 
 
 def _trade_offs(settings: Sequence[Setting], places: Sequence[tuple[str, str]], measure: str) -> list[Markup]:
@@ -169,7 +169,7 @@ def _trade_offs(settings: Sequence[Setting], places: Sequence[tuple[str, str]], 
     figures = []
     for attack, layer in places:
         found = (worst(run.result, layer, attack=attack) for setting in settings for run in setting.runs)
-        null = _largest_null([entry for entry in found if entry])
+        null = largest_null([entry for entry in found if entry])
         for utility, label in axes_of(measure).items():
             lines = {
                 family: points
@@ -189,7 +189,3 @@ def _baseline(runs: Sequence[Run], utility: str) -> float | None:
     found = [kept_utility(run.result).get(utility) for run in runs if sends_nothing(run.result)]
     values = [float(value) for value in found if isinstance(value, float | int)]
     return sum(values) / len(values) if values else None
-
-
-def _largest_null(entries: Sequence[Entry]) -> float | None:
-    return max((float(e["q95_null"]) for e in entries if e.get("q95_null") is not None), default=None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from flower_vfl.auditing.entries import (
     CONDITIONAL,
     ORACLES,
@@ -26,6 +28,7 @@ __all__ = [
     "is_remembered",
     "keeps_apart",
     "label_of",
+    "largest_null",
     "on_embeddings",
     "reached",
     "received",
@@ -116,3 +119,8 @@ def worst(
         and remembered in (None, is_remembered(entry))
     ]
     return max(unrepeated(entries), key=reached, default=None)
+
+
+def largest_null(entries: Iterable[Entry]) -> float | None:
+    """Return the largest 95 % quantile that chance reaches in any of the entries; None where it is not known."""
+    return max((float(e["q95_null"]) for e in entries if e.get("q95_null") is not None), default=None)

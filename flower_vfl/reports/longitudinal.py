@@ -11,7 +11,17 @@ from markupsafe import Markup
 
 from flower_vfl.metrics import nearest_rank
 from flower_vfl.reports.figures import remembered_figure
-from flower_vfl.reports.leaks import ADDED_UP, Entry, Result, is_remembered, label_of, received, way_of, worst
+from flower_vfl.reports.leaks import (
+    ADDED_UP,
+    Entry,
+    Result,
+    is_remembered,
+    label_of,
+    largest_null,
+    received,
+    way_of,
+    worst,
+)
 
 if TYPE_CHECKING:
     from flower_vfl.reports.figures.training import CurvePoints
@@ -130,11 +140,11 @@ def _figure(run: Run, party: Any, layer: Any, found: Sequence[Remembered]) -> Ma
     curves: dict[str, CurvePoints] = {label_of(f.entry): (np.array(f.epochs), np.array(f.values)) for f in found}
     step = single_steps(run.result, party, layer)
     alone = None if step is None else by_epoch(run, step)
-    nulls = [f.entry["q95_null"] for f in found if f.entry.get("q95_null") is not None]
+    null = largest_null(f.entry for f in found)
     name = "" if step is None else f"{label_of(step)}, single steps"
     bound = promised(run, party) if layer == "cut" else None
     title = f"Party {party}, {layer} layer"
-    return Markup(remembered_figure(title, curves, max(nulls, default=None), name, alone, bound))
+    return Markup(remembered_figure(title, curves, null, name, alone, bound))
 
 
 def promised(run: Run, party: Any) -> CurvePoints | None:

@@ -28,7 +28,7 @@ from flower_vfl.reports.classes import classes_in
 from flower_vfl.reports.comparison import of_several
 from flower_vfl.reports.figures import epoch_figure, leak_figure, snapshot_figures
 from flower_vfl.reports.headline import headline_of, signed
-from flower_vfl.reports.leaks import label_of, reached, side_information, way_of
+from flower_vfl.reports.leaks import label_of, largest_null, reached, side_information, way_of
 from flower_vfl.reports.longitudinal import of_remembered
 from flower_vfl.reports.periods import period_figures
 from flower_vfl.reports.proof import upper
@@ -238,8 +238,8 @@ def _leak_figures(run: Run) -> list[Markup]:
         panels.setdefault((attack, party), {})[label] = (steps, values)
     figures = []
     for (attack, party), curves in panels.items():
-        entries = [e for e in run.result["leakage"] if (label_of(e), e.get("party")) == (attack, party)]
-        null = max((e["q95_null"] for e in entries if e.get("q95_null") is not None), default=None)
+        entries = (e for e in run.result["leakage"] if (label_of(e), e.get("party")) == (attack, party))
+        null = largest_null(entries)
         figures.append(Markup(leak_figure(f"Attack {attack}, party {party}", curves, null)))
     return figures
 

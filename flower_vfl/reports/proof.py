@@ -226,8 +226,7 @@ def upper(epsilon: float) -> str:
     >>> upper(1.0), upper(0.501), upper(3.8918)
     ('1.0', '0.51', '3.9')
     """
-    text = f"{math.ceil(round(100 * epsilon, 6)) / 100:.2f}".rstrip("0")
-    return f"{text}0" if text.endswith(".") else text
+    return f"{math.ceil(round(100 * epsilon, 6)) / 100:.2f}".removesuffix("0")
 
 
 def lower(epsilon: float) -> str:
@@ -238,8 +237,7 @@ def lower(epsilon: float) -> str:
     >>> lower(0.759), lower(2.0), lower(0.004)
     ('0.75', '2.0', '0.0')
     """
-    text = f"{math.floor(round(100 * epsilon, 6)) / 100:.2f}".rstrip("0")
-    return f"{text}0" if text.endswith(".") else text
+    return f"{math.floor(round(100 * epsilon, 6)) / 100:.2f}".removesuffix("0")
 
 
 def share(value: float) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flower_vfl.apps.result_schema import kept_utility
-from flower_vfl.reports.pareto import front
 from flower_vfl.training.outcome import OF_MANY_CLASSES
 
 NOT_RANKED = (
@@ -54,14 +53,17 @@ def validation(result: Mapping[str, Any]) -> float | None:
 def not_beaten(pairs: Sequence[tuple[float | None, float | None]]) -> list[int]:
     """Return the positions of the (validation, leak) that no other beats, from the least leak to the most.
 
-    A pair that lacks one of the two is left out, and beats no other.
+    A pair beats another where it is at least as good in both and better in one; equal pairs all stay. A pair that lacks
+    one of the two is left out, and beats no other.
 
     Examples
     --------
     >>> not_beaten([(0.9, 1.0), (0.8, 0.6), (0.7, 0.7), (None, 0.5)])
     [1, 0]
     """
-    known = [
-        (index, (useful, leak)) for index, (useful, leak) in enumerate(pairs) if useful is not None and leak is not None
-    ]
-    return [known[position][0] for position in front([pair for _, pair in known])]
+    known = [(leak, -useful, at) for at, (useful, leak) in enumerate(pairs) if useful is not None and leak is not None]
+    found: list[tuple[float, float, int]] = []
+    for pair in sorted(known):
+        if not found or pair[1] < found[-1][1] or pair[:2] == found[-1][:2]:
+            found.append(pair)
+    return [at for *_, at in found]

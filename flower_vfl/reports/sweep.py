@@ -25,7 +25,7 @@ from flower_vfl.reports.choice import Candidate, Recommendation, choice_of
 from flower_vfl.reports.export import to_csv, to_latex
 from flower_vfl.reports.figures import Point, setting_figure
 from flower_vfl.reports.headline import TONES, Headline, Worst, headline_of, status_of, worst_of
-from flower_vfl.reports.leaks import reached, side_information, worst
+from flower_vfl.reports.leaks import largest_null, reached, side_information, worst
 from flower_vfl.reports.ranking import NOT_RANKED, not_beaten, validation, validation_name
 from flower_vfl.reports.run import Run, load_run
 from flower_vfl.reports.settings import SEEDS, axes_of, measured_at, settings_of, strengths_of
@@ -380,8 +380,8 @@ def _figures(settings: Sequence[SweepSetting], places: Sequence[tuple[str, str]]
     silent = [setting for setting in settings if sends_nothing(setting.runs[0].result)]
     figures = []
     for attack, layer in places:
-        nulls = [e.get("q95_null") for s in settings for r in s.runs if (e := worst(r.result, layer, attack=attack))]
-        null = max((float(value) for value in nulls if value is not None), default=None)
+        leaks = (worst(run.result, layer, attack=attack) for run in measured_runs)
+        null = largest_null(leak for leak in leaks if leak is not None)
         for utility, label in axes_of(measure).items():
             lines: dict[str, list[tuple[tuple[float, ...], Point]]] = {}
             ranked: list[tuple[float | None, Point]] = []

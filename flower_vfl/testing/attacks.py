@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,15 +25,16 @@ from flower_vfl.attacks.base import (
 from flower_vfl.attacks.embedding.inference import InferenceAttack
 from flower_vfl.attacks.joint import JointAttack
 from flower_vfl.attacks.longitudinal.base import MemoryAttack
-from flower_vfl.errors import InputError
 from flower_vfl.protocol.transcript import StepTrace, Transcript
 from flower_vfl.testing.common import (
     GRADIENT_DTYPES,
-    borrowed_name,
+    AttackSubject,
+    Check,
+    attack_declaration_problems,
+    attack_parameter_problems,
     devices,
     gradients,
-    name_problems,
-    parameter_problems,
+    missing_information_problems,
     run_checks,
     scaled,
     score_problems,
@@ -76,40 +76,21 @@ def check_attack(attack_class: type[AttackMethod], *, waive: Sequence[str] = (),
         When a check finds a problem; the message lists all of them.
     """
     title = str(getattr(attack_class, "__name__", attack_class))
-    stepwise, trained, longitudinal, joint = (
-        isinstance(attack_class, type) and issubclass(attack_class, base)
-        for base in (Attack, InferenceAttack, MemoryAttack, JointAttack)
-    )
-    if stepwise or not (trained or longitudinal or joint):
-        checks = (_parameters, _shapes, _number_formats, _degenerate, _repeatable, _side_information, _stack, _devices)
-        stages = ((_declarations,), (*checks, repeated, sequence))
-        run_checks("an attack", title, params, _Subject(attack_class, params), stages, waive=waive)
-    if trained:
-        subject = TrainedSubject(attack_class, params)
-        run_checks("an attack on the trained model", title, params, subject, (TRAINED[:1], TRAINED[1:]), waive=waive)
-    if longitudinal:
-        memories = (MEMORIES[:1], MEMORIES[1:])
-        run_checks("a longitudinal attack", title, params, MemorySubject(attack_class, params), memories, waive=waive)
-    if joint:
-        run_checks(
-            "a joint attack",
-            title,
-            params,
-            JointSubject(attack_class, params),
-            (JOINT_CHECKS[:1], JOINT_CHECKS[1:]),
-            waive=waive,
-        )
+    bases = (InferenceAttack, MemoryAttack, JointAttack)
+    stepwise, *others = (isinstance(attack_class, type) and issubclass(attack_class, base) for base in (Attack, *bases))
+    kinds: list[tuple[str, AttackSubject[Any], Sequence[Check[Any]]]] = [
+        ("an attack", _Subject(attack_class, params), _STEPWISE),
+        ("an attack on the trained model", TrainedSubject(attack_class, params), TRAINED),
+        ("a longitudinal attack", MemorySubject(attack_class, params), MEMORIES),
+        ("a joint attack", JointSubject(attack_class, params), JOINT_CHECKS),
+    ]
+    for applies, (kind, subject, checks) in zip((stepwise or not any(others), *others), kinds, strict=True):
+        if applies:
+            run_checks(kind, title, params, subject, (checks[:1], checks[1:]), waive=waive)
 
 
-@dataclass(frozen=True)
-class _Subject:
-    """A checked attack class with its parameters."""
-
-    attack_class: Any
-    params: dict[str, Any] = field(default_factory=dict)
-
-    def make(self) -> Any:
-        return self.attack_class(**self.params)
+class _Subject(AttackSubject[Any]):
+    """An attack on single steps under test, and the steps that it is given."""
 
     def score(self, attack: Attack, g: Tensor, *, layer: str = "cut") -> Tensor:
         """Return the scores of a batch of gradients, or of embeddings, (B, ...) after two other steps."""
@@ -149,30 +130,21 @@ def _declarations(subject: _Subject) -> Iterator[str]:
     if not isinstance(cls, type) or not issubclass(cls, Attack):
         yield "it is no subclass of flower_vfl.attacks.Attack, InferenceAttack, MemoryAttack or JointAttack"
         return
-    yield from name_problems(getattr(cls, "name", None))
+    yield from attack_declaration_problems(cls, allowed=KINDS, method="score")
     if cls.sees not in ("gradients", "embeddings"):
         yield f"its `sees` is {cls.sees!r}; 'gradients' or 'embeddings' is allowed"
     if cls.reads not in WHILE_TRAINING:
         yield f"its `reads` is {cls.reads!r}; {' or '.join(map(repr, WHILE_TRAINING))} is allowed"
-    if not isinstance(cls.needs, frozenset) or not cls.needs <= KINDS.keys():
-        yield f"its `needs` is {cls.needs!r}; a frozenset of {', '.join(KINDS)} is allowed"
     alone = len(cls.needs) > 1 or LABELS in cls.needs
     if issubclass(cls, RowAttack) and (cls.sees != "gradients" or cls.reads != "scores" or alone):
         yield f"a RowAttack scores gradients and needs {REFERENCE!r} or {HINTS!r} or nothing; derive it from Attack"
-    if not (cls.__doc__ or "").strip():
-        yield "the class has no docstring"
-    if not (cls.score.__doc__ or "").strip():
-        yield "`score` has no docstring"
 
 
 def _parameters(subject: _Subject) -> Iterator[str]:
-    yield from borrowed_name(subject.attack_class, ATTACK_METHODS)
-    yield from parameter_problems(subject.attack_class, subject.attack_class, subject.params)
+    yield from attack_parameter_problems(subject, ATTACK_METHODS, {LABELS: "leaks"})
     attack = subject.make()
     if HINTS in attack.needs and (not isinstance(attack.hints, int) or attack.hints < 1):
         yield f"`hints` is {attack.hints!r}; an attack that needs hints needs at least one"
-    if (LABELS in attack.needs) != (attack.leaks > 0):
-        yield f"`leaks` is {attack.leaks!r} and `needs` {set(attack.needs)}; an attack that knows labels declares both"
 
 
 def _are_groups(answer: Tensor) -> bool:
@@ -226,15 +198,12 @@ def _repeatable(subject: _Subject) -> Iterator[str]:
 
 def _side_information(subject: _Subject) -> Iterator[str]:
     attack, g = subject.make(), gradients((64, 8))
-    if not attack.needs:
-        return
-    transcript = Transcript()
-    transcript.record(StepTrace(0, 0, np.arange(64), g, {"cut": g}))
-    try:
-        attack.score(transcript, "cut", NOTHING)
-    except InputError:
-        return
-    yield "it needs side information, and scores without it; use side.tensor(name), which refuses with a message"
+    if attack.needs:
+        transcript = Transcript()
+        transcript.record(StepTrace(0, 0, np.arange(64), g, {"cut": g}))
+        yield from missing_information_problems(
+            lambda: attack.score(transcript, "cut", NOTHING), instead="side.tensor(name)"
+        )
 
 
 def _stack(subject: _Subject) -> Iterator[str]:
@@ -262,3 +231,19 @@ def _devices(subject: _Subject) -> Iterator[str]:
         yield from subject.problems_of(scores, g, f"gradients on {device}")
         if not torch.allclose(scores.double().cpu(), expected, rtol=1e-3, atol=1e-6 * float(expected.abs().max())):
             yield f"the scores on {device} are not those on the CPU"
+
+
+_STEPWISE: tuple[Check[_Subject], ...] = (
+    _declarations,
+    _parameters,
+    _shapes,
+    _number_formats,
+    _degenerate,
+    _repeatable,
+    _side_information,
+    _stack,
+    _devices,
+    repeated,
+    sequence,
+)
+"""The checks of attacks on single steps, declarations first."""

@@ -35,7 +35,7 @@ class AttackSubject(Generic[A]):
         Class of the attack, and its parameters.
     """
 
-    attack_class: Callable[..., Any]
+    attack_class: Any
     params: dict[str, Any] = field(default_factory=dict)
 
     def make(self) -> A:
@@ -65,7 +65,7 @@ def run_checks(
     subject: S,
     stages: Iterable[Iterable[Check[S]]],
     *,
-    waive: Iterable[str] = (),
+    waive: Iterable[str],
 ) -> None:
     """Run stages of checks, each only if the stage before it found nothing.
 
@@ -203,21 +203,21 @@ def attack_parameter_problems(
             yield f"`{name}` is {count!r} and `needs` {set(attack.needs)}; an attack that knows rows says both"
 
 
-def unknown_rows_problems(read_without: Callable[[], Any], *, argument: str) -> Iterator[str]:
-    """Yield a problem if an attack scores without the known rows that it needs.
+def missing_information_problems(score_without: Callable[[], Any], *, instead: str) -> Iterator[str]:
+    """Yield a problem if an attack scores without the side information that it needs.
 
     Parameters
     ----------
-    read_without : Callable
-        Function that runs the attack without these rows.
-    argument : str
-        Expression for these rows in the attack's code, for the message.
+    score_without : Callable
+        Function that runs the attack without it.
+    instead : str
+        Expression that refuses, for the message.
     """
     try:
-        read_without()
+        score_without()
     except InputError:
         return
-    yield f"it needs known rows, and scores without them; use {argument}.require(...), which refuses with a message"
+    yield f"it scores without the side information that it needs; use {instead}, which refuses with a message"
 
 
 def unusual(g: Tensor) -> dict[str, Tensor]:

@@ -20,8 +20,8 @@ from flower_vfl.testing.common import (
     attack_declaration_problems,
     attack_parameter_problems,
     gradients,
+    missing_information_problems,
     score_problems,
-    unknown_rows_problems,
     unusual,
 )
 
@@ -118,7 +118,7 @@ def _known(subject: JointSubject) -> Iterator[str]:
     attack = subject.make()
     if attack.needs:
         view = replace(subject.view(gradients((4 * attack.leaks + 160, 8))), known=NO_KNOWN_ROWS)
-        yield from unknown_rows_problems(lambda: attack.read(view), argument="view.known")
+        yield from missing_information_problems(lambda: attack.read(view), instead="view.known.require(...)")
 
 
 JOINT_CHECKS: tuple[Check[JointSubject], ...] = (_declarations, _parameters, _views, _repeatable, _known)

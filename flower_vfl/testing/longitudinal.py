@@ -20,8 +20,8 @@ from flower_vfl.testing.common import (
     attack_declaration_problems,
     attack_parameter_problems,
     gradients,
+    missing_information_problems,
     score_problems,
-    unknown_rows_problems,
     unusual,
 )
 
@@ -97,7 +97,9 @@ def _known(subject: MemorySubject) -> Iterator[str]:
     attack = subject.make()
     if attack.needs:
         memory = subject.memory(gradients((64, 8)))
-        yield from unknown_rows_problems(lambda: attack.score(memory, NO_KNOWN_ROWS), argument="known")
+        yield from missing_information_problems(
+            lambda: attack.score(memory, NO_KNOWN_ROWS), instead="known.require(...)"
+        )
 
 
 MEMORIES: tuple[Check[MemorySubject], ...] = (_declarations, _parameters, _memories, _repeatable, _known)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import numpy as np
@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from flower_vfl.attacks import ATTACK_METHODS
 from flower_vfl.attacks.base import Reads
 from flower_vfl.attacks.embedding.inference import LEAKED, InferenceAttack, Leaked, TrainedView
-from flower_vfl.errors import InputError
 from flower_vfl.nn.initialise import seeded_initialisation
 from flower_vfl.testing.common import (
     GRADIENT_DTYPES,
+    AttackSubject,
     Check,
-    borrowed_name,
+    attack_declaration_problems,
+    attack_parameter_problems,
     devices,
     gradients,
-    name_problems,
-    parameter_problems,
+    missing_information_problems,
     scaled,
 )
 
@@ -43,16 +43,8 @@ class _TwoInputs(nn.Module):
 
 
 @dataclass(frozen=True)
-class TrainedSubject:
+class TrainedSubject(AttackSubject[InferenceAttack]):
     """A checked attack class on the trained model, with its parameters."""
-
-    attack_class: Callable[..., Any]
-    params: dict[str, Any] = field(default_factory=dict)
-
-    def make(self) -> InferenceAttack:
-        """Return a new attack."""
-        attack: InferenceAttack = self.attack_class(**self.params)
-        return attack
 
     @property
     def classes(self) -> tuple[int, ...]:
@@ -87,24 +79,16 @@ def _view(attack: InferenceAttack, z: Tensor, classes: int = 2) -> TrainedView:
 
 def _declarations(subject: TrainedSubject) -> Iterator[str]:
     cls: Any = subject.attack_class
-    yield from name_problems(getattr(cls, "name", None))
+    yield from attack_declaration_problems(cls, allowed=[LEAKED], method="infer")
     if getattr(cls, "reads", None) not in _READS:
         yield f"its `reads` is {getattr(cls, 'reads', None)!r}; {', '.join(map(repr, _READS))} are allowed"
-    if not isinstance(cls.needs, frozenset) or not cls.needs <= {LEAKED}:
-        yield f"its `needs` is {cls.needs!r}; a frozenset of {LEAKED!r} or of nothing is allowed"
-    for name, thing in (("the class", cls), ("`infer`", cls.infer)):
-        if not (thing.__doc__ or "").strip():
-            yield f"{name} has no docstring"
 
 
 def _parameters(subject: TrainedSubject) -> Iterator[str]:
-    yield from borrowed_name(subject.attack_class, ATTACK_METHODS)
-    yield from parameter_problems(subject.attack_class, subject.attack_class, subject.params)
-    attack = subject.make()
-    if not isinstance(attack.draws, int) or attack.draws < 1:
-        yield f"`draws` is {attack.draws!r}; it is run once at least"
-    if (LEAKED in attack.needs) != (attack.leaks > 0):
-        yield f"`leaks` is {attack.leaks!r} and `needs` {set(attack.needs)}; an attack that knows labels declares both"
+    yield from attack_parameter_problems(subject, ATTACK_METHODS, {LEAKED: "leaks"})
+    draws = subject.make().draws
+    if not isinstance(draws, int) or draws < 1:
+        yield f"`draws` is {draws!r}; it is run once at least"
 
 
 def _problems_of(answer: Any, attack: InferenceAttack, view: TrainedView, what: str) -> Iterator[str]:
@@ -158,13 +142,9 @@ def _global_state() -> tuple[bytes, str]:
 
 def _leaked(subject: TrainedSubject) -> Iterator[str]:
     attack = subject.make()
-    if not attack.needs:
-        return
-    try:
-        attack.infer(replace(_view(attack, gradients((64, 8))), leaked=None))
-    except InputError:
-        return
-    yield "it needs labelled examples, and answers without them; use view.examples(), which refuses with a message"
+    if attack.needs:
+        view = replace(_view(attack, gradients((64, 8))), leaked=None)
+        yield from missing_information_problems(lambda: attack.infer(view), instead="view.examples()")
 
 
 def _devices(subject: TrainedSubject) -> Iterator[str]:

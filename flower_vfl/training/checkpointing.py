@@ -80,7 +80,7 @@ class Checkpointing:
         schedule: Schedule,
         recorder: Recorder,
         timeout: float,
-        frozen: bool = False,
+        frozen: bool,
     ) -> None:
         self._frozen = frozen
         self._ledger, self._links, self._parts, self._schedule = ledger, links, dict(parts), schedule

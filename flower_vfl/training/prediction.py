@@ -69,7 +69,7 @@ def run_prediction(
     ask: PredictionRequest,
     load: Callable[[nn.Module], None],
     offer: Mapping[str, str],
-    sign: Signer | None = None,
+    sign: Signer | None,
 ) -> Generator[tuple[Rows, Tensor]]:
     """Open the sessions and yield rows with their logits, batch by batch, in the order of the request.
 

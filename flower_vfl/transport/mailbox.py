@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterator
 
 from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
@@ -16,6 +17,9 @@ _log = logging.getLogger(__name__)
 
 TTL = 30 * 24 * 3600.0
 """Lifetime of a message in seconds: a long training must not outlast it (Flower's default is 12 hours)."""
+
+LONGEST_PAUSE = 0.25
+"""Longest pause in seconds between two polls for replies."""
 
 _FLOWER_PREFIX = "Exception ClientAppException occurred. Message: "
 _QUOTED = re.compile(r"<class '(?:\w+\.)*(?P<kind>\w+)'>:<'(?P<words>.*)'>", re.DOTALL)
@@ -55,6 +59,14 @@ class Mailbox:
     def busy(self) -> set[int]:
         """Nodes with a reply that has not arrived yet, or was not taken."""
         return set(self._pending.values()) | set(self._replies)
+
+
+def poll_pauses() -> Iterator[float]:
+    """Yield the pauses in seconds between polls for replies: from 1 ms they double, up to `LONGEST_PAUSE`."""
+    pause = 0.001
+    while True:
+        yield pause
+        pause = min(2 * pause, LONGEST_PAUSE)
 
 
 def check_registered(node: int | str, name: str, party: str, *, simulation: bool) -> None:

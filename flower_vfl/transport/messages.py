@@ -11,12 +11,10 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from flower_vfl.errors import PartyError, PartyLostError, ProtocolError
 from flower_vfl.protocol.frame import Frame, from_records, to_records
 from flower_vfl.transport.base import Link, Machine, check_refusal
-from flower_vfl.transport.mailbox import Mailbox, raised, reason
+from flower_vfl.transport.mailbox import Mailbox, poll_pauses, raised, reason
 
 FRAMES = "frames"
 """Action of the Flower messages that carry frames: their type is "train.frames" or "query.frames"."""
-
-_POLL_SECONDS = (0.001, 0.25)
 
 
 def bundle(frames: list[Frame], session: str, wire_dtype: str) -> RecordDict:
@@ -108,12 +106,11 @@ class MessagesLink(Link):
 
     def _reply(self, timeout: float) -> Message:
         """Wait for the answer to the Flower message that is under way."""
-        deadline, pause = time.monotonic() + timeout, _POLL_SECONDS[0]
+        deadline, pauses = time.monotonic() + timeout, poll_pauses()
         while (reply := self._mailbox.take(self._node)) is None:
             if time.monotonic() > deadline:
                 raise PartyError(f"party {self.party!r} did not answer within {timeout:g} s")
-            time.sleep(pause)
-            pause = min(2 * pause, _POLL_SECONDS[1])
+            time.sleep(next(pauses))
         if reply.has_error():
             words = f"party {self.party!r} failed: {reason(reply)}"
             raise PartyError(words) if raised(reply) else PartyLostError(words, self.party)

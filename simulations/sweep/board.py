@@ -1,10 +1,10 @@
-"""Progress of a sweep: a live table at a terminal, plain lines elsewhere."""
+"""Progress of a sweep: a live table at a terminal, plain lines elsewhere; and its best runs."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -256,3 +256,8 @@ def point_of(result: Mapping[str, Any]) -> UtilityAndLeak:
     useful = next((float(value) for value in values if isinstance(value, int | float)), None)
     leak = worst_of(result)
     return UtilityAndLeak(validation(result), useful, None if leak is None else leak.value)
+
+
+def print_sweep(summaries: Sequence[Mapping[str, Any]]) -> None:
+    """Print the runs of a sweep that no other beats by validation, or the reason why nothing is ranked."""
+    Console().print(best_of({str(summary["run"]): point_of(summary) for summary in summaries}))

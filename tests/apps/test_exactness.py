@@ -198,9 +198,14 @@ def test_running_statistics_count_every_batch_once_over_every_transport(in_fligh
     assert weights[0] == weights[1] == weights[2]
 
 
-def test_a_label_party_with_columns_of_its_own_ends_with_the_joined_weights():
+@pytest.mark.parametrize(
+    "model",
+    [{}, {"network": "wide-deep", "top": [16, 16]}, {"dropout": 0.3, "bottom": [16, 16]}],
+    ids=["plain", "wide", "dropout"],
+)
+def test_a_label_party_with_columns_of_its_own_ends_with_the_joined_weights(model):
     data = mixed_data()
-    config = toy_config()
+    config = toy_config(model=model)
     assert run(config, data=lambda _: data).summary["weights"] == train_joined(config, data, ["a"], own="b")
 
 
@@ -208,18 +213,6 @@ def test_without_gradients_heads_learn_from_frozen_embeddings():
     for data, parties, own in ((mixed_data(), ["a"], "b"), (toy_data(parties=2), ["a", "b"], "")):
         config = toy_config(training={"gradients": False})
         assert run(config, data=lambda _, d=data: d).summary["weights"] == train_joined(config, data, parties, own=own)
-
-
-def test_a_wide_part_is_trained_as_in_the_joined_network():
-    data = mixed_data()
-    config = toy_config(model={"network": "wide-deep", "top": [16, 16]})
-    assert run(config, data=lambda _: data).summary["weights"] == train_joined(config, data, ["a"], own="b")
-
-
-def test_dropout_draws_the_same_masks_in_the_split_and_in_the_joined_network():
-    data = mixed_data()
-    config = toy_config(model={"dropout": 0.3, "bottom": [16, 16]})
-    assert run(config, data=lambda _: data).summary["weights"] == train_joined(config, data, ["a"], own="b")
 
 
 def test_more_than_two_classes_are_exact_too():

@@ -30,10 +30,7 @@ def test_leak_auc_equals_sklearn_with_ties(example):
 
 @given(scored())
 def test_separation_is_the_leak_auc_and_the_detection_error(example):
-    scores, labels = example
-    auc, error = separation(scores, labels)
-    assert auc == leak_auc(scores, labels)
-    assert error == pytest.approx(detection_error(scores, labels), abs=1e-15)
+    assert separation(*example) == (leak_auc(*example), detection_error(*example))
 
 
 def test_auc_and_detection_error_of_one_class_are_unknown_and_a_nan_is_refused():

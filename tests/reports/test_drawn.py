@@ -77,7 +77,7 @@ def test_a_leak_is_its_95_percent_quantile_with_a_shade_from_the_lowest_to_the_h
 
 
 def test_leaks_of_several_runs_are_their_95_percent_quantiles(drawn):
-    axes = drawn(training.leak_comparison_figure, "x", {"none": (STEPS, VALUES), "iso": (STEPS, VALUES / 2)}, None)
+    axes = drawn(training.leak_figure, "x", {"none": (STEPS, VALUES), "iso": (STEPS, VALUES / 2)}, None, ranges=False)
     assert line(axes, "none")[1].tolist() == HIGH.tolist()
     assert line(axes, "iso")[1] == pytest.approx(HIGH / 2)
 

@@ -14,7 +14,6 @@ from flower_vfl.metrics import nearest_rank, snapshot
 from flower_vfl.reports.figures import (
     Point,
     epoch_figure,
-    leak_comparison_figure,
     leak_figure,
     period_figure,
     setting_figure,
@@ -65,7 +64,7 @@ def test_days_have_their_names_below_and_many_days_a_running_mean():
         leak_figure("Attack norm, party a", {"cut": (STEPS, VALUES), "first": (STEPS, VALUES)}, 0.55),
         epoch_figure("Loss", "loss", {"train": (np.arange(3), np.arange(3.0))}),
         trade_off_figure([(1, 0.93, 0.97, False), (2, 0.92, 0.6, True)], 0.55),
-        leak_comparison_figure("norm, cut layer", {"none": (STEPS, VALUES), "iso": (STEPS, VALUES)}, 0.55),
+        leak_figure("norm, cut layer", {"none": (STEPS, VALUES), "iso": (STEPS, VALUES)}, 0.55, ranges=False),
         setting_figure("norm, cut layer", "test AUC", FAMILIES, 0.55),
         period_figure("AUC by day", "AUC", {"scored": (np.arange(2, 9), VALUES[:7])}, dict.fromkeys(range(9), "Mon")),
         period_figure("Leak", "AUC", {"cut": (STEPS, VALUES)}, {}, (STEPS, VALUES)),
@@ -156,7 +155,7 @@ def test_a_long_run_does_not_make_a_large_figure():
 
 
 def test_sixteen_lines_can_be_told_apart():
-    svg = leak_comparison_figure("x", {f"run {i}": (STEPS, VALUES) for i in range(16)}, None)
+    svg = leak_figure("x", {f"run {i}": (STEPS, VALUES) for i in range(16)}, None, ranges=False)
     strokes = re.findall(r'<path d="[^"]{200,}"[^>]*style="([^"]*)"', svg)
     assert len(strokes) == len(set(strokes)) == 16
 
@@ -211,7 +210,7 @@ def test_lengths_of_any_spread_have_numbers_on_their_axis(spread):
 
 @pytest.mark.parametrize("length", [8, 16, 20, 28, 40])
 def test_long_names_stay_inside_the_figure(length):
-    svg = leak_comparison_figure("x", {f"{i:02}" + "e" * (length - 2): (STEPS, VALUES) for i in range(6)}, 0.55)
+    svg = leak_figure("x", {f"{i:02}" + "e" * (length - 2): (STEPS, VALUES) for i in range(6)}, 0.55, ranges=False)
     width = float(re.search(r'viewBox="0 0 ([\d.]+)', svg)[1])
     rows = re.findall(r'<text[^>]*?(?:x="([\d.]+)"|translate\(([\d.]+))[^>]*>\d\de', svg)
     starts = [float(first or second) for first, second in rows]

@@ -101,7 +101,7 @@ class UnusedLabels(Right):
         (Writing, "it changes the view"),
         (Owning, "a row's own gradient changes the row's score"),
         (NoNumber, "an attack that knows rows says both"),
-        (UnusedLabels, "scores without them"),
+        (UnusedLabels, "scores without the side information"),
     ],
 )
 def test_a_mistake_is_named(attack, words):

@@ -121,7 +121,7 @@ class UnusedHints(Right):
         (Random, "gives other scores the second time"),
         (Writing, "it changes the memory"),
         (NoNumber, "an attack that knows rows says both"),
-        (UnusedHints, "scores without them"),
+        (UnusedHints, "scores without the side information"),
     ],
 )
 def test_a_mistake_is_named(attack, words):

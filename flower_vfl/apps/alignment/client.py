@@ -13,21 +13,13 @@ from flwr.app import Context, Message
 from flower_vfl.apps.alignment.feature import FeatureSide, Terms
 from flower_vfl.apps.alignment.owner import METHODS, Owner
 from flower_vfl.apps.alignment.place import discard
-from flower_vfl.apps.alignment.wire import (
-    SESSION,
-    SPARE_FIELD,
-    AlignmentStage,
-    frame,
-    from_message,
-    stage_of,
-    to_content,
-)
+from flower_vfl.apps.alignment.wire import SESSION, SPARE_FIELD, AlignmentStage, frame, stage_of
 from flower_vfl.apps.node import Node
 from flower_vfl.config import Config
 from flower_vfl.data.sources.own_files import id_sources
 from flower_vfl.data.store.party_names import check_party_name
 from flower_vfl.errors import ConfigError, DataError, FlowerVflError, ProtocolError
-from flower_vfl.protocol.frame import Frame
+from flower_vfl.protocol.frame import Frame, from_records, to_records
 from flower_vfl.protocol.printable import printable
 from flower_vfl.version import refusal
 
@@ -39,14 +31,14 @@ ALIGNMENT_RESULT = "alignment.parquet"
 def answer_alignment(message: Message, context: Context, config: Config) -> Message:
     """Answer one message of an alignment; `error_redaction` selects the part of an error that leaves the host."""
     session = _session_of(message)
-    request = from_message(message, session)
+    request = from_records(message.content, session)
     stage = stage_of(request)
     deployed = Node.of(context.node_config).deployed
     target = None
     try:
         party = _party(request, context)
         if not party:
-            return Message(to_content(frame(stage, request.step, {SPARE_FIELD: True}), session), reply_to=message)
+            return Message(to_records(frame(stage, request.step, {SPARE_FIELD: True}), session), reply_to=message)
         owner = Owner.of_node(context.node_config) if deployed else _simulated(request, config, party)
         target = owner.target
         if stage is AlignmentStage.ABORT:
@@ -66,7 +58,7 @@ def answer_alignment(message: Message, context: Context, config: Config) -> Mess
             raise
         # The text of an unknown error may hold IDs, which must not be logged; its places in the code hold none.
         raise FlowerVflError(type(error).__name__ + _code_places(error)) from None
-    return Message(to_content(reply, session), reply_to=message)
+    return Message(to_records(reply, session), reply_to=message)
 
 
 def _session_of(message: Message) -> str:

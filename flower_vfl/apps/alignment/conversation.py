@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from flower_vfl.apps.alignment.wire import (
-    AGAIN,
-    MESSAGE_TYPE,
-    SPARE_FIELD,
-    AlignmentStage,
-    frame,
-    from_message,
-    stage_of,
-    to_content,
-)
+from flower_vfl.apps.alignment.wire import AGAIN, MESSAGE_TYPE, SPARE_FIELD, AlignmentStage, frame, stage_of
 from flower_vfl.errors import PartyError, ProtocolError, SessionError, SetupError
-from flower_vfl.protocol.frame import Frame, Scalar
-from flower_vfl.transport.mailbox import Mailbox, check_registered, raised, reason
+from flower_vfl.protocol.frame import Frame, Scalar, from_records, to_records
+from flower_vfl.transport.mailbox import LONGEST_PAUSE, Mailbox, check_registered, poll_pauses, raised, reason
 
 _log = logging.getLogger(__name__)
-_POLL_SECONDS = (0.002, 0.25)
-"""First and longest pause between two polls for answers."""
 
 _ABORT_SECONDS = 30.0
 _CONNECT_SECONDS = 60.0
@@ -98,7 +87,7 @@ class Conversation:
         """Wait for `count` nodes, and return the connected ones with their registered names."""
         deadline = time.monotonic() + min(_CONNECT_SECONDS, self._timeout)
         while len(nodes := self._mailbox.nodes()) < count and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS[1])
+            time.sleep(LONGEST_PAUSE)
         return nodes
 
     def ask(self, questions: Mapping[str, Frame]) -> dict[str, Frame]:
@@ -124,7 +113,7 @@ class Conversation:
     def abort(self, why: str) -> None:
         """Notify the nodes that the alignment has failed, so that they drop its keys; wait for them 30 s at most."""
         deadline, notified = time.monotonic() + _ABORT_SECONDS, set[int]()
-        for pause in _pauses():
+        for pause in poll_pauses():
             for node in self._contacted:
                 self._mailbox.take(node)
             for node in self._contacted - notified - self._mailbox.busy:
@@ -140,13 +129,13 @@ class Conversation:
     def _push(self, node: int, question: Frame) -> None:
         fields = {**self._fields, **question.fields}
         self._contacted.add(node)
-        content = to_content(Frame(question.kind, question.step, fields, question.tensors), self._session)
+        content = to_records(Frame(question.kind, question.step, fields, question.tensors), self._session)
         self._mailbox.push(node, content, MESSAGE_TYPE)
 
     def _collect(self, waiting: Mapping[int, tuple[str, Frame]]) -> dict[int, Frame]:
         """Return the answers of nodes, given with their names and questions; the first failure is raised at once."""
         deadline, found = time.monotonic() + self._timeout, dict[int, Frame]()
-        for pause in _pauses():
+        for pause in poll_pauses():
             for node in waiting.keys() - found.keys():
                 reply = self._mailbox.take(node)
                 if reply is not None:
@@ -167,7 +156,7 @@ class Conversation:
             cure = "" if raised(reply) else "; start its SuperNode there if it does not run, and align again"
             raise PartyError(f"{name} failed: {reason(reply)}{cure}")
         try:
-            answer = from_message(reply, self._session)
+            answer = from_records(reply.content, self._session)
             if (stage_of(answer), answer.step) != (stage_of(question), question.step):
                 raise ProtocolError(
                     f"it answered {stage_of(answer)} {answer.step} to {stage_of(question)} {question.step}"
@@ -175,10 +164,3 @@ class Conversation:
         except ProtocolError as error:
             raise ProtocolError(f"{name} sent what it must not: {error}; {AGAIN}") from None
         return answer
-
-
-def _pauses() -> Iterator[float]:
-    pause, longest = _POLL_SECONDS
-    while True:
-        yield pause
-        pause = min(2 * pause, longest)

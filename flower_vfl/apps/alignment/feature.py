@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
@@ -26,7 +25,15 @@ from flower_vfl.alignment.table import SEED_BYTES, VALUE_BYTES, table_bytes
 from flower_vfl.alignment.workers import multiply_all
 from flower_vfl.apps.alignment.place import check_target, discard, new_state, state_folder
 from flower_vfl.apps.alignment.progress import LoggedProgress, counting
-from flower_vfl.apps.alignment.wire import AGAIN, AlignmentStage, blocks_of, frame, read_blocks
+from flower_vfl.apps.alignment.wire import (
+    AGAIN,
+    AlignmentStage,
+    blocks_of,
+    frame,
+    message_count,
+    read_blocks,
+    split_blocks,
+)
 from flower_vfl.data.sources.own_files import IdSource
 from flower_vfl.data.store import layout
 from flower_vfl.data.store.alignment import AlignmentFile
@@ -100,7 +107,7 @@ class FeatureSide:
     """
 
     def __init__(
-        self, target: Path, terms: Terms, ids: int, stage: AlignmentStage, step: int, *, processes: int = 0
+        self, target: Path, terms: Terms, ids: int, stage: AlignmentStage, step: int, *, processes: int
     ) -> None:
         self.terms = terms
         self._target, self._folder = target, state_folder(target)
@@ -207,13 +214,13 @@ class FeatureSide:
     def _messages(self, stage: AlignmentStage) -> int:
         """Return the number of messages of a stage."""
         if stage is AlignmentStage.QUERY:
-            return _message_count(self.terms.label_ids, self.terms.piece)
+            return message_count(self.terms.label_ids, self.terms.piece)
         if stage is AlignmentStage.TABLE:
-            return _message_count(table_bytes(self._ids) // VALUE_BYTES, self.terms.piece)
+            return message_count(table_bytes(self._ids) // VALUE_BYTES, self.terms.piece)
         if stage is AlignmentStage.HASHES:
-            return _message_count(self._ids, self.terms.piece)
+            return message_count(self._ids, self.terms.piece)
         if stage is AlignmentStage.MATCH:
-            return _message_count(min(self._ids, self.terms.label_ids), self.terms.piece)
+            return message_count(min(self._ids, self.terms.label_ids), self.terms.piece)
         return 1
 
     def _query(self, message: Frame) -> Frame:
@@ -247,7 +254,7 @@ class FeatureSide:
     def _pair_keys(self, keys: bytes) -> list[bytes]:
         """Return the key shared with each other feature party; the label party, the relay, cannot compute them."""
         own = self._key(_PAIR_KEY)
-        publics = dict(zip(self.terms.parties, _split(keys, POINT_BYTES), strict=True))
+        publics = dict(zip(self.terms.parties, split_blocks(keys, POINT_BYTES), strict=True))
         if publics.pop(self.terms.party) != own.public():
             raise ProtocolError("the label party passes on another key for this party than the one that it got")
         return [
@@ -260,7 +267,7 @@ class FeatureSide:
         if message.step == 0:
             path.write_bytes(b"".join(hash_ids(self._read_ids(), read_blocks(message, "salt", 1, SALT_BYTES))))
             shutil.copyfile(path, self._folder / _PROOFS)  # this method hides nothing from a party that knows the salt
-        tags = b"".join(sorted(_split(path.read_bytes(), TAG_BYTES)))
+        tags = b"".join(sorted(split_blocks(path.read_bytes(), TAG_BYTES)))
         piece = _piece(tags, message.step, self.terms.piece, TAG_BYTES)
         return frame(AlignmentStage.HASHES, message.step, {}, {"hashes": blocks_of(piece, TAG_BYTES)})
 
@@ -279,7 +286,7 @@ class FeatureSide:
         if len(matches) != total * TAG_BYTES:
             raise ProtocolError("the label party changed how many IDs are common")
         ids = self._read_ids()
-        tags, proofs = (_split((self._folder / name).read_bytes(), TAG_BYTES) for name in (_TAGS, _PROOFS))
+        tags, proofs = (split_blocks((self._folder / name).read_bytes(), TAG_BYTES) for name in (_TAGS, _PROOFS))
         rows = sorted(matched_rows(tags, matches))  # own IDs are sorted, so the common ones are
         result = AlignmentFile(tuple(ids[row] for row in rows), self.terms.parties, self.terms.label_party)
         result.write(self._folder / _RESULT)
@@ -310,13 +317,5 @@ class FeatureSide:
         layout.write_json(self._folder / _STATE, state)
 
 
-def _message_count(blocks: int, piece: int) -> int:
-    return max(1, -(-blocks // piece))
-
-
 def _piece(data: bytes, step: int, piece: int, width: int) -> bytes:
     return data[step * piece * width : (step + 1) * piece * width]
-
-
-def _split(data: bytes, width: int) -> Sequence[bytes]:
-    return [data[at : at + width] for at in range(0, len(data), width)]

@@ -31,7 +31,15 @@ from flower_vfl.alignment.workers import multiply_all
 from flower_vfl.apps.alignment.conversation import Conversation
 from flower_vfl.apps.alignment.place import check_target, staged
 from flower_vfl.apps.alignment.progress import StageProgress, counting
-from flower_vfl.apps.alignment.wire import AGAIN, AlignmentStage, blocks_of, frame, pieces, read_blocks
+from flower_vfl.apps.alignment.wire import (
+    AGAIN,
+    AlignmentStage,
+    blocks_of,
+    frame,
+    pieces,
+    read_blocks,
+    split_blocks,
+)
 from flower_vfl.config.schema import AlignConfig
 from flower_vfl.data.sources.own_files import IdSource
 from flower_vfl.data.store.alignment import AlignmentFile
@@ -217,7 +225,7 @@ class LabelSide:
         own = hash_ids(self._ids, salt)
         common = np.ones(len(own), bool)
         for data, _ in lists.values():
-            theirs = {data[at : at + TAG_BYTES] for at in range(0, len(data), TAG_BYTES)}
+            theirs = set(split_blocks(data, TAG_BYTES))
             common &= np.fromiter((tag in theirs for tag in own), bool, len(own))
         return common, dict.fromkeys(self._parties, _Identifiers(own, own))
 

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 
 import torch
-from flwr.app import Message, RecordDict
 from torch import Tensor
 
 from flower_vfl.errors import ProtocolError
-from flower_vfl.protocol.frame import Frame, Kind, Scalar, from_records, to_records
+from flower_vfl.protocol.frame import Frame, Kind, Scalar
 
 MESSAGE_TYPE = "query.align"
 """Flower message type of an alignment."""
@@ -76,17 +75,17 @@ def stage_of(message: Frame) -> AlignmentStage:
         raise ProtocolError("a message of an alignment is for nothing that is known here") from None
 
 
+def message_count(count: int, size: int) -> int:
+    """Return the number of messages that carry `count` blocks, `size` in each; one at least."""
+    return max(1, math.ceil(count / size))
+
+
 def pieces(count: int, size: int) -> Iterator[tuple[int, int, int]]:
     """Yield number, start and end of the messages that carry `count` blocks, `size` in each; one at least."""
-    for number in range(max(1, math.ceil(count / size))):
+    for number in range(message_count(count, size)):
         yield number, number * size, min(count, (number + 1) * size)
 
 
-def to_content(message: Frame, session: str) -> RecordDict:
-    """Return a message as Flower's records."""
-    return to_records(message, session)
-
-
-def from_message(message: Message, session: str) -> Frame:
-    """Return the frame in a message, which must belong to `session`."""
-    return from_records(message.content, session)
+def split_blocks(data: bytes, width: int) -> list[bytes]:
+    """Return blocks of `width` bytes, one by one."""
+    return [data[at : at + width] for at in range(0, len(data), width)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from flower_vfl.attacks.rows import MOST_LEVEL_COLUMNS, MOST_LEVELS, as_rows
+from flower_vfl.attacks.rows import MOST_LEVEL_COLUMNS, MOST_LEVELS, as_rows, frequent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -152,17 +152,8 @@ def _numbers(tensor: Tensor, where: slice | Tensor) -> Tensor:
 def _levels(integers: Sequence[Tensor], *, words: bool) -> tuple[Tensor, ...]:
     """Return the most frequent values of each column; for texts, those of all positions."""
     if words:
-        return (
-            (_frequent(torch.cat([tensor.flatten() for tensor in integers]), MOST_LEVEL_COLUMNS // 4),)
-            if integers
-            else ()
-        )
+        values = [tensor.flatten() for tensor in integers]
+        return (frequent(torch.cat(values), MOST_LEVEL_COLUMNS // 4),) if values else ()
     columns = [column for tensor in integers for column in tensor.unbind(dim=1)]
     most = max(1, min(MOST_LEVELS, MOST_LEVEL_COLUMNS // max(1, len(columns))))
-    return tuple(_frequent(column, most) for column in columns)
-
-
-def _frequent(values: Tensor, most: int) -> Tensor:
-    found, counts = torch.unique(values, return_counts=True)
-    kept: Tensor = found[counts.argsort(descending=True, stable=True)[:most]]
-    return kept
+    return tuple(frequent(column, most) for column in columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import hashlib
 import zlib
@@ -18,7 +19,6 @@ BLOCK_BYTES = 32 * 2**20
 """Size of a block in bytes; no line may be longer."""
 
 _PIECE_BYTES = 2**16
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class BlockReader:
 
     def _check_beginning(self, data: bytes) -> bytes:
         check_text(self.path, data)
-        return data.removeprefix(_BYTE_ORDER_MARK)
+        return data.removeprefix(codecs.BOM_UTF8)
 
 
 def _unix(lines: bytes) -> bytes:

@@ -176,7 +176,7 @@ def read_header(path: Path, dialect: Dialect = PLAIN_DIALECT) -> pa.Table:
     return header
 
 
-def delimiter_of(path: Path, dialect: Dialect = PLAIN_DIALECT) -> str:
+def delimiter_of(path: Path, dialect: Dialect) -> str:
     """Return the option `delimiter` that a file needs, from its header; "" where none is needed.
 
     Parameters

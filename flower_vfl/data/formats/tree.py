@@ -208,7 +208,7 @@ def _reason(error: Exception) -> str:
 
 
 def read_images(
-    paths: Sequence[Path], size: tuple[int, ...], rows: Rows, *, shrink: bool = False, advice: str = ""
+    paths: Sequence[Path], size: tuple[int, ...], rows: Rows, *, shrink: bool, advice: str = ""
 ) -> Iterator[tuple[Rows, NDArray[np.uint8]]]:
     """Yield places among the rows (n,) of a list of image files and the pixels there, (m, 3, height, width)."""
     for low in range(0, len(rows), _PIECE):

@@ -12,8 +12,7 @@ from pydantic import Field
 from flower_vfl.data.encoding.ids import in_test_set
 from flower_vfl.data.formats.archives import is_archive
 from flower_vfl.data.formats.raw import find_file
-from flower_vfl.data.sources.recipe import Options
-from flower_vfl.data.sources.sklearn_datasets import SplitOptions
+from flower_vfl.data.sources.recipe import Options, SplitOptions
 from flower_vfl.data.sources.text_recipe import TextOptions, TextRecipe, TextRow, lines, reading
 from flower_vfl.data.store.dataset import PARTS, Part
 from flower_vfl.errors import DataError

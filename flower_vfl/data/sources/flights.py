@@ -21,13 +21,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from flower_vfl.data.encoding.encoding import fit_party
-from flower_vfl.data.encoding.ids import in_test_set
 from flower_vfl.data.encoding.labels import EncodedLabels
 from flower_vfl.data.encoding.values import Place, numbers, require_columns
 from flower_vfl.data.formats.packages import packaged_folder
 from flower_vfl.data.formats.raw import find_file, opened, read_csv
-from flower_vfl.data.sources.recipe import Progress, Recipe
-from flower_vfl.data.sources.sklearn_datasets import SplitOptions
+from flower_vfl.data.sources.recipe import Progress, Recipe, SplitOptions
 from flower_vfl.data.store.builder import Builder
 from flower_vfl.data.store.dataset import PARTS, Part
 from flower_vfl.data.store.periods import Periods, days_of, runs_of
@@ -183,12 +181,10 @@ def _days(flights: pa.Table, path: Path) -> NDArray[np.int64]:
 
 def _parts(flights: pa.Table, path: Path, options: FlightOptions) -> dict[Part, NDArray[np.int64]]:
     """Return the rows of each part, (n,) ascending."""
-    if options.test_days:
-        days = _days(flights, path)
-        held_out = days > days.max() - options.test_days
-    else:
-        ids = [str(row) for row in range(len(flights))]
-        held_out = in_test_set(ids, options.test_fraction, options.split_seed)
+    if not options.test_days:
+        return options.split([str(row) for row in range(len(flights))])
+    days = _days(flights, path)
+    held_out = days > days.max() - options.test_days
     return {"train": np.flatnonzero(~held_out), "test": np.flatnonzero(held_out)}
 
 

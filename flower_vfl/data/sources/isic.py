@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 from pyarrow import csv as pa_csv
 from pydantic import Field
 
-from flower_vfl.data.encoding.ids import in_test_set
 from flower_vfl.data.encoding.values import require_columns
 from flower_vfl.data.formats.idx import MAX_ITEMS
 from flower_vfl.data.formats.images import DRAW_SEED, ImageFiles, ImageOptions, ImageRecipe, Rows
 from flower_vfl.data.formats.raw import opened, read_csv
 from flower_vfl.data.formats.tree import image_files, open_tree, read_images
-from flower_vfl.data.sources.sklearn_datasets import SplitOptions
+from flower_vfl.data.sources.recipe import SplitOptions
 from flower_vfl.data.store.dataset import PARTS, Part
 from flower_vfl.errors import DataError
 
@@ -99,8 +98,7 @@ def _by_tree(source: Path) -> dict[Part, ImageFiles]:
 def _by_table(path: Path, options: IsicOptions) -> dict[Part, ImageFiles]:
     """Return the images of the table, split by patients."""
     names, patients, labels = _read_table(path)
-    held_out = in_test_set(patients, options.test_fraction, options.split_seed)
-    chosen: dict[Part, Rows] = {"train": np.flatnonzero(~held_out), "test": np.flatnonzero(held_out)}
+    chosen = options.split(patients)
     for part, rows in chosen.items():
         if len(np.unique(labels[rows])) < len(CLASSES):
             raise DataError(

@@ -14,12 +14,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import csv as pa_csv
 
-from flower_vfl.data.encoding.ids import in_test_set
 from flower_vfl.data.formats.idx import MAX_ITEMS, open_idx, read_idx
-from flower_vfl.data.formats.images import ImageFiles, ImageOptions, ImageRecipe, Rows, check_labels, in_order
+from flower_vfl.data.formats.images import ImageFiles, ImageOptions, ImageRecipe, check_labels, in_order
 from flower_vfl.data.formats.packages import packaged_folder
 from flower_vfl.data.formats.raw import find_files, opened, read_csv, require_folder
-from flower_vfl.data.sources.sklearn_datasets import SplitOptions
+from flower_vfl.data.sources.recipe import SplitOptions
 from flower_vfl.data.store.dataset import PARTS, Part
 from flower_vfl.errors import DataError
 
@@ -166,8 +165,7 @@ class SomeDigits(ImageRecipe):
         [path] = self.inputs(source, options)
         table = _read_csv(path)
         labels = check_labels(table[:, -1], len(DIGITS), path)
-        held_out = in_test_set([str(row) for row in range(len(table))], options.test_fraction, options.split_seed)
-        chosen: dict[Part, Rows] = {"train": np.flatnonzero(~held_out), "test": np.flatnonzero(held_out)}
+        chosen = options.split([str(row) for row in range(len(table))])
         return {part: ImageFiles(labels[own], partial(in_order, [table[own, :-1]])) for part, own in chosen.items()}
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from flower_vfl.config.parsing import read_list
 from flower_vfl.data.store.builder import Builder
+from flower_vfl.data.store.dataset import Part
 from flower_vfl.errors import ConfigError
 from flower_vfl.registry import suggestion
 
@@ -41,6 +44,20 @@ class Options(BaseModel):
 def _as_text(kind: Any, value: Any) -> Any:
     """Return a boolean as the text "true" or "false" if a text is needed; pydantic converts numbers itself."""
     return str(value).lower() if kind is str and isinstance(value, bool) else value
+
+
+class SplitOptions(Options):
+    """Options of a data set that has no split of its own."""
+
+    test_fraction: float = Field(0.2, gt=0.0, lt=1.0, description="part of the rows for the test")
+    split_seed: int = Field(0, ge=0, description="another seed, another test set")
+
+    def split(self, ids: Sequence[str]) -> dict[Part, NDArray[np.int64]]:
+        """Return the ascending positions of the IDs of each part."""
+        from flower_vfl.data.encoding.ids import in_test_set  # it imports pyarrow, which a mistake in a name need not
+
+        held_out = in_test_set(ids, self.test_fraction, self.split_seed)
+        return {"train": np.flatnonzero(~held_out), "test": np.flatnonzero(held_out)}
 
 
 class Recipe(ABC):

@@ -11,21 +11,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from flower_vfl.data.encoding.encoding import fit_party
-from flower_vfl.data.encoding.ids import in_test_set
 from flower_vfl.data.encoding.labels import encode_labels
 from flower_vfl.data.encoding.values import Place
-from flower_vfl.data.sources.recipe import Options, Progress, Recipe
+from flower_vfl.data.sources.recipe import Options, Progress, Recipe, SplitOptions
 from flower_vfl.data.store.builder import Builder
 from flower_vfl.data.store.dataset import PARTS, Part
 
 _LICENCE = "BSD-3-Clause (scikit-learn); UCI, CC BY 4.0"
-
-
-class SplitOptions(Options):
-    """Options of a data set that has no split of its own."""
-
-    test_fraction: float = Field(0.2, gt=0.0, lt=1.0, description="part of the rows for the test")
-    split_seed: int = Field(0, ge=0, description="another seed, another test set")
 
 
 class DigitsOptions(SplitOptions):
@@ -98,8 +90,7 @@ class Digits(Recipe):
 
 def _split(builder: Builder, count: int, options: SplitOptions) -> dict[Part, NDArray[np.int64]]:
     ids = [str(row) for row in range(count)]
-    held_out = in_test_set(ids, options.test_fraction, options.split_seed)
-    rows: dict[Part, NDArray[np.int64]] = {"train": np.flatnonzero(~held_out), "test": np.flatnonzero(held_out)}
+    rows = options.split(ids)
     builder.align({part: [ids[row] for row in rows[part]] for part in PARTS})
     return rows
 

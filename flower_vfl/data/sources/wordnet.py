@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from flower_vfl.data.encoding.ids import in_test_set
-from flower_vfl.data.sources.recipe import Options
-from flower_vfl.data.sources.sklearn_datasets import SplitOptions
+from flower_vfl.data.sources.recipe import Options, SplitOptions
 from flower_vfl.data.sources.text_recipe import TextOptions, TextRecipe, TextRow, lines, reading
 from flower_vfl.data.store.dataset import Part
 from flower_vfl.errors import DataError

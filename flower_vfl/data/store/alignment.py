@@ -26,11 +26,7 @@ _KEY = b"flower-vfl alignment"
 
 def digest_of(ids: Sequence[str]) -> str:
     """Return the SHA-256 of ordered IDs; equal exactly when all IDs and their order are."""
-    digest = hashlib.sha256(f"alignment {len(ids)}\n".encode())
-    for value in ids:
-        encoded = value.encode()
-        digest.update(b"%d:%s" % (len(encoded), encoded))
-    return digest.hexdigest()
+    return layout.ids_digest({"alignment": (len(ids), ids)})
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ class Builder:
                 layout.save_array(self.folder / party / part / name, arrays[name], dtype)
         self.finish_party(party, spec, encoding.columns, encoding)
 
-    def add_images(self, party: str, images: Mapping[Part, NDArray[Any]], columns: Sequence[str] = ()) -> None:
+    def add_images(self, party: str, images: Mapping[Part, NDArray[Any]], columns: Sequence[str]) -> None:
         """Write plain arrays (N, ...) of a party: floats as float32, uint8 unchanged."""
         shape = tuple(int(size) for size in images["train"].shape[1:])
         spec = FeatureSpec(0, (), shape, pixels=images["train"].dtype == np.uint8)
@@ -116,7 +116,7 @@ class Builder:
         encoding: TextEncoding,
         texts: Mapping[Part, Iterable[str]],
         rows: Mapping[Part, NDArray[np.int64]],
-        vectors: NDArray[np.float32] | None = None,
+        vectors: NDArray[np.float32] | None,
     ) -> None:
         """Encode and write a party's texts, a piece at a time.
 

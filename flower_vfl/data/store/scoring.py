@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,11 +21,8 @@ from flower_vfl.data.store import layout
 from flower_vfl.data.store.builder import ids_digest
 from flower_vfl.data.store.dataset import Dataset, FeatureSpec, open_dataset
 from flower_vfl.data.store.memory import VerticalData
-from flower_vfl.data.store.source import ArraySource, FeatureSource
+from flower_vfl.data.store.source import ArraySource, FeatureSource, JoinedRows
 from flower_vfl.errors import DataError
-
-if TYPE_CHECKING:
-    import torch
 
 _log = logging.getLogger(__name__)
 
@@ -131,29 +128,6 @@ class ScoreRows:
         return found
 
 
-class Joined:
-    """Two sources as one, the rows of the second after those of the first."""
-
-    def __init__(self, first: FeatureSource, second: FeatureSource) -> None:
-        self._first, self._second = first, second
-
-    def __len__(self) -> int:
-        return len(self._first) + len(self._second)
-
-    def gather(self, rows: NDArray[np.integer]) -> tuple[torch.Tensor, ...]:
-        """Return copies of the features at `rows`, as a `FeatureSource` does."""
-        import torch
-
-        behind = rows >= len(self._first)
-        if behind.all():
-            return self._second.gather(rows - len(self._first))
-        if not behind.any():
-            return self._first.gather(rows)
-        order = torch.from_numpy(np.argsort(np.argsort(behind, kind="stable")))
-        parts = (self._first.gather(rows[~behind]), self._second.gather(rows[behind] - len(self._first)))
-        return tuple(torch.cat(pair)[order] for pair in zip(*parts, strict=True))
-
-
 def rows_of(dataset: VerticalData) -> ScoreRows:
     """Return the rows of a data set, training rows first; where rows have no IDs, those of the test table alone."""
     alignment = dataset.alignment
@@ -161,7 +135,7 @@ def rows_of(dataset: VerticalData) -> ScoreRows:
 
     def features(party: str) -> ScoredColumns:
         table = dataset.party(party)
-        source: FeatureSource = Joined(table.train, table.test) if ids else table.test
+        source: FeatureSource = JoinedRows(table.train, table.test) if ids else table.test
         return ScoredColumns(table.spec, source, encoding_digest(dataset, party))
 
     if ids is None:

@@ -7,7 +7,6 @@ from flower_vfl.reports.figures.trade_off import Point, setting_figure, trade_of
 from flower_vfl.reports.figures.training import (
     budget_figure,
     epoch_figure,
-    leak_comparison_figure,
     leak_figure,
     loss_figure,
     remembered_figure,
@@ -19,7 +18,6 @@ __all__ = [
     "angle_figure",
     "budget_figure",
     "epoch_figure",
-    "leak_comparison_figure",
     "leak_figure",
     "loss_figure",
     "map_figure",

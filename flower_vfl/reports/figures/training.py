@@ -22,17 +22,19 @@ CURVE_BINS = 200
 CURVE_BINS_OF_SEVERAL = 60
 
 
-def leak_figure(title: str, curves: Mapping[str, CurvePoints], null: float | None) -> str:
-    """Draw leak AUC along training: for each layer the 95 % quantile of stretches of steps, over their whole range.
+def leak_figure(title: str, curves: Mapping[str, CurvePoints], null: float | None, *, ranges: bool = True) -> str:
+    """Draw leak AUC along training: the 95 % quantile of stretches of steps, one line per name (L22's Figure 3).
 
     Parameters
     ----------
     title
-        Title of the figure: the attack and the party.
+        Title of the figure: of the attack, the party and the layer, those that its lines share.
     curves
-        Steps and AUCs by layer.
+        Steps and AUCs by layer or run.
     null
         The 95 % quantile that chance reaches; the band around 0.5 goes that far.
+    ranges
+        True to draw the whole range of each stretch too, for few lines.
 
     Returns
     -------
@@ -44,40 +46,11 @@ def leak_figure(title: str, curves: Mapping[str, CurvePoints], null: float | Non
         chance_band(axes, null)
         lowest = 0.45
         for stroke, (label, (steps, values)) in zip(strokes(), curves.items(), strict=False):
-            at, low, high, top = stretches(steps, values, CURVE_BINS)
-            axes.fill_between(at, low, top, color=stroke["color"], alpha=0.16, linewidth=0)
+            at, low, high, top = stretches(steps, values, CURVE_BINS if ranges else CURVE_BINS_OF_SEVERAL)
+            if ranges:
+                axes.fill_between(at, low, top, color=stroke["color"], alpha=0.16, linewidth=0)
             axes.plot(at, high, **stroke | _marker(at), label=short(label))
-            lowest = min([lowest, *low])
-        axes.set(xlabel="training step", ylabel="leak AUC", ylim=(max(lowest - 0.02, -0.02), 1.02))
-
-    return draw(title, paint)
-
-
-def leak_comparison_figure(title: str, curves: Mapping[str, CurvePoints], null: float | None) -> str:
-    """Draw the leak AUC of one attack at one layer along training, one line per run (L22's Figure 3).
-
-    Parameters
-    ----------
-    title
-        Title of the figure: the attack, or the party, and the layer.
-    curves
-        Steps and AUCs by run; a line is the 95 % quantile of stretches of steps.
-    null
-        The 95 % quantile that chance reaches.
-
-    Returns
-    -------
-    str
-        An ``<svg>`` element.
-    """
-
-    def paint(axes: Axes) -> None:
-        chance_band(axes, null)
-        lowest = 0.45
-        for stroke, (label, (steps, values)) in zip(strokes(), curves.items(), strict=False):
-            at, _, high, _ = stretches(steps, values, CURVE_BINS_OF_SEVERAL)
-            axes.plot(at, high, **stroke | _marker(at), label=short(label))
-            lowest = min([lowest, *high])
+            lowest = min([lowest, *(low if ranges else high)])
         axes.set(xlabel="training step", ylabel="leak AUC", ylim=(max(lowest - 0.02, -0.02), 1.02))
 
     return draw(title, paint)
@@ -87,9 +60,9 @@ def remembered_figure(
     title: str,
     curves: Mapping[str, CurvePoints],
     null: float | None,
-    name: str = "",
-    alone: CurvePoints | None = None,
-    bound: CurvePoints | None = None,
+    name: str,
+    alone: CurvePoints | None,
+    bound: CurvePoints | None,
 ) -> str:
     """Draw the leak AUC of longitudinal attacks over the epochs, beside that of an attack on single steps.
 
@@ -102,9 +75,9 @@ def remembered_figure(
     null
         The 95 % quantile that chance reaches over all rows.
     name, alone
-        An attack on single steps, with its epochs and 95 % quantiles; by default none.
+        An attack on single steps, with its epochs and 95 % quantiles; None for none.
     bound
-        Epochs, and the defense's bound on the leak AUC over all epochs up to each of them; by default none.
+        Epochs, and the defense's bound on the leak AUC over all epochs up to each of them; None for none.
 
     Returns
     -------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from markupsafe import Markup
 from flower_vfl.apps.live import read_live
 from flower_vfl.metrics import null_quantile
 from flower_vfl.protocol.printable import printable
-from flower_vfl.reports.figures import leak_comparison_figure, loss_figure
+from flower_vfl.reports.figures import leak_figure, loss_figure
 from flower_vfl.reports.page import PAGE, fill
 from flower_vfl.reports.watching.follower import Curve, Follower
 from flower_vfl.tracking import Series
@@ -43,13 +42,10 @@ class RunPage:
     ----------
     follower : Follower
         Reader of the run's folder.
-    clock : Callable
-        Clock in seconds, for differences only.
     """
 
-    def __init__(self, follower: Follower, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, follower: Follower) -> None:
         self.follower = follower
-        self._clock = clock
         self._lock = threading.Lock()
         self._due = -math.inf
         self._figures: list[Markup] = []
@@ -69,11 +65,11 @@ class RunPage:
     def _values(self) -> dict[str, Any]:
         with self._lock:
             follower = self.follower
-            now = self._clock()
+            now = time.monotonic()
             if now >= self._due:
                 if follower.read() or not self._figures:
                     self._figures = self._draw()
-                self._due = self._clock() + REDRAW_SECONDS
+                self._due = time.monotonic() + REDRAW_SECONDS
             ending = follower.ending
             state = read_live(follower.folder) or {}
             steps, done, speed = (state.get(name) for name in ("steps", "step", "speed"))
@@ -141,7 +137,7 @@ class RunPage:
         chance = self._chance()
         for (party, layer), curves in list(self._leaks().items())[:_MOST_FIGURES]:
             shown = {printable(attack, 60): (curve.steps, curve.values) for attack, curve in curves.items()}
-            figures.append(Markup(leak_comparison_figure(_title(party, layer), shown, chance)))
+            figures.append(Markup(leak_figure(_title(party, layer), shown, chance, ranges=False)))
         return figures
 
 

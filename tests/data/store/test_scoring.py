@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from flower_vfl.data.sources.catalog import prepare
 from flower_vfl.data.store import layout
 from flower_vfl.data.store.dataset import open_dataset
-from flower_vfl.data.store.scoring import Joined, ScoreRows, has_whole_ids, new_rows, read_requested_ids, rows_of
-from flower_vfl.data.store.source import ArraySource
+from flower_vfl.data.store.scoring import ScoreRows, has_whole_ids, new_rows, read_requested_ids, rows_of
 from flower_vfl.errors import DataError
 from tests.toys import toy_data
 
@@ -249,15 +248,6 @@ def test_ids_are_found_as_a_dictionary_finds_them(ids, data):
     assert rows.ids(rows.find(pa.array(requested))).to_pylist() == requested
     with pytest.raises(DataError, match=f"1 of {len(requested) + 1} IDs are not in the data: 'zz'"):
         rows.find(pa.array([*requested, "zz"]))
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(0, 11), min_size=1, max_size=20))
-def test_two_joined_sources_keep_the_order_of_the_rows(rows):
-    table, ids = np.arange(24.0).reshape(12, 2), np.arange(12)[:, None]
-    joined = Joined(ArraySource(table[:5], ids[:5]), ArraySource(table[5:], ids[5:]))
-    assert len(joined) == 12
-    assert all_equal(joined.gather(np.array(rows)), ArraySource(table, ids).gather(np.array(rows)))
 
 
 @pytest.mark.parametrize("name", ["ids.csv", "ids.tsv", "ids.parquet", "ids.txt", "ids"])

@@ -6,8 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
-from flower_vfl.simulations.sweep.board import Board, UtilityAndLeak, best_of, point_of
-from flower_vfl.simulations.sweep.listing import print_sweep
+from flower_vfl.simulations.sweep.board import Board, UtilityAndLeak, best_of, point_of, print_sweep
 
 
 def result(auc, leak, validation=None, **more):

@@ -1,9 +1,9 @@
-"""The front of the settings that no other setting beats."""
+"""The settings that no other setting beats."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_vfl.reports.pareto import front
+from flower_vfl.reports.ranking import not_beaten
 
 POINTS = st.lists(st.tuples(st.integers(0, 6).map(float), st.integers(0, 6).map(float)), max_size=12)
 
@@ -15,7 +15,7 @@ def beaten(points, index):
 
 @given(points=POINTS)
 def test_the_front_is_exactly_the_points_that_no_other_beats_from_the_least_leak(points):
-    chosen = front(points)
+    chosen = not_beaten(points)
     assert sorted(chosen) == [i for i in range(len(points)) if not beaten(points, i)]
     leaks = [points[i][1] for i in chosen]
     assert leaks == sorted(leaks)
