@@ -114,7 +114,6 @@ def init(
     """
     from flower_vfl.apps.first_config import ask_files, ask_person, check_first_config, files_of, write_first_config
     from flower_vfl.config.parsing import parse_assignments
-    from flower_vfl.simulations.tables import unaligned_rows
 
     given = files_of(files or ask_files(ask_person))
     options = parse_assignments(set_ or [])
@@ -124,6 +123,8 @@ def init(
     path = shlex.quote(str(out))
     typer.echo(f"{holder} is the label party. How columns are read: flower-vfl data show {path}")
     dataset = check_first_config(out)
+    from flower_vfl.simulations.tables import unaligned_rows
+
     unaligned = unaligned_rows(dataset)
     if unaligned:
         people = dataset.alignment.rows + dataset.alignment.test_rows

@@ -52,11 +52,11 @@ def run(
     from flower_vfl.errors import ConfigError
 
     config = load_config(source, parse_assignments(set_ or []))
+    folder = folder_of(out, source, resume=resume)
     check_engine(engine, resources, address)
     if engine is Engine.flower and alone:
         raise ConfigError("--alone trains in this process: leave out --engine flower")
     check_named(config)
-    folder = folder_of(out, source, resume=resume)
     from flower_vfl.apps.folder import check_free_for_run
 
     check_free_for_run(folder, resume=resume)
