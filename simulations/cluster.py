@@ -16,7 +16,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,14 @@ def ray_cluster(address: str, folder: Path) -> Iterator[Cluster]:
             options = {"address": address} if address else _local_options(ending.enter_context(own_files()))
             ending.callback(ray.shutdown)
             with _own_signals(), _start_errors(address):
-                ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
+                start = partial(ray.init, **options, log_to_driver=False, logging_level=logging.ERROR)
+                try:
+                    start()
+                except Exception:
+                    if address:
+                        raise
+                    ray.shutdown()  # beside threads of gRPC, a process of Ray's sometimes aborts at its start
+                    start()
         for name, level in _LEVELS.items():
             logging.getLogger(name).setLevel(level)
         if address:

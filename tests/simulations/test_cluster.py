@@ -104,6 +104,23 @@ def test_a_signal_while_ray_starts_reaches_the_handler_that_was_set_before():
         signal.signal(signal.SIGTERM, before)
 
 
+def test_ray_is_started_again_where_its_first_start_fails(monkeypatch, tmp_path):
+    """One of its processes may abort, where it is forked beside threads of gRPC."""
+    import ray
+
+    failures, start = [RuntimeError("The current node timed out during startup.")], ray.init
+
+    def failing_once(**options):
+        if failures:
+            raise failures.pop()
+        return start(**options)
+
+    monkeypatch.setattr("ray.init", failing_once)
+    with cluster.ray_cluster("", tmp_path) as found:
+        assert found.places(1.0, 0.0) >= 1
+    assert not ray.is_initialized()
+
+
 def test_a_ray_that_does_not_start_is_reported_in_a_sentence(monkeypatch, tmp_path):
     def failing(**_):
         raise RuntimeError("Failed to start GCS.\n Last 0 lines of error files:")
