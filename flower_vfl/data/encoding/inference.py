@@ -188,8 +188,10 @@ class _Column:
             return None
         if is_text(self.values):
             whole = pc.match_substring_regex(self.different, r"^-?[0-9]+(\.0+)?$")
+        elif pa.types.is_integer(self.values.type):
+            whole = pa.array([True])
         else:
-            whole = pc.equal(self.different, pc.floor(self.different))
+            whole = pc.and_(pc.is_finite(self.different), pc.equal(self.different, pc.floor(self.different)))
         return self._category(f"whole numbers, named {words[-1]}: codes") if pc.all(whole).as_py() else None
 
     def _eight_digits(self) -> ColumnFormat | None:

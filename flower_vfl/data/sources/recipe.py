@@ -47,7 +47,7 @@ def _as_text(kind: Any, value: Any) -> Any:
 
 
 class SplitOptions(Options):
-    """Options of a data set that has no split of its own."""
+    """Options of a data set without a given split."""
 
     test_fraction: float = Field(0.2, gt=0.0, lt=1.0, description="part of the rows for the test")
     split_seed: int = Field(0, ge=0, description="another seed, another test set")

@@ -1,6 +1,7 @@
 """Tables with the notations of practice: types of columns, and new rows are read as training rows."""
 
 import datetime
+import math
 import re
 import tomllib
 
@@ -207,12 +208,24 @@ def test_numbers_that_are_amounts_stay_numbers(prepared, name, value):
 
 @pytest.mark.parametrize(
     ("values", "kind"),
-    [(cycle(7, 12), "category"), (cycle(7.0, None, 12.0), "category"), (cycle(7.5, 12.0), "number")],
+    [
+        (cycle(7, 12), "category"),
+        (cycle(2**60 + 1, 2**60 + 2), "category"),
+        (cycle(7.0, None, 12.0), "category"),
+        (cycle(7.5, 12.0), "number"),
+    ],
 )
 def test_codes_are_known_by_name_in_columns_of_numeric_types_too(tmp_path, values, kind):
     pq.write_table(pa.table({"id": IDS, "ad_id": values, "label": cycle(0, 1, 1)}), tmp_path / "bank.parquet")
     options = {"files": {"bank": str(tmp_path / "bank.parquet")}, "missing": "mean"}
     assert read_column(load("files", options=options), "ad_id").kind == kind
+
+
+def test_an_infinite_code_is_refused(tmp_path):
+    columns = {"id": IDS, "ad_id": cycle(7.0, 12.0, math.inf), "label": cycle(0, 1, 1)}
+    pq.write_table(pa.table(columns), tmp_path / "bank.parquet")
+    with pytest.raises(DataError, match=r"column 'ad_id', row \d+ holds inf, a finite number"):
+        load("files", options={"files": {"bank": str(tmp_path / "bank.parquet")}})
 
 
 def test_a_code_that_differs_in_almost_all_rows_is_left_out(prepared):
