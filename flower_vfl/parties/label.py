@@ -23,6 +23,7 @@ from flower_vfl.nn.placement import IN_MEMORY, Placement
 from flower_vfl.parties.best import BestModel
 from flower_vfl.parties.feature import set_mode
 from flower_vfl.parties.hooks import Hooks, Log, StepView, checked_log
+from flower_vfl.parties.joined import JoinedEmbeddings, joined
 from flower_vfl.parties.loading import Loader
 from flower_vfl.parties.network import NOTHING_LEARNED, LabelModel, side_by_side
 from flower_vfl.protocol.schedule import Rows, RowsPart, Schedule
@@ -169,10 +170,12 @@ class LabelParty(LabelModel):
             hooks.begin_batch(rows)
         labels = self._batch_labels(self._labels, rows)
         self._set_mode(train=True)
-        received, leaf = self._received(embeddings, labels)
-        parts, log = self._embed(received)
-        unchanged = all(part is given for part, given in zip(parts, received.values(), strict=True))
-        z = leaf if unchanged else _joined(parts, leaf)
+        received = JoinedEmbeddings(
+            {party: embeddings[party].to(self._placement.device) for party in self._parties}, labels
+        )
+        parts, log = self._embed(received.parts)
+        unchanged = all(part is given for part, given in zip(parts, received.parts.values(), strict=True))
+        z = received.leaf if unchanged else joined(parts, labels)
         prepared = self._prepared.pop(step, None)
         own = self._own(self._inputs(step), train=True) if prepared is None else prepared
         fused = parts and self._fusion == "concat" and all(part.dim() == 2 for part in parts)
@@ -182,20 +185,20 @@ class LabelParty(LabelModel):
         for optimizers in (self.optimizers, *self._learners):
             optimizers.zero_grad()
         keeps_parts = step in self._snapshots or (self._inside_every and step % self._inside_every == 0)
-        slopes = _slopes(logits, leaf) if keeps_parts and received and logits.dim() == 1 else None  # no ensemble
-        relabel = self._relabel(logits, z, leaf) if self._hooks.other_labels else None
-        torch.autograd.backward(loss, retain_graph=relabel is not None)
-        joint, clipping = self._clipped(leaf.grad if leaf.grad is not None else torch.zeros_like(leaf))
+        slopes = (
+            received.slopes(logits) if keeps_parts and received.parts and logits.dim() == 1 else None
+        )  # no ensemble
+        relabel = self._relabel(logits, z, received.leaf) if self._hooks.other_labels else None
+        joint, clipping = self._clipped(received.backward(loss, keep_graph=relabel is not None))
         value = _finite(step, loss, joint, more)
         more |= self._learn_privately(step, [*parts, *own], rows)
         inside = None if slopes is None else Inside(labels, logits.detach(), slopes, joint.clone(), clipping)
-        clean = _split(joint.clone(), received) if self._keep_clean else {}
-        widths = {party: part.shape[1:].numel() for party, part in received.items()}
-        seen = {party: part.detach() for party, part in received.items()}
-        view = StepView(rows, widths, self.mixed(logits.detach()), seen, relabel=relabel)
+        clean = received.split(joint.clone()) if self._keep_clean else {}
+        seen = {party: part.detach() for party, part in received.parts.items()}
+        view = StepView(rows, received.widths, self.mixed(logits.detach()), seen, relabel=relabel)
         protected, protection = self._protect(joint, labels, view)
-        gradients = _split(protected, received)
-        return Step(rows, value, gradients, {**log, **more, **protection, **self._end_batch()}, clean, inside)
+        log |= {**more, **protection, **self._end_batch()}
+        return Step(rows, value, received.split(protected), log, clean, inside)
 
     def _learn_privately(self, step: int, parts: Sequence[Tensor], rows: Rows) -> Log:
         """Set the gradients of defenses' modules from their private losses, which reach no other weights."""
@@ -302,7 +305,7 @@ class LabelParty(LabelModel):
         ]
         labels = self._batch_labels(self._labels, rows)
         logits = self.join(parts, self._own(inputs, train=True), apart=True)
-        loss, log = self._hooks.loss(logits, labels, _joined(parts, labels))
+        loss, log = self._hooks.loss(logits, labels, joined(parts, labels))
         value = _finite(-1, loss, loss.detach(), log)
         optimizers.zero_grad()
         torch.autograd.backward(loss)
@@ -326,15 +329,6 @@ class LabelParty(LabelModel):
     def _batch_labels(self, labels: NDArray[Any], rows: Rows) -> Tensor:
         batch = torch.from_numpy(labels.take(rows).astype(np.int64, copy=False))
         return batch.to(self._placement.device, non_blocking=True)
-
-    def _received(self, embeddings: Mapping[str, Tensor], labels: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """Return the embedding of each party, as parts of one leaf of the graph (B, D), and this leaf.
-
-        The gradients of all parties are then in one tensor, and their embeddings need not be copied side by side again.
-        """
-        given = [embeddings[party].detach().to(self._placement.device) for party in self._parties]
-        leaf = _joined(given, labels).requires_grad_()
-        return dict(zip(self._parties, _parts(leaf, given), strict=True)), leaf
 
     def _embed(self, received: Mapping[str, Tensor]) -> tuple[list[Tensor], Log]:
         log: Log = {}
@@ -432,31 +426,3 @@ def remedy(log: Iterable[str]) -> str:
     """
     terms = [name.removesuffix(".term") for name in log if name.endswith(".term")]
     return " or ".join(["try a smaller training.learning_rate", *(f"a smaller alpha of {term}" for term in terms)])
-
-
-def _slopes(logits: Tensor, leaf: Tensor) -> Tensor:
-    """Return each row's derivative of its logit by all feature parties' embeddings, (B, D); the graph is kept.
-
-    Dividing gradients by p1 - y would give the same, except for a weighted loss, clipped gradients and residuals that
-    vanish.
-    """
-    return torch.autograd.grad(logits.sum(), leaf, retain_graph=True, materialize_grads=True)[0]
-
-
-def _split(joint: Tensor, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Split (B, D) into each party's gradient, in the shape of its embedding."""
-    parts = _parts(joint, list(received.values()))
-    return {party: part.contiguous() for party, part in zip(received, parts, strict=True)}
-
-
-def _parts(joint: Tensor, shaped: Sequence[Tensor]) -> list[Tensor]:
-    """Return the parts of (B, D) that lie side by side, in the shapes (B, ...) of these tensors."""
-    pieces = torch.split(joint, [part.shape[1:].numel() for part in shaped], dim=1) if len(shaped) > 1 else (joint,)
-    return [piece.reshape(part.shape) for piece, part in zip(pieces, shaped, strict=False)]  # no party: no piece
-
-
-def _joined(parts: Sequence[Tensor], labels: Tensor) -> Tensor:
-    """Return the embeddings of all feature parties side by side, (B, D), for as many rows as there are labels."""
-    if len(parts) > 1:
-        return torch.cat([part.flatten(1) for part in parts], dim=1)
-    return parts[0].flatten(1) if parts else labels.new_zeros(len(labels), 0, dtype=torch.float32)

@@ -27,6 +27,7 @@ from flower_vfl.metrics.of_many_runs import utilities
 from flower_vfl.nn.dropout import bound_generators
 from flower_vfl.nn.stacked import Stack
 from flower_vfl.parties.hooks import StepView, checked_log
+from flower_vfl.parties.joined import JoinedEmbeddings
 from flower_vfl.parties.network import LabelModel
 from flower_vfl.protocol.schedule import RowsPart, Schedule
 from flower_vfl.simulations.stacked.feeding import Feeding
@@ -205,17 +206,16 @@ class StackedTraining:
         )
         embeddings = {party: self._bottoms[party](*self._feeding.columns(party, rows)) for party in self._parties}
         seen = self._layer_outputs()
-        leaves = {party: z.detach().requires_grad_() for party, z in embeddings.items()}
-        logits = self._top(list(leaves.values()), self._feeding.own(rows))
+        received = JoinedEmbeddings(embeddings, labels)
+        logits = self._top(list(received.parts.values()), self._feeding.own(rows))
         losses = vmap(lambda one, y: self._base.loss(one, y, one)[0])(logits, labels)
         self._top_optimizers.zero_grad()
         wanted = step in self._config.attack.snapshots and logits.dim() == 2
-        slopes = self._slopes(logits, leaves) if wanted else None
-        torch.autograd.backward(losses.sum())
-        joint = torch.cat([_gradient(leaf).flatten(2) for leaf in leaves.values()], dim=2)
+        slopes = received.slopes(logits) if wanted else None
+        joint = received.backward(losses.sum())
         protected, logs = self._protect(joint, labels, rows)
         self._top_optimizers.step()
-        sent, clean = (self._split(each, leaves) for each in (protected, joint))
+        sent, clean = received.split(protected), received.split(joint)
         reads = bool(self._readers.views) and step % self._every == 0
         references: dict[tuple[str, str], Tensor] = {}
         if reads:
@@ -267,12 +267,6 @@ class StackedTraining:
                 logs[run] = checked_log(log, "protect")
         return protected, logs
 
-    def _split(self, joint: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Cut (R, B, D) into each party's gradient, in the shape of its embeddings."""
-        widths = [leaf.shape[2:].numel() for leaf in leaves.values()]
-        pieces = torch.split(joint, widths, dim=2)
-        return {party: piece.reshape(leaf.shape) for (party, leaf), piece in zip(leaves.items(), pieces, strict=True)}
-
     def _learn(
         self, embeddings: Mapping[str, Tensor], seen: Mapping[str, Mapping[str, Tensor]], sent: Mapping[str, Tensor]
     ) -> Gradients:
@@ -320,10 +314,6 @@ class StackedTraining:
             for layer, g in zip(layers, back, strict=True):
                 found[party, layer] = batch.at(place, g.flatten(2))[:, 0]
         return found
-
-    def _slopes(self, logits: Tensor, leaves: Mapping[str, Tensor]) -> Tensor:
-        grads = torch.autograd.grad(logits.sum(), list(leaves.values()), retain_graph=True, materialize_grads=True)
-        return torch.cat([grad.flatten(2) for grad in grads], dim=2)
 
     def _snapshot(self, step: int, labels: Tensor, logits: Tensor, slopes: Tensor, joint: Tensor) -> None:
         for run in np.flatnonzero(~self.diverged).tolist():
@@ -449,10 +439,6 @@ class StackedTraining:
         rows = sum(schedule.batch_rows(step) for step in range(schedule.steps))
         evaluated = schedule.epochs * (schedule.validation_rows + schedule.test_rows)
         return 4 * width * (rows + evaluated), 4 * width * rows
-
-
-def _gradient(leaf: Tensor) -> Tensor:
-    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
 
 def _keeper(gradients: Gradients, key: tuple[str, str, str]) -> Callable[[Tensor], None]:
