@@ -7,7 +7,7 @@ In a deployment it offers its sessions before anything imports torch: idle Super
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +40,6 @@ from flower_vfl.transport.sessions import TRAINING, Sessions
 from flower_vfl.transport.signing import Signer, signer_of_this_host
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from flower_vfl.apps.result import ResultCallback
     from flower_vfl.data import Labels, VerticalData
     from flower_vfl.strategies.base import HookedStrategy
@@ -107,14 +105,18 @@ class TrainingServer:
                 if simulation and not isinstance(grid, LocalGrid):
                     wait_for_workers(len(parties), at_once=settings.transport.kind == "stream")
                 undo.pop_all()  # from now on the measurements are kept
-                from flower_vfl.apps.training import train_and_write
-                from flower_vfl.training.context import TrainingContext
+                from flower_vfl.apps.training import WrittenTraining
 
-                training_context = TrainingContext(sessions=sessions, offer=offer)
-                factories: dict[str, Callable[..., nn.Module]] = {"top": self.top, "bottom": self.bottom}
-                train_and_write(
-                    grid, strategy, training_context, dataset, folder, storage, journal, self.on_result, factories
-                )
+                WrittenTraining(
+                    grid=grid,
+                    strategy=strategy,
+                    dataset=dataset,
+                    folder=folder,
+                    storage=storage,
+                    journal=journal,
+                    on_result=self.on_result,
+                    factories={"top": self.top, "bottom": self.bottom},
+                ).execute(sessions, offer)
 
     def _build(
         self, settings: Config, dataset: VerticalData, labels: Labels, secret: Secret, journal: Journal

@@ -152,19 +152,15 @@ class FeatureParty:
 
     def hello(self) -> Frame:
         """Return the party's greeting: the shape of its embeddings, its rows, and the digests of IDs and schedule."""
-        return Frame(
-            Kind.HELLO,
-            fields={
-                "party": self.name,
-                "shape": json.dumps(self._shape),
-                "dtype": str(self._dtype).removeprefix("torch."),
-                "rows": len(self._table.train),
-                "test_rows": len(self._table.test),
-                **software(),
-                "alignment": self._alignment,
-                "schedule": self._schedule.digest,
-                "in_flight": self._configured,
-            },
+        return greeting(
+            self.name,
+            self._shape,
+            self._dtype,
+            rows=len(self._table.train),
+            test_rows=len(self._table.test),
+            alignment=self._alignment,
+            schedule=self._schedule.digest,
+            in_flight=self._configured,
         )
 
     def handle(self, frame: Frame) -> Frame | None:
@@ -425,6 +421,12 @@ def embed(bottom: nn.Module, source: FeatureSource, rows: Rows, placement: Place
     """Return the embedding (B, ...) of rows from the bottom model in evaluation mode."""
     set_mode(bottom, train=False)
     return placement.forward(bottom, *gather(source, rows, placement))
+
+
+def greeting(party: str, shape: tuple[int, ...], dtype: torch.dtype, **fields: str | int) -> Frame:
+    """Return a party's greeting: the shape and number format of a row's embedding, its software and other fields."""
+    of_embedding = {"shape": json.dumps(shape), "dtype": str(dtype).removeprefix("torch.")}
+    return Frame(Kind.HELLO, fields={"party": party, **of_embedding, **fields, **software()})
 
 
 def embedding_shape(output: Any, owner: str) -> tuple[int, ...]:

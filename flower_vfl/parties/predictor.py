@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import torch
@@ -11,10 +10,9 @@ from torch import nn
 from flower_vfl.data.store.source import FeatureSource
 from flower_vfl.errors import ProtocolError
 from flower_vfl.nn.placement import IN_MEMORY, Placement
-from flower_vfl.parties.feature import batch_limit, embed, embedding_shape
+from flower_vfl.parties.feature import batch_limit, embed, embedding_shape, greeting
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import Rows
-from flower_vfl.version import software
 
 
 class Predictor:
@@ -70,17 +68,8 @@ class Predictor:
 
     def hello(self) -> Frame:
         """Return the party's greeting: the shape of its embeddings, and the digests of its weights and rows."""
-        return Frame(
-            Kind.HELLO,
-            fields={
-                "party": self.name,
-                "shape": json.dumps(self._shape),
-                "dtype": str(self._dtype).removeprefix("torch."),
-                "count": len(self._source),
-                "rows": self._rows,
-                "weights": self._weights,
-                **software(),
-            },
+        return greeting(
+            self.name, self._shape, self._dtype, count=len(self._source), rows=self._rows, weights=self._weights
         )
 
     def handle(self, frame: Frame) -> Frame | None:

@@ -30,7 +30,7 @@ from flower_vfl.training.kept import KeptEmbeddings
 from flower_vfl.training.observer import Observer
 from flower_vfl.training.outcome import LIMITS, MEASURED, OF_MANY_CLASSES, Epoch, Outcome, measured
 from flower_vfl.training.replay_guard import ReplayGuard
-from flower_vfl.transport.base import Link, expect
+from flower_vfl.transport.base import Link, receive_answers
 
 _logger = logging.getLogger(__name__)
 
@@ -311,15 +311,12 @@ class TrainingLoop:
     def _receive_all(self, step: int, rows: int) -> dict[str, Tensor]:
         """Return the checked embeddings (B, ...) of all parties."""
         started = time.perf_counter()
-        for link in self._links.values():
-            link.flush()
-        embeddings = {}
-        for party, link in self._links.items():
-            frame = expect(link.receive(self._config.transport.step_timeout), Kind.EMBEDDING, step, party)
+        embeddings, timeout = {}, self._config.transport.step_timeout
+        for link, frame in receive_answers(self._links, Kind.EMBEDDING, step, timeout):
             try:
-                embeddings[party] = frame.tensor("embedding", shape=(rows, *link.shape), dtype=link.dtype)
+                embeddings[link.party] = frame.tensor("embedding", shape=(rows, *link.shape), dtype=link.dtype)
             except NotFiniteError as error:
-                raise TrainingError(f"training diverged at party {party!r}: {error}{self._remedy()}") from error
+                raise TrainingError(f"training diverged at party {link.party!r}: {error}{self._remedy()}") from error
         self.outcome.seconds_wait += time.perf_counter() - started
         return embeddings
 

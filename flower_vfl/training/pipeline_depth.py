@@ -15,7 +15,7 @@ from flower_vfl.config.schema import TransportConfig
 from flower_vfl.errors import PartyError
 from flower_vfl.parties.label import LabelParty
 from flower_vfl.protocol.frame import Frame, Kind
-from flower_vfl.transport.base import Link, expect
+from flower_vfl.transport.base import Link, receive_answers
 
 _log = logging.getLogger(__name__)
 
@@ -130,11 +130,11 @@ def _dry_run(label: LabelParty, links: Mapping[str, Link], rows: int, timeout: f
         gradient = torch.zeros(rows, *link.shape, dtype=link.dtype)
         link.send(Frame(Kind.PROBE, fields={}, tensors={"gradient": gradient}))
     embeddings, seconds = {}, 0.0
-    for party, frame in _answers(links, timeout).items():
-        embeddings[party] = frame.tensor("embedding", shape=(rows, *links[party].shape), dtype=links[party].dtype)
+    for link, frame in receive_answers(links, Kind.PROBED, -1, timeout):
+        embeddings[link.party] = frame.tensor("embedding", shape=(rows, *link.shape), dtype=link.dtype)
         reported = frame.fields.get("seconds")
         if not isinstance(reported, float) or not 0.0 <= reported < math.inf:
-            raise PartyError(f"party {party!r} reports that a trial step took {reported!r} seconds")
+            raise PartyError(f"party {link.party!r} reports that a trial step took {reported!r} seconds")
         seconds = max(seconds, reported)
     received = time.perf_counter()
     label.dry_run(embeddings)
@@ -147,11 +147,6 @@ def _round_trip(links: Mapping[str, Link], timeout: float) -> float:
     started = time.perf_counter()
     for link in links.values():
         link.send(Frame(Kind.PROBE))
-    _answers(links, timeout)
+    for _ in receive_answers(links, Kind.PROBED, -1, timeout):
+        pass
     return time.perf_counter() - started
-
-
-def _answers(links: Mapping[str, Link], timeout: float) -> dict[str, Frame]:
-    for link in links.values():
-        link.flush()
-    return {party: expect(link.receive(timeout), Kind.PROBED, -1, party) for party, link in links.items()}

@@ -24,7 +24,7 @@ from flower_vfl.training.handshake import check_software, negotiate
 from flower_vfl.training.loop import EVALUATIONS_UNDER_WAY
 from flower_vfl.training.probe import check_restored, cut_of
 from flower_vfl.training.protocols import TrainedStrategy
-from flower_vfl.transport.base import Link, expect
+from flower_vfl.transport.base import Link, receive_answers
 from flower_vfl.transport.sessions import Sessions
 from flower_vfl.transport.signing import Signer
 
@@ -112,7 +112,10 @@ def run_prediction(
         load(model.module)
         check_restored(model, strategy, cut, ask.fixed, ask.noted)
         for index, rows in _requested(links, ask.batches):
-            embeddings = _receive(links, index, len(rows), config.transport.step_timeout)
+            embeddings = {
+                link.party: frame.tensor("embedding", shape=(len(rows), *link.shape), dtype=link.dtype)
+                for link, frame in receive_answers(links, Kind.EMBEDDING, index, config.transport.step_timeout)
+            }
             yield rows, model.logits(embeddings, ask.own, rows).cpu()
         sessions.finish(_FINISH_TIMEOUT)
 
@@ -128,17 +131,6 @@ def _requested(links: Mapping[str, Link], batches: Iterable[Rows]) -> Iterator[t
         if len(pending) == EVALUATIONS_UNDER_WAY:
             yield pending.popleft()
     yield from pending
-
-
-def _receive(links: Mapping[str, Link], index: int, count: int, timeout: float) -> dict[str, Tensor]:
-    """Return the checked embeddings (B, ...) of all parties."""
-    for link in links.values():
-        link.flush()
-    embeddings = {}
-    for party, link in links.items():
-        frame = expect(link.receive(timeout), Kind.EMBEDDING, index, party)
-        embeddings[party] = frame.tensor("embedding", shape=(count, *link.shape), dtype=link.dtype)
-    return embeddings
 
 
 def _check(link: Link, strategy: TrainedStrategy, ask: PredictionRequest) -> None:
