@@ -38,7 +38,7 @@ def heading_names(path):
 
 
 def test_headings_that_are_linked_exist():
-    for page, target in [(page, target) for page in PAGES for target in links(page)]:
+    for page, target in ((one, target) for one in PAGES for target in links(one)):
         place, _, heading = target.partition("#")
         path = (page.parent / place).resolve()
         if heading and path.suffix == ".md":
