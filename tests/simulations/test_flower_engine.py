@@ -52,7 +52,7 @@ def test_a_simulation_over_messages_equals_the_local_run(tmp_path):
     values = {
         "data": {"name": "digits"},
         "parties": {"features": ["left", "right"], "label_features": False},
-        "training": {"epochs": 1, "batch_size": 256},
+        "training": {"epochs": 1, "batch_size": 64},
         "attack": {"names": names, "informed": 0},
         "defenses": [{"name": "potential_energy"}],
     }
