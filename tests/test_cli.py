@@ -416,7 +416,8 @@ def test_a_run_that_is_interrupted_while_parties_train_alone_goes_on_there(prese
 
 
 def test_a_sweep_that_is_interrupted_goes_on_with_all_its_options(tmp_path, monkeypatch):
-    def interrupt(definition, out, given, **options):
+    def interrupt(definition, out, given, *, stacking, **options):
+        assert not stacking
         out.mkdir()
         raise KeyboardInterrupt
 

@@ -15,7 +15,7 @@ def on_device(defenses, seeds, **more):
 
 @pytest.mark.slow
 def test_a_stack_on_the_stand_in_gives_the_results_of_its_runs(tmp_path):
-    data, runs = mixed_data(), on_device(DEFENSES, [0, 1, 0, 0, 1, 0])
+    data, runs = mixed_data(256, 64), on_device(DEFENSES, [0, 1, 0, 0, 1, 0])
     folders = [tmp_path / str(number) for number in range(len(runs))]
     with card():
         assert train_stack(runs, folders, data=lambda _: data) == []
@@ -25,7 +25,7 @@ def test_a_stack_on_the_stand_in_gives_the_results_of_its_runs(tmp_path):
             assert together == pytest.approx(alone, abs=1e-4)
 
 
-ROWS, BATCH = 400, 20
+ROWS, BATCH = 120, 20
 
 
 def launches_a_step(work):

@@ -37,12 +37,10 @@ def heading_names(path):
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(DOCS)))
-def test_relative_links_lead_somewhere(page):
-    for target in links(page):
+def test_headings_that_are_linked_exist():
+    for page, target in ((one, target) for one in PAGES for target in links(one)):
         place, _, heading = target.partition("#")
         path = (page.parent / place).resolve()
-        assert path.exists(), f"{page.name} links to {target}"
         if heading and path.suffix == ".md":
             assert heading in heading_names(path), f"{page.name} links to {target}"
 

@@ -138,7 +138,7 @@ def test_every_step_of_a_run_in_a_stack_is_that_of_the_run_by_itself(setting, tm
 
 @pytest.mark.slow
 def test_informed_readers_reach_in_a_stack_what_they_reach_on_the_run_alone(tmp_path):
-    data = toy_data(rows=1500)
+    data = toy_data(rows=800)
     runs = configs({"attack": {"informed": 5000, "names": ["norm"]}}, ["", "marvell_full(s=1.0)"], [0, 1])
     folders = [tmp_path / name for name in "ab"]
     assert train_stack(runs, folders, data=lambda _: data) == []

@@ -20,6 +20,7 @@ SWEEP = """
 data.name = "toy-gap"
 training = { epochs = 2, batch_size = 100 }
 model = { bottom = [8], cut = 4, top = [] }
+attack.informed = 0
 [grid]
 seed = [0, 1, 2, 3, 4]
 defenses = ["none", "max_norm", { name = "iso", t = [1.0, 4.0] }]
