@@ -194,7 +194,9 @@ PAGES = sorted([*ROOT.glob("*.md"), *(page for name in FOLDERS for page in (ROOT
 
 
 def test_every_link_of_a_page_leads_to_a_file():
-    missing = {page.name: [target.name for target in linked(page) if not target.exists()] for page in PAGES}
+    missing = {
+        str(page.relative_to(ROOT)): [target.name for target in linked(page) if not target.exists()] for page in PAGES
+    }
     assert not any(missing.values()), missing
 
 
