@@ -23,9 +23,8 @@ from flower_vfl.nn.placement import IN_MEMORY, Placement
 from flower_vfl.parties.best import BestModel
 from flower_vfl.parties.feature import set_mode
 from flower_vfl.parties.hooks import Hooks, Log, StepView, checked_log
-from flower_vfl.parties.joined import JoinedEmbeddings, joined
 from flower_vfl.parties.loading import Loader
-from flower_vfl.parties.network import NOTHING_LEARNED, LabelModel, side_by_side
+from flower_vfl.parties.network import NOTHING_LEARNED, JoinedEmbeddings, LabelModel, joined, side_by_side
 from flower_vfl.protocol.schedule import Rows, RowsPart, Schedule
 from flower_vfl.protocol.tensors import is_finite
 

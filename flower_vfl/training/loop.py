@@ -30,7 +30,7 @@ from flower_vfl.training.kept import KeptEmbeddings
 from flower_vfl.training.observer import Observer
 from flower_vfl.training.outcome import LIMITS, MEASURED, OF_MANY_CLASSES, Epoch, Outcome, measured
 from flower_vfl.training.replay_guard import ReplayGuard
-from flower_vfl.transport.base import Link, receive_answers
+from flower_vfl.transport.base import Link, expect
 
 _logger = logging.getLogger(__name__)
 
@@ -457,3 +457,11 @@ class TrainingLoop:
         attack, spent = self._config.attack, self.outcome.epochs[-1]
         passed = [status for key, status in LIMITS.items() if spent.get(key, 0.0) > getattr(attack, f"max_{key}")]
         return passed if attack.on_leak == "stop" else []
+
+
+def receive_answers(links: Mapping[str, Link], kind: Kind, step: int, timeout: float) -> Iterator[tuple[Link, Frame]]:
+    """Put all sent frames on their way, then yield each link with its party's answer, as `expect` returns it."""
+    for link in links.values():
+        link.flush()
+    for party, link in links.items():
+        yield link, expect(link.receive(timeout), kind, step, party)

@@ -15,7 +15,8 @@ from flower_vfl.config.schema import TransportConfig
 from flower_vfl.errors import PartyError
 from flower_vfl.parties.label import LabelParty
 from flower_vfl.protocol.frame import Frame, Kind
-from flower_vfl.transport.base import Link, receive_answers
+from flower_vfl.training.loop import receive_answers
+from flower_vfl.transport.base import Link
 
 _log = logging.getLogger(__name__)
 

@@ -21,10 +21,10 @@ from flower_vfl.protocol.schedule import Rows
 from flower_vfl.training.assembly import build_defenses, build_models
 from flower_vfl.training.grids import is_simulation
 from flower_vfl.training.handshake import check_software, negotiate
-from flower_vfl.training.loop import EVALUATIONS_UNDER_WAY
+from flower_vfl.training.loop import EVALUATIONS_UNDER_WAY, receive_answers
 from flower_vfl.training.probe import check_restored, cut_of
 from flower_vfl.training.protocols import TrainedStrategy
-from flower_vfl.transport.base import Link, receive_answers
+from flower_vfl.transport.base import Link
 from flower_vfl.transport.sessions import Sessions
 from flower_vfl.transport.signing import Signer
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from flower_vfl.errors import PartyError, ProtocolError, SessionError
@@ -162,11 +162,3 @@ def expect(frame: Frame, kind: Kind, step: int, party: str) -> Frame:
             f"party {party!r} should have answered with {kind} {step}, it sent {frame.kind} {frame.step}"
         )
     return frame
-
-
-def receive_answers(links: Mapping[str, Link], kind: Kind, step: int, timeout: float) -> Iterator[tuple[Link, Frame]]:
-    """Put all sent frames on their way, then yield each link with its party's answer, as `expect` returns it."""
-    for link in links.values():
-        link.flush()
-    for party, link in links.items():
-        yield link, expect(link.receive(timeout), kind, step, party)

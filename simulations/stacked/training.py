@@ -27,8 +27,7 @@ from flower_vfl.metrics.of_many_runs import utilities
 from flower_vfl.nn.dropout import bound_generators
 from flower_vfl.nn.stacked import Stack
 from flower_vfl.parties.hooks import StepView, checked_log
-from flower_vfl.parties.joined import JoinedEmbeddings
-from flower_vfl.parties.network import LabelModel
+from flower_vfl.parties.network import JoinedEmbeddings, LabelModel
 from flower_vfl.protocol.schedule import RowsPart, Schedule
 from flower_vfl.simulations.stacked.feeding import Feeding
 from flower_vfl.simulations.stacked.member import Member, Trained, TrainedPart
