@@ -92,7 +92,7 @@ class WrittenTraining:
             raise
         finally:
             try:
-                result = self._result or self._write()
+                result = self._write() if self._result is None else self._result
                 if self.on_result is not None:
                     self.on_result(result)
             except StorageError as error:

@@ -183,10 +183,8 @@ class LabelParty(LabelModel):
         more = checked_log(more, "loss")
         for optimizers in (self.optimizers, *self._learners):
             optimizers.zero_grad()
-        keeps_parts = step in self._snapshots or (self._inside_every and step % self._inside_every == 0)
-        slopes = (
-            received.slopes(logits) if keeps_parts and received.parts and logits.dim() == 1 else None
-        )  # no ensemble
+        wanted = step in self._snapshots or (self._inside_every and step % self._inside_every == 0)
+        slopes = received.slopes(logits) if wanted and received.parts and logits.dim() == 1 else None  # no ensemble
         relabel = self._relabel(logits, z, received.leaf) if self._hooks.other_labels else None
         joint, clipping = self._clipped(received.backward(loss, keep_graph=relabel is not None))
         value = _finite(step, loss, joint, more)

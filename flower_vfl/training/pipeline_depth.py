@@ -148,6 +148,5 @@ def _round_trip(links: Mapping[str, Link], timeout: float) -> float:
     started = time.perf_counter()
     for link in links.values():
         link.send(Frame(Kind.PROBE))
-    for _ in receive_answers(links, Kind.PROBED, -1, timeout):
-        pass
+    list(receive_answers(links, Kind.PROBED, -1, timeout))
     return time.perf_counter() - started

@@ -6,7 +6,9 @@ import pytest
 
 from flower_vfl.cli import main
 from flower_vfl.data.store.alignment import AlignmentFile
+from flower_vfl.errors import DataError
 from flower_vfl.simulations import flower_engine
+from flower_vfl.simulations.flower_engine import align_flower
 from tests.apps.alignment.common import federation, people
 from tests.commands import flower_vfl, flower_vfl_process
 
@@ -116,3 +118,12 @@ def test_an_alignment_runs_in_flowers_simulation_runtime_and_each_party_can_prep
     )
     assert prepared.returncode == 0, prepared.stderr
     assert "parties a, b" in prepared.stdout
+
+
+@pytest.mark.flower
+@pytest.mark.timeout(280)
+def test_an_error_of_an_alignment_in_flower_keeps_its_class_and_message(tmp_path):
+    config = federation(tmp_path, {"label": (0, 10), "a": (10, 20)})
+    with pytest.raises(DataError, match="no ID is common to all parties"):
+        align_flower(config, tmp_path / "out")
+    assert not list((tmp_path / "out").rglob("*.parquet"))

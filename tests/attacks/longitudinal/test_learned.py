@@ -288,7 +288,7 @@ HOSTILE = {
 @pytest.mark.parametrize("attack", LEARNED)
 @pytest.mark.parametrize("k", [1, 10])
 @pytest.mark.parametrize("what", HOSTILE)
-@pytest.mark.parametrize(("epochs", "reads"), [(1, "all"), (4, "epochs")])
+@pytest.mark.parametrize(("epochs", "reads"), [(1, "all"), (4, "all"), (4, "epochs")])
 def test_finite_numbers_of_any_kind_give_every_row_a_finite_score(attack, k, what, epochs, reads):
     y = np.arange(100) % 2
     x = HOSTILE[what](noise(epochs, 100, 4), y)

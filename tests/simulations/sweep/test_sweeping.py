@@ -58,6 +58,7 @@ def toy(tmp_path):
 
 def test_a_sweep_gives_what_its_runs_give_by_themselves_and_is_not_done_twice(toy, tmp_path):
     out = tmp_path / "out"
+    toy.write_text(TOY.replace(", informed = 0", ""))
     done = sweep(toy, "--out", out, "--workers", 2)
     assert done.returncode == 0, done.stderr
     summary = json.loads((out / "summary.json").read_text())
@@ -311,3 +312,6 @@ def test_trials_that_are_trained_together_are_reported_like_others_and_a_finishe
         assert {"config.toml", "steps.parquet", "report.html", "weights"} <= {path.name for path in folder.iterdir()}
         alone = run(load_config(str(folder / "config.toml"))).summary
         assert entry["utility"]["last"] == pytest.approx(alone["utility"]["last"], abs=1e-5)
+    apart = sweep(toy, "--out", tmp_path / "apart", "--no-stacking")
+    assert apart.returncode == 0, apart.stderr
+    assert pq.read_table(tmp_path / "apart" / "trials.parquet").column("cost/together").to_pylist() == [1] * 4
