@@ -218,6 +218,27 @@ def test_a_run_without_readers_loads_nothing_that_only_readers_and_reports_need(
     assert done.stdout.splitlines()[-1] == "loaded: []"
 
 
+DEMO = """
+import sys
+
+from flower_vfl.cli import main
+from flower_vfl.simulations.demo.pool import WorkerPool
+
+def first_event(pool):
+    print("loaded:", sorted({"torch", "flwr", "matplotlib", "scipy"} & set(sys.modules)))
+    raise SystemExit
+
+WorkerPool.events = first_event
+main(["demo", "--out", "out"])
+"""
+
+
+def test_the_demo_starts_its_workers_before_it_loads_what_trains(tmp_path):
+    done = run(sys.executable, "-c", DEMO, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "loaded: []" in done.stdout.splitlines()
+
+
 OFFERS = """
 import sys
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flower_vfl.auditing.row_memory import free_memory
 from flower_vfl.errors import StorageError
 from flower_vfl.files import reserve, writing_to
+from flower_vfl.machine import free_memory
 from flower_vfl.protocol.schedule import Rows, RowsPart, Schedule
 from flower_vfl.transport.base import Link
 

@@ -10,17 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from flower_vfl import reports
 from flower_vfl.apps.alone import EACH_ALONE
-from flower_vfl.apps.factories import open_data
 from flower_vfl.apps.folder import has_ended, read_result
 from flower_vfl.apps.progress import time_words
-from flower_vfl.auditing.row_memory import free_memory
 from flower_vfl.config import Config
 from flower_vfl.errors import InputError, TrainingError
 from flower_vfl.files import append_private, write_json_atomic, writing_to
-from flower_vfl.machine import cores
+from flower_vfl.machine import cores, free_memory
 from flower_vfl.protocol.printable import shortened
-from flower_vfl.reports import render
 from flower_vfl.simulations.demo.countdown import Countdown
 from flower_vfl.simulations.demo.display import Display
 from flower_vfl.simulations.demo.folder import ERRORS, REPORT, SUMMARY, demo_folder
@@ -28,7 +26,6 @@ from flower_vfl.simulations.demo.plan import FIRST_RUNS
 from flower_vfl.simulations.demo.pool import Ended, Failed, WorkerPool
 from flower_vfl.simulations.demo.table import print_demo
 from flower_vfl.simulations.demo.worker import AloneTask, RunTask, work
-from flower_vfl.simulations.running import alone_parties
 from flower_vfl.terminal import console
 
 _WORKER_BYTES = 2**30
@@ -113,6 +110,9 @@ class _Demo:
         """Do the runs and trainings that are not done yet."""
         self._finished = {name for name in self.configs if has_ended(self.out / name)}
         if self.full:
+            from flower_vfl.apps.factories import open_data
+            from flower_vfl.simulations.running import alone_parties  # with torch, which only workers need otherwise
+
             self._parties = alone_parties(self.configs[FIRST_RUNS[0]], open_data(self.configs[FIRST_RUNS[0]]))
             self._alone = self._measured_alone()
         waiting = [name for name in self.configs if not self._is_done(name)]
@@ -151,7 +151,7 @@ class _Demo:
         """Write the summary and the comparison of the runs that have finished, and return their results."""
         summaries = self._write_summary()
         if summaries:
-            render([self.out / summary["run"] for summary in summaries], self.out / REPORT)
+            reports.render([self.out / summary["run"] for summary in summaries], self.out / REPORT)
         return summaries
 
     def _submit(self, pool: WorkerPool, waiting: list[str]) -> None:

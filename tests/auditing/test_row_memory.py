@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from flower_vfl.attacks.longitudinal.base import centred_in_batch_units, in_batch_units
 from flower_vfl.auditing import row_memory as storage
-from flower_vfl.auditing.row_memory import RowMemory, free_memory
+from flower_vfl.auditing.row_memory import RowMemory
 from flower_vfl.errors import DataError, StorageError
 from flower_vfl.metrics import leak_auc
 from flower_vfl.protocol.schedule import Schedule
@@ -269,43 +269,6 @@ def test_the_parties_of_a_process_share_the_places_of_rows():
     for memory in memories:
         memory.forget()
     assert not [key for key in storage._places if key[0] == SCHEDULE]
-
-
-def tree(root, files):
-    for path, text in files.items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(text)
-    return root
-
-
-@pytest.mark.parametrize(
-    ("files", "free"),
-    [
-        ({}, 0),
-        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/memory.max": "5"}, 4096),
-        *(
-            ({"proc/self/cgroup": group, f"sys/fs/cgroup/{limit}": "5000", f"sys/fs/cgroup/{used}": "4000"}, 1000)
-            for group, limit, used in (
-                ("0::/a/b\n", "a/memory.max", "a/memory.current"),
-                ("0::/\n", "memory.max", "memory.current"),
-                ("3:cpu:/x\n7:memory:/of/the/host\n", "memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-            )
-        ),
-        (
-            {
-                "proc/self/cgroup": "0::/a\n",
-                "sys/fs/cgroup/a/memory.max": "max",
-                "sys/fs/cgroup/a/memory.current": "4000",
-                "sys/fs/cgroup/memory.max": "3000",
-                "sys/fs/cgroup/memory.current": "4000",
-            },
-            0,
-        ),
-    ],
-)
-def test_what_is_free_is_what_the_machine_and_every_control_group_leave(tmp_path, files, free):
-    meminfo = {"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:   4 kB\n"} if files else {}
-    assert free_memory(tree(tmp_path, meminfo | files)) == free
 
 
 @pytest.mark.parametrize(("free", "in_place"), [(4 * ROWS * WIDTH - 1, False), (4 * ROWS * WIDTH, True)])
