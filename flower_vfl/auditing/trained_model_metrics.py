@@ -9,7 +9,6 @@ from torch import Tensor
 
 from flower_vfl.attacks.base import Reads
 from flower_vfl.attacks.embedding.clustering import matched_accuracy, matched_balanced_accuracy
-from flower_vfl.attacks.embedding.inference import classes_of
 from flower_vfl.metrics import (
     ArgumentError,
     auc_interval,
@@ -22,6 +21,7 @@ from flower_vfl.metrics import (
 )
 from flower_vfl.metrics.arrays import as_numpy
 from flower_vfl.metrics.interval import Interval
+from flower_vfl.metrics.utility import predicted_classes
 
 AUC, ACCURACY, BALANCED = "auc", "accuracy", "balanced_accuracy"
 
@@ -69,7 +69,7 @@ def measured(reads: Reads, answer: Tensor, labels: ClassNumbers, classes: int) -
         }
     if reads == "classes" and not bool(torch.isin(answer, torch.arange(classes, device=answer.device)).all()):
         raise ArgumentError(f"Some class is no whole number from 0 to {classes - 1}, of {classes} classes.")
-    named = as_numpy(classes_of(answer) if reads == "logits" else answer)
+    named = as_numpy(predicted_classes(answer) if reads == "logits" else answer)
     values = {ACCURACY: float((named == labels).mean()), BALANCED: balanced_accuracy(named, labels)}
     if reads == "logits":
         values[AUC] = leak_auc(answer, labels) if classes == 2 else macro_auc(answer, labels)
@@ -86,7 +86,7 @@ def sample_interval(
     if measure == ACCURACY:
         return share_interval(value, len(labels))
     if measure == BALANCED:
-        named = classes_of(answer) if reads == "logits" else answer
+        named = predicted_classes(answer) if reads == "logits" else answer
         return None if reads == "clusters" else mean_share_interval(*recalls(named, labels))
     return auc_interval(answer, labels) if classes == 2 else None
 

@@ -46,7 +46,7 @@ def read(z: Tensor, y: Tensor, attacked: Tensor, *, classes: int, kind: ReaderKi
     Returns
     -------
     Tensor
-        (N,) scores for two classes and (N, C) for more, float64; `classes_of` returns their classes.
+        (N,) scores for two classes and (N, C) for more, float64; `predicted_classes` returns their classes.
 
     Raises
     ------

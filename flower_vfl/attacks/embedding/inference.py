@@ -101,11 +101,6 @@ class TrainedView:
         return leaked, self.top, self.network
 
 
-def classes_of(logits: Tensor) -> Tensor:
-    """Return the predicted class numbers (N,) of logits, (N,) for two classes and (N, C) for more."""
-    return (logits > 0).long() if logits.dim() == 1 else logits.argmax(dim=1)
-
-
 class InferenceAttack(AttackMethod):
     """An attack of a curious feature party on its trained bottom model.
 

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from flower_vfl.attacks.base import Reads
-from flower_vfl.attacks.embedding.inference import ExamplesAttack, TrainedView, classes_of
+from flower_vfl.attacks.embedding.inference import ExamplesAttack, TrainedView
 from flower_vfl.attacks.rows import normalised
 from flower_vfl.errors import ArgumentError
+from flower_vfl.metrics.utility import predicted_classes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,7 +48,7 @@ def complete(top: nn.Module, z: Tensor, y: Tensor, attacked: Tensor, *, classes:
     Returns
     -------
     Tensor
-        Logits of the attacked rows, (N,) for two classes and (N, C) for more; `classes_of` returns their classes.
+        Logits of the attacked rows, (N,) for two classes and (N, C) for more, see `predicted_classes`.
 
     Raises
     ------
@@ -87,7 +88,7 @@ def train_alone(
     Returns
     -------
     Tensor
-        Logits of the attacked rows, (N,) for two classes and (N, C) for more; `classes_of` returns their classes.
+        Logits of the attacked rows, (N,) for two classes and (N, C) for more, see `predicted_classes`.
 
     Raises
     ------
@@ -237,7 +238,7 @@ def _evaluated(model: nn.Module, inputs: Sequence[Tensor], classes: int) -> Tens
 
 
 def _error(logits: Tensor, y: Tensor) -> float:
-    return float((classes_of(logits) != y).double().mean())
+    return float((predicted_classes(logits) != y).double().mean())
 
 
 class ModelCompletionAttack(ExamplesAttack):

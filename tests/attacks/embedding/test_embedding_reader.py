@@ -10,10 +10,11 @@ from sklearn.linear_model import Ridge
 from flower_vfl.attacks import EmbeddingReaderAttack
 from flower_vfl.attacks.embedding import embedding_reader
 from flower_vfl.attacks.embedding.embedding_reader import read
-from flower_vfl.attacks.embedding.inference import Leaked, TrainedView, classes_of
+from flower_vfl.attacks.embedding.inference import Leaked, TrainedView
 from flower_vfl.attacks.rows import normalised
 from flower_vfl.errors import ConfigError, InputError
 from flower_vfl.metrics import leak_auc
+from flower_vfl.metrics.utility import predicted_classes
 from tests.attacks.common import auc_error
 from tests.attacks.embedding.test_clustering import clouds
 
@@ -87,7 +88,7 @@ def test_only_the_network_reads_classes_of_one_mean_and_one_covariance(classes):
     y = torch.arange(4000) % classes
     angle = np.pi / 2 * (rng.integers(0, 4, 4000) + y.numpy() / classes)
     z = torch.from_numpy(np.stack([np.cos(angle), np.sin(angle)], axis=1) + 0.03 * rng.normal(size=(4000, 2)))
-    predicted = {kind: classes_of(read(z[:800], y[:800], z[800:], classes=classes, kind=kind)) for kind in KINDS}
+    predicted = {kind: predicted_classes(read(z[:800], y[:800], z[800:], classes=classes, kind=kind)) for kind in KINDS}
     accuracy = {kind: float((classes_found == y[800:]).double().mean()) for kind, classes_found in predicted.items()}
     error = 4 * np.sqrt((1 - 1 / classes) / classes / 3200)
     assert abs(accuracy["linear"] - 1 / classes) < error

@@ -8,10 +8,11 @@ from sklearn.neighbors import NearestCentroid
 from torch import nn
 
 from flower_vfl.attacks.embedding import model_completion
-from flower_vfl.attacks.embedding.inference import Leaked, TrainedView, classes_of
+from flower_vfl.attacks.embedding.inference import Leaked, TrainedView
 from flower_vfl.attacks.embedding.model_completion import ModelCompletionAttack
 from flower_vfl.attacks.rows import normalised
 from flower_vfl.errors import ConfigError, InputError
+from flower_vfl.metrics.utility import predicted_classes
 from flower_vfl.nn import seeded_initialisation
 from tests.attacks.embedding.test_clustering import clouds
 
@@ -86,7 +87,7 @@ def test_training_ends_as_soon_as_the_examples_are_right_and_at_the_latest_after
     top = deep(2, 1)
     epochs = model_completion.train(top, (z,), y, classes=2)
     assert 0 < epochs < 1000
-    assert classes_of(model_completion.predict(top, (z,), classes=2)).tolist() == y.tolist()
+    assert predicted_classes(model_completion.predict(top, (z,), classes=2)).tolist() == y.tolist()
     assert model_completion.train(top, (z,), y, classes=2) == 0
     assert model_completion.train(deep(2, 1), (z * 0,), y, classes=2) == 1000
 
@@ -114,7 +115,7 @@ def test_class_means_are_those_in_evaluation_mode_and_a_logit_of_0_means_class_0
     top = make(nn.Dropout, lambda: nn.Linear(2, 2))
     assert model_completion.start_at_class_means(top, z, y, classes=2)
     torch.testing.assert_close(top[1].weight.detach(), torch.stack([z[y == c].mean(dim=0) for c in (0, 1)]))
-    assert classes_of(torch.tensor([-1.0, 0.0, 1.0])).tolist() == [0, 0, 1]
+    assert predicted_classes(torch.tensor([-1.0, 0.0, 1.0])).tolist() == [0, 0, 1]
 
 
 class CountingModel(nn.Module):
@@ -136,7 +137,7 @@ def test_with_batch_normalisation_training_goes_on_until_evaluation_is_right_too
     epochs = model_completion.train(model, (z + 100.0,), y, classes=2, learning_rate=0.05)
     assert model.calls[False] > 1  # in training mode all examples are right long before
     assert 0 < epochs < 1000
-    assert (classes_of(model_completion.predict(model, (z + 100.0,), classes=2)) == y).all()
+    assert (predicted_classes(model_completion.predict(model, (z + 100.0,), classes=2)) == y).all()
 
 
 @pytest.mark.parametrize("classes", [2, 4])
@@ -147,7 +148,7 @@ def test_few_labels_complete_a_model_whose_embeddings_separate_the_classes(class
     model = top(classes, 1 if classes == 2 else classes)
     found = model_completion.complete(model, z[leaked], y[leaked], z, classes=classes)
     assert found.shape == (y.shape if classes == 2 else (len(y), classes))
-    assert (classes_of(found) == y).double().mean() > 0.8  # training ends as soon as the leaked examples are right
+    assert (predicted_classes(found) == y).double().mean() > 0.8  # training ends once the leaked examples are right
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -157,13 +158,13 @@ def test_one_linear_layer_that_is_right_from_the_start_predicts_the_nearest_clas
     top = linear(classes, 1 if classes == 2 else classes)
     found = model_completion.complete(top, z[leaked], y[leaked], z, classes=classes)
     nearest = NearestCentroid().fit(z[leaked].numpy(), y[leaked].numpy())
-    assert classes_of(found).tolist() == nearest.predict(z.numpy()).tolist()
+    assert predicted_classes(found).tolist() == nearest.predict(z.numpy()).tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_embeddings_are_read_in_any_number_format(dtype):
     z, y = clouds(2, dtype=dtype)
-    found = classes_of(model_completion.complete(deep(2, 1), z[:8], y[:8], z, classes=2))
+    found = predicted_classes(model_completion.complete(deep(2, 1), z[:8], y[:8], z, classes=2))
     assert (found == y).double().mean() > 0.8
 
 
@@ -184,7 +185,7 @@ def test_the_baseline_trains_the_whole_network_sparse_embeddings_included():
     ids, y = torch.arange(40).reshape(20, 2), torch.arange(20) % 2
     before = network.embedding.weight.clone()
     found = model_completion.train_alone(network, (torch.zeros(20, 1), ids), y, (torch.zeros(20, 1), ids), classes=2)
-    assert classes_of(found).tolist() == y.tolist()
+    assert predicted_classes(found).tolist() == y.tolist()
     assert torch.equal(before[40:], network.embedding.weight[40:])
     assert not torch.equal(before[:40], network.embedding.weight[:40])
 
