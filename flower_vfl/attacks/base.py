@@ -166,6 +166,11 @@ class AttackMethod(ABC):
         """The attack's parameters as written to ``result.json``; its class called with them makes an equal attack."""
         return {}
 
+    @property
+    def leaks(self) -> int:
+        """The number of labelled rows of each class that it knows, where it needs ``"labels"`` or ``"leaked"``."""
+        return 0
+
     def fresh(self) -> Self:
         """Return an instance with the same parameters for another party, layer or view; by default a deep copy."""
         return deepcopy(self)
@@ -224,11 +229,6 @@ class Attack(AttackMethod):
     def hints(self) -> int:
         """The number of positives of the batch that it knows, where it needs ``"hints"``."""
         return 1
-
-    @property
-    def leaks(self) -> int:
-        """The number of training rows of each class with known labels, where it needs ``"labels"``."""
-        return 0
 
     @abstractmethod
     def score(self, transcript: Transcript, layer: str, side: SideInformation = NOTHING) -> Tensor:

@@ -74,7 +74,7 @@ class AttackedView:
         keeps: Iterable[Kept] = (),
         take: Take | None = None,
     ) -> None:
-        self.transcript, self._labels, self._schedule = Transcript(), labels, schedule
+        self.transcript, self._labels = Transcript(), labels
         shared: dict[str, Any] = {
             "party": party,
             "source": source,
@@ -115,11 +115,6 @@ class AttackedView:
     def latest(self) -> float:
         """The largest leak of attacks on the last compared step, without pending ones, and of longitudinal attacks."""
         return largest([self._steps.latest, self._longitudinal])
-
-    @property
-    def last(self) -> float:
-        """The largest leak of attacks on the last scored step, and of longitudinal attacks."""
-        return largest([self._steps.last, self._longitudinal])
 
     @property
     def epoch_leak(self) -> float:

@@ -101,8 +101,9 @@ def read_with_columns(
     own = _matrices(view.train, words=view.words)
     bare = Sample(np.zeros((len(y), 0), dtype=np.float32), y, parts)
     with_gradients = [np.concatenate([matrix, gradients], axis=1) for matrix in own]
-    read = partial(_read, bare, classes=classes, positives=positives)
-    found, without = read(with_gradients), read(list(own))
+    others: Mapping[str, Fit] = {**DISCRIMINANTS, "network": partial(LEARNERS["network"], most=MOST_FIT)}
+    read = partial(_read, bare, others, classes=classes, positives=positives)
+    found, without = read(with_gradients), read(own)
     if signs is not None:
         beside = bare.with_columns(np.concatenate([own[0], signs.float().numpy()], axis=1))
         found += candidates(beside, OF_SIGNS, SPAN_EPOCHS, classes=classes, positives=positives)
@@ -142,29 +143,29 @@ def read_background(
     """
     if tables:
         view = joint_view(tables, rows, torch.zeros(len(rows), 0), embeddings)
-        coded, ordered = _matrices(view.train, words=view.words)
+        own = _matrices(view.train, words=view.words)
     else:
-        coded = ordered = as_rows(embeddings).float().cpu().numpy()
+        embedded = as_rows(embeddings).float().cpu().numpy()
+        own = embedded, embedded
     bare = Sample(np.zeros((len(y), 0), dtype=np.float32), y, parts)
-    linear: Mapping[str, Fit] = {"linear": DISCRIMINANTS["linear"]}
+    return _read(bare, {"linear": DISCRIMINANTS["linear"]}, own, classes=classes, positives=positives)
+
+
+def _read(
+    bare: Sample,
+    others: Mapping[str, Fit],
+    matrices: Sequence[JointMatrix],
+    *,
+    classes: int,
+    positives: Sequence[int],
+) -> list[FittedReader]:
+    """Return readers: trees fitted to the matrix of category numbers, the others to that of one-hot categories."""
     trees: Mapping[str, Fit] = {"trees": partial(LEARNERS["trees"], most=MOST_FIT)}
     return [
         candidate
-        for matrix, fits in ((coded, linear), (ordered, trees))
+        for matrix, fits in zip(matrices, (others, trees), strict=True)
         if matrix.shape[1]
         for candidate in candidates(bare.with_columns(matrix), fits, SPAN_EPOCHS, classes=classes, positives=positives)
-    ]
-
-
-def _read(bare: Sample, matrices: list[JointMatrix], *, classes: int, positives: Sequence[int]) -> list[FittedReader]:
-    """Return readers: discriminants and a network fitted to one-hot categories, trees fitted to category numbers."""
-    coded, ordered = (bare.with_columns(matrix) for matrix in matrices)
-    trees: Mapping[str, Fit] = {"trees": partial(LEARNERS["trees"], most=MOST_FIT)}
-    others: Mapping[str, Fit] = {**DISCRIMINANTS, "network": partial(LEARNERS["network"], most=MOST_FIT)}
-    return [
-        candidate
-        for sample, fits in ((coded, others), (ordered, trees))
-        for candidate in candidates(sample, fits, SPAN_EPOCHS, classes=classes, positives=positives)
     ]
 
 

@@ -6,7 +6,6 @@ with the odds that a model without gradients gives, and the bound is an estimate
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +17,6 @@ from flower_vfl.auditing.canaries import FEWEST_CANARIES
 from flower_vfl.auditing.halves import CANARY, CHOOSE, SCORE
 from flower_vfl.auditing.selection import FittedReader, best
 from flower_vfl.metrics.epsilon import coin_bound, odds_bound
-
-_log = logging.getLogger(__name__)
 
 WITH_CANARIES, ESTIMATED = "canaries", "estimated"
 """The kinds of a bound: proven with canaries, or as good as the estimated odds."""

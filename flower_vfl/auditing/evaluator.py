@@ -17,6 +17,7 @@ from flower_vfl.attacks.base import HINTS, KINDS, LABELS, REFERENCE, Attack, Att
 from flower_vfl.attacks.embedding.clustering import matched_accuracy
 from flower_vfl.attacks.embedding.inference import LEAKED
 from flower_vfl.attacks.gradient.principal_direction import fresh_together
+from flower_vfl.attacks.longitudinal.base import KnownRows
 from flower_vfl.auditing.batched_scoring import MOST_PENDING_BYTES, PendingStep, answer
 from flower_vfl.auditing.recorder import Recorder
 from flower_vfl.auditing.shared_state import SharedStateCheck
@@ -30,6 +31,9 @@ from flower_vfl.rng import scattered
 
 _log = logging.getLogger(__name__)
 _DRAWS = {REFERENCE: 1, HINTS: 2, LEAKED: 3}
+
+UNSEEN = 255
+"""Mark of rows that an attack does not have among labels of 0 and 1."""
 
 
 class AuditLabels:
@@ -149,6 +153,15 @@ def draw_examples(labels: NDArray[Any], draw: int, *, classes: int, count: int) 
         order = scattered(rows.astype(np.uint64) + np.uint64((_DRAWS[LEAKED] << 60) + (draw << 40))).argsort()
         drawn.append(rows[order[:count]])
     return np.concatenate(drawn)
+
+
+def draw_known(labels: NDArray[np.uint8], count: int) -> KnownRows | None:
+    """Return as many known rows of each class, sorted, by labels of 0, 1 or `UNSEEN`; None where there are too few."""
+    try:
+        rows = np.sort(draw_examples(labels, 0, classes=2, count=count))
+    except ConfigError:  # in time order, the first days may have too few
+        return None
+    return KnownRows(rows, labels[rows].astype(np.int64))
 
 
 def check_side_information(attacks: Iterable[Attack], *, positives: int, batch_size: int) -> None:
@@ -429,12 +442,6 @@ class AttackEvaluator:
         return known, torch.from_numpy(values).to(trace.embedding.device)
 
     @property
-    def last(self) -> float:
-        """The largest leak of the last step that was scored."""
-        self.settle()
-        return self.latest
-
-    @property
     def epoch_leak(self) -> float:
         """The largest 95 % quantile over the attacks and layers in the current epoch; NaN where nothing was scored.
 
@@ -487,6 +494,4 @@ def _measure(scores: NDArray[Any], left_out: NDArray[np.int64], labels: NDArray[
     """Return leak AUC and detection error over the examples that did not supply the side information."""
     if not left_out.size:
         return separation(scores, labels)
-    kept = np.ones(len(labels), dtype=bool)
-    kept[left_out] = False
-    return separation(scores[kept], labels[kept])
+    return separation(np.delete(scores, left_out), np.delete(labels, left_out))

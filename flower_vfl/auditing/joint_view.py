@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
@@ -16,22 +15,16 @@ from torch import Tensor, nn
 from flower_vfl.attacks.embedding.inference import LEAKED
 from flower_vfl.attacks.joint import JointAttack, JointView, OwnRows
 from flower_vfl.attacks.longitudinal.base import NO_KNOWN_ROWS, KnownRows, Memory
-from flower_vfl.auditing.evaluator import AuditLabels, draw_examples
+from flower_vfl.auditing.evaluator import UNSEEN, AuditLabels, draw_known
 from flower_vfl.auditing.joint import TEST_ROWS, WIDE_ROWS, JointEvaluator, JointLabels, most_rows, sample_rows
 from flower_vfl.auditing.trained_model import BATCH
 from flower_vfl.data.store.dataset import PartyTable
 from flower_vfl.data.store.source import FeatureSource
-from flower_vfl.errors import ConfigError
 from flower_vfl.nn.placement import Placement, widened
 from flower_vfl.parties.feature import embed
 
-_log = logging.getLogger(__name__)
-
 TOO_FEW = "too few rows of a class have come for the labels it knows"
 """Reason for a joint attack without a number."""
-
-_UNSEEN = 255
-"""Mark of rows that are not in the sample; a label is 0 or 1."""
 
 
 def known_among(attack: JointAttack, rows: NDArray[np.int64], truth: NDArray[np.bool_]) -> KnownRows | None:
@@ -48,13 +41,10 @@ def known_among(attack: JointAttack, rows: NDArray[np.int64], truth: NDArray[np.
     """
     if LEAKED not in attack.needs:
         return NO_KNOWN_ROWS
-    labels = np.full(int(rows[-1]) + 1 if len(rows) else 0, _UNSEEN, dtype=np.uint8)
+    labels = np.full(int(rows[-1]) + 1 if len(rows) else 0, UNSEEN, dtype=np.uint8)
     labels[rows] = truth
-    try:
-        drawn = np.sort(draw_examples(labels, 0, classes=2, count=attack.leaks))
-    except ConfigError:  # in time order, the first days may have too few
-        return None
-    return KnownRows(np.searchsorted(rows, drawn), labels[drawn].astype(np.int64))
+    known = draw_known(labels, attack.leaks)
+    return None if known is None else KnownRows(np.searchsorted(rows, known.rows), known.labels)
 
 
 def read_group(
@@ -80,14 +70,7 @@ def read_group(
     """
     scorer = _group_scorer(labels, party, defended=defended)
     truth = JointLabels(labels.at(rows) == labels.positive(0), np.zeros(0, dtype=np.bool_))
-    found = []
-    for attack in (one.fresh() for one in attacks):
-        known = known_among(attack, rows, truth.train)
-        if known is None:
-            found.append(scorer.unavailable(attack, TOO_FEW))
-        else:
-            found += scorer.entries(attack, replace(view, known=known), truth)
-    return found
+    return _entries(scorer, [attack.fresh() for attack in attacks], view, rows, truth)
 
 
 def group_unavailable(
@@ -101,6 +84,24 @@ def group_unavailable(
 def _group_scorer(labels: AuditLabels, party: str, *, defended: bool) -> JointEvaluator:
     classes, positive = labels.classes, labels.positive(0)
     return JointEvaluator(party=party, defended=defended, positive=positive, classes=classes, source="monitor")
+
+
+def _entries(
+    scorer: JointEvaluator,
+    attacks: Sequence[JointAttack],
+    view: JointView,
+    rows: NDArray[np.int64],
+    truth: JointLabels,
+) -> list[dict[str, Any]]:
+    """Return the entries of attacks on a view, each with the labels of the rows that it knows."""
+    found = []
+    for attack in attacks:
+        known = known_among(attack, rows, truth.train)
+        if known is None:
+            found.append(scorer.unavailable(attack, TOO_FEW))
+        else:
+            found += scorer.entries(attack, replace(view, known=known), truth)
+    return found
 
 
 class JointObserver:
@@ -178,15 +179,8 @@ class JointObserver:
         test_rows = sample_rows(np.arange(len(self._table.test) if self._test_labels.complete else 0), most)
         train, test = self._own(bottom, self._table.train, self._rows), self._own(bottom, self._table.test, test_rows)
         truth = JointLabels(labels.at(self._rows) == positive, self._test_labels.at(test_rows) == positive)
-        found = []
-        for attack in self._attacks:
-            known = known_among(attack, self._rows, truth.train)
-            if known is None:
-                found.append(scorer.unavailable(attack, TOO_FEW))
-                continue
-            view = JointView(self._gradients, train, test, known, self._table.spec.vocabulary > 0, self._seed)
-            found += scorer.entries(attack, view, truth)
-        return found
+        view = JointView(self._gradients, train, test, words=self._table.spec.vocabulary > 0, seed=self._seed)
+        return _entries(scorer, self._attacks, view, self._rows, truth)
 
     def _own(self, bottom: nn.Module, source: FeatureSource, rows: NDArray[np.int64]) -> OwnRows:
         """Return the party's columns and embeddings of rows, in main memory."""

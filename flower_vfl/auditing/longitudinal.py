@@ -19,7 +19,8 @@ from flower_vfl.attacks.base import HINTS
 from flower_vfl.attacks.embedding.inference import LEAKED
 from flower_vfl.attacks.longitudinal.base import NO_KNOWN_ROWS, Kept, KnownRows, Memory, MemoryAttack
 from flower_vfl.auditing.batched_scoring import checked_scores
-from flower_vfl.auditing.evaluator import AuditLabels, draw_examples, draw_positives, naming
+from flower_vfl.auditing.entries import REMEMBERED
+from flower_vfl.auditing.evaluator import UNSEEN, AuditLabels, draw_known, draw_positives, naming
 from flower_vfl.auditing.read_only import ask
 from flower_vfl.auditing.recorder import Recorder
 from flower_vfl.auditing.row_memory import RowMemory
@@ -32,9 +33,6 @@ from flower_vfl.registry import from_elsewhere
 
 _log = logging.getLogger(__name__)
 
-REMEMBERED = "remembered"
-"""The phase of the entries of longitudinal attacks in `result.json`."""
-
 WIDEST_MEMORY = 4096
 """Largest width of a layer in the row memory: a direction takes a square matrix of this size."""
 
@@ -43,9 +41,6 @@ Take: TypeAlias = Callable[[str, int, Memory], None]
 
 MEANS, HISTORY = "means", "history"
 """Kinds of row memory: with centred batches, for attacks that read means alone, and for those that read epochs, too."""
-
-_UNSEEN = 255
-"""Mark of rows that have not occurred; a label is 0 or 1."""
 
 
 def check_memory_attacks(attacks: Iterable[MemoryAttack], labels: AuditLabels, *, repeats: bool) -> None:
@@ -270,17 +265,13 @@ class LongitudinalEvaluator:
         """Return the rows that the attack knows, the same after each epoch; None where too few have occurred."""
         if not attack.needs:
             return NO_KNOWN_ROWS
-        labels = np.full(len(self._labels.numbers), _UNSEEN, dtype=np.uint8)
+        labels = np.full(len(self._labels.numbers), UNSEEN, dtype=np.uint8)
         labels[memory.order] = self._labels.at(memory.order) == self._labels.positive(0)
         if HINTS in attack.needs:
             positives = draw_positives(labels == 1, 0, HINTS)[: attack.hints]
             enough = len(positives) == attack.hints
             return KnownRows(np.sort(positives), np.ones(len(positives), dtype=np.int64)) if enough else None
-        try:
-            rows = np.sort(draw_examples(labels, 0, classes=2, count=attack.leaks))
-        except ConfigError:  # in time order, the first days may have too few
-            return None
-        return KnownRows(rows, labels[rows].astype(np.int64))
+        return draw_known(labels, attack.leaks)
 
     def entries(self) -> list[dict[str, Any]]:
         """Return one entry for each attack and layer, for `result.json`, with the value after each epoch."""

@@ -221,13 +221,8 @@ class LeakageMonitor:
 
     @property
     def latest(self) -> float:
-        """The largest leak AUC of one of the last 16 steps, or of longitudinal attacks; free, unlike `last`."""
+        """The largest leak AUC of one of the last 16 steps, or of longitudinal attacks; costs nothing."""
         return largest(view.attacked.latest for view in self._sent)
-
-    @property
-    def last(self) -> float:
-        """The largest leak AUC of the last step, or of longitudinal attacks, over parties and attacks."""
-        return largest(view.attacked.last for view in self._sent)
 
     @property
     def epoch_leak(self) -> float:

@@ -119,11 +119,6 @@ class InferenceAttack(AttackMethod):
     reads: ClassVar[Reads]
 
     @property
-    def leaks(self) -> int:
-        """The number of labelled examples of each class that it knows."""
-        return 0
-
-    @property
     def draws(self) -> int:
         """The number of repetitions, each with other labelled examples and other random numbers."""
         return 1

@@ -105,11 +105,6 @@ class JointAttack(AttackMethod):
 
     reads_own: ClassVar[bool] = True
 
-    @property
-    def leaks(self) -> int:
-        """The number of labelled rows of each class that it knows."""
-        return 0
-
     @abstractmethod
     def read(self, view: JointView) -> JointScores:
         """Score the training rows and the test rows of a view; never NaN for finite views."""

@@ -257,11 +257,6 @@ class MemoryAttack(AttackMethod):
         """The number of positives that it knows."""
         return 0
 
-    @property
-    def leaks(self) -> int:
-        """The number of labelled rows of each class that it knows."""
-        return 0
-
     @abstractmethod
     def score(self, memory: Memory, known: KnownRows = NO_KNOWN_ROWS) -> Tensor:
         """Score all rows that have occurred.
