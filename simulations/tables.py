@@ -47,7 +47,8 @@ def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
 
     Leaks of single steps are the papers' measure; beside them are those of longitudinal attacks.
     """
-    from flower_vfl.reports.leaks import reached, worst
+    from flower_vfl.auditing.entries import reached
+    from flower_vfl.reports.leaks import worst
     from flower_vfl.reports.longitudinal import strongest
     from flower_vfl.reports.rebuilt import answers
     from flower_vfl.reports.words import defenses, number
@@ -182,7 +183,7 @@ def _verdict_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _remembered_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a line for each run on its strongest longitudinal attack, beside the leak of single steps."""
-    from flower_vfl.reports.leaks import reached
+    from flower_vfl.auditing.entries import reached
     from flower_vfl.reports.longitudinal import single_steps, strongest
     from flower_vfl.reports.words import defenses, number, place
 

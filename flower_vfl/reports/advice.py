@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from flower_vfl.auditing.entries import NAMED_PHASES, Result, phase_of, sends_nothing
+from flower_vfl.auditing.entries import Result, phase_of, sends_nothing
 from flower_vfl.auditing.verdict import FEWEST_STEPS, LEAKS, NO_LEAK
 from flower_vfl.config.schema import AttackConfig
 from flower_vfl.reports.headline import Headline
@@ -30,7 +27,8 @@ def advice(result: Result, headline: Headline) -> list[str]:
     if headline.epsilon is not None and headline.epsilon.proof is not None:
         steps += _after_proof(headline.epsilon, _utility(result))
     elif headline.status == LEAKS:
-        steps += _after_leak(result, headline)
+        steps.append("Do not hand gradients of this training to a party that must not learn the labels.")
+        steps += _other_training(result, headline)
     if headline.missing:
         steps += _after_gaps(headline)
     if headline.open:
@@ -44,22 +42,12 @@ def advice(result: Result, headline: Headline) -> list[str]:
             "Measure again whenever the data, the model, the defense or the number of epochs change: this is a finding "
             "of one run, not a property of the defense."
         )
-    if not any(phase_of(entry) not in NAMED_PHASES and entry.get("metric") for entry in _trained(result)):
+    if not any(phase_of(entry) == "inference" and entry.get("metric") for entry in result["leakage"]):
         steps.append(
             "Before a party keeps its model, also measure what the trained model reveals about labels: name "
             "clustering, embedding_reader and model_completion in attack.names of a simulation."
         )
     return steps
-
-
-def _trained(result: Result) -> list[Mapping[str, Any]]:
-    return [entry for entry in result["leakage"] if phase_of(entry) == "inference"]
-
-
-def _after_leak(result: Result, headline: Headline) -> list[str]:
-    """Return the steps after a leak was found."""
-    stop = "Do not hand gradients of this training to a party that must not learn the labels."
-    return [stop, *_other_training(result, headline)]
 
 
 def _other_training(result: Result, headline: Headline) -> list[str]:

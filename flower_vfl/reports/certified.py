@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flower_vfl.auditing.entries import AUDIT, CONDITIONAL
+from flower_vfl.auditing.entries import AUDIT, CONDITIONAL, label_of, on_embeddings, received, turns
 from flower_vfl.metrics import Exceedances, detection_error_bound, exceedances, nearest_rank
-from flower_vfl.reports.leaks import label_of, on_embeddings, received, side_information, turns
+from flower_vfl.reports.leaks import side_information
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from flower_vfl.reports.leaks import Entry
+    from flower_vfl.auditing.entries import Entry
     from flower_vfl.reports.run import Run
 
     StepSeries = tuple[NDArray[np.int64], NDArray[np.float64]]
@@ -34,7 +34,7 @@ class BoundComparison:
     oracle
         True if it has side information that no real attacker has.
     turned
-        True if the sign of its scores is reversed in all steps, see `reports.leaks.turns`. The bound holds for
+        True if the sign of its scores is reversed in all steps, see `auditing.entries.turns`. The bound holds for
         reversed scores as well.
     q95, null
         The leak AUC and its chance level.

@@ -10,14 +10,15 @@ import numpy as np
 from markupsafe import Markup
 
 from flower_vfl.apps.result_schema import kept_utility
-from flower_vfl.auditing.entries import sends_nothing
+from flower_vfl.auditing.entries import is_remembered, reached, sends_nothing
 from flower_vfl.reports import words
 from flower_vfl.reports.certified import certificates
 from flower_vfl.reports.choice import Candidate, choice_of
 from flower_vfl.reports.figures import leak_figure, setting_figure, trade_off_figure
 from flower_vfl.reports.headline import headline_of
-from flower_vfl.reports.leaks import is_remembered, largest_null, reached, worst
+from flower_vfl.reports.leaks import largest_null, worst
 from flower_vfl.reports.ranking import validation
+from flower_vfl.reports.run import PAGE
 from flower_vfl.reports.settings import axes_of, differences, families, measured_at, settings_of
 from flower_vfl.reports.trained import of_settings, worst_answer
 
@@ -25,13 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from flower_vfl.auditing.entries import Entry
     from flower_vfl.reports.figures.training import CurvePoints
-    from flower_vfl.reports.leaks import Entry
     from flower_vfl.reports.run import Run
     from flower_vfl.reports.settings import Setting
-
-PAGE = "report.html"
-"""The file of a run's own report."""
 
 OVERLAID = 12
 """Largest number of lines in one figure."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flower_vfl.apps.result_schema import class_name, with_class_names
 from flower_vfl.auditing.entries import REMEMBERED, Result, label_of, read, sends_nothing
@@ -22,9 +22,6 @@ from flower_vfl.auditing.verdict import (
 )
 from flower_vfl.reports.proof import Epsilon, epsilon_of
 from flower_vfl.reports.words import GRADES, interval, listed, number, reading
-
-if TYPE_CHECKING:
-    pass
 
 TONES = {LEAKS: "bad", NOT_TESTED: "warn", NO_LEAK: "good", PROVEN: "proof"}
 """The colour of a status."""

@@ -6,38 +6,15 @@ from collections.abc import Iterable
 
 from flower_vfl.auditing.entries import (
     CONDITIONAL,
-    ORACLES,
     Entry,
     Result,
     is_oracle,
     is_remembered,
     label_of,
-    on_embeddings,
     reached,
     received,
-    turns,
     unrepeated,
 )
-
-__all__ = [
-    "ADDED_UP",
-    "ORACLES",
-    "Entry",
-    "Result",
-    "is_oracle",
-    "is_remembered",
-    "keeps_apart",
-    "label_of",
-    "largest_null",
-    "on_embeddings",
-    "reached",
-    "received",
-    "side_information",
-    "turns",
-    "unrepeated",
-    "way_of",
-    "worst",
-]
 
 
 def side_information(result: Result, entry: Entry) -> tuple[bool, int]:

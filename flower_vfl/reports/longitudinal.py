@@ -9,19 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
+from flower_vfl.auditing.entries import Entry, Result, is_remembered, label_of, received
 from flower_vfl.metrics import nearest_rank
 from flower_vfl.reports.figures import remembered_figure
-from flower_vfl.reports.leaks import (
-    ADDED_UP,
-    Entry,
-    Result,
-    is_remembered,
-    label_of,
-    largest_null,
-    received,
-    way_of,
-    worst,
-)
+from flower_vfl.reports.leaks import ADDED_UP, largest_null, way_of, worst
 
 if TYPE_CHECKING:
     from flower_vfl.reports.figures.training import CurvePoints

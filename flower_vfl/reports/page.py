@@ -16,7 +16,7 @@ from flower_vfl.apps.alone import alone_by
 from flower_vfl.apps.folder import RESULT
 from flower_vfl.apps.result_schema import class_name, kept_utility, names_of, with_class_names
 from flower_vfl.apps.sweeps import is_sweep, summarised_runs
-from flower_vfl.auditing.entries import TRAIN, phase_of, read
+from flower_vfl.auditing.entries import TRAIN, label_of, phase_of, reached, read
 from flower_vfl.errors import InputError
 from flower_vfl.files import write_text_atomic
 from flower_vfl.metrics import observations
@@ -28,11 +28,11 @@ from flower_vfl.reports.classes import classes_in
 from flower_vfl.reports.comparison import of_several
 from flower_vfl.reports.figures import epoch_figure, leak_figure, snapshot_figures
 from flower_vfl.reports.headline import headline_of, signed
-from flower_vfl.reports.leaks import label_of, largest_null, reached, side_information, way_of
+from flower_vfl.reports.leaks import largest_null, side_information, way_of
 from flower_vfl.reports.longitudinal import of_remembered
 from flower_vfl.reports.periods import period_figures
 from flower_vfl.reports.proof import upper
-from flower_vfl.reports.run import Run, load_run
+from flower_vfl.reports.run import PAGE, Run, load_run
 from flower_vfl.reports.sweep import of_sweep
 from flower_vfl.reports.trained import of_run
 from flower_vfl.reports.worth import worth_in
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
     from flower_vfl.reports.figures.training import CurvePoints
 
-PAGE = "report.html"
 TEMPLATES = Path(__file__).parent / "templates"
 Panel = tuple[str, dict[str, str]]
 _LOSS: dict[str, Panel] = {

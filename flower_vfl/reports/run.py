@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from flower_vfl.metrics import Embeddings, Values
 
 
+PAGE = "report.html"
+"""The file of a run's own report."""
+
+
 @dataclass(frozen=True)
 class Run:
     """Content of a run's folder: configuration, result, the values along training and by day, snapshots, embeddings."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flower_vfl.apps.result_schema import kept_utility
+from flower_vfl.auditing.entries import label_of, reached, received
 from flower_vfl.reports.figures import Point
-from flower_vfl.reports.leaks import label_of, reached, received, worst
+from flower_vfl.reports.leaks import worst
 from flower_vfl.reports.words import METRICS, USUAL
 
 if TYPE_CHECKING:

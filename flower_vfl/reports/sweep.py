@@ -16,7 +16,7 @@ from markupsafe import Markup
 from flower_vfl.apps.folder import RESULT
 from flower_vfl.apps.result_schema import kept_utility
 from flower_vfl.apps.sweeps import TrialEntry, read_record
-from flower_vfl.auditing.entries import sends_nothing
+from flower_vfl.auditing.entries import reached, sends_nothing
 from flower_vfl.auditing.verdict import NO_LEAK, NOT_TESTED
 from flower_vfl.errors import InputError
 from flower_vfl.metrics import mean_interval
@@ -25,9 +25,9 @@ from flower_vfl.reports.choice import Candidate, Recommendation, choice_of
 from flower_vfl.reports.export import to_csv, to_latex
 from flower_vfl.reports.figures import Point, setting_figure
 from flower_vfl.reports.headline import TONES, Headline, Worst, headline_of, status_of, worst_of
-from flower_vfl.reports.leaks import largest_null, reached, side_information, worst
+from flower_vfl.reports.leaks import largest_null, side_information, worst
 from flower_vfl.reports.ranking import NOT_RANKED, not_beaten, validation, validation_name
-from flower_vfl.reports.run import Run, load_run
+from flower_vfl.reports.run import PAGE, Run, load_run
 from flower_vfl.reports.settings import SEEDS, axes_of, measured_at, settings_of, strengths_of
 from flower_vfl.reports.trained import of_settings
 
@@ -323,7 +323,7 @@ def _link(run: Run, number: int) -> tuple[str, str]:
     """Return a run's seed, or its number where that is not known, and the address of its report."""
     environment = run.result.get("environment")
     seed = environment.get("seed", number) if isinstance(environment, Mapping) else number
-    return str(seed), f"{quote(run.folder.name)}/report.html"
+    return str(seed), f"{quote(run.folder.name)}/{PAGE}"
 
 
 def _write_costs(rows: Sequence[dict[str, Any]]) -> str | None:

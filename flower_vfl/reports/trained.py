@@ -9,6 +9,7 @@ import numpy as np
 from markupsafe import Markup
 
 from flower_vfl.apps.result_schema import class_name, kept_utility
+from flower_vfl.auditing.entries import label_of, unrepeated
 from flower_vfl.metrics import mean_interval, pair_angles, sample_rows
 from flower_vfl.metrics.embeddings import READ, RECEIVED
 from flower_vfl.reports.figures import (
@@ -19,7 +20,6 @@ from flower_vfl.reports.figures import (
     protection_figure,
     rebuild_figure,
 )
-from flower_vfl.reports.leaks import label_of, unrepeated
 from flower_vfl.reports.rebuilt import MEASURES, Answer, answers, ends, in_words, number
 from flower_vfl.reports.settings import families
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from flower_vfl.auditing.entries import Entry
     from flower_vfl.metrics import Embeddings
-    from flower_vfl.reports.leaks import Entry
     from flower_vfl.reports.run import Run
     from flower_vfl.reports.settings import Setting
 

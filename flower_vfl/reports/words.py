@@ -9,17 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 from flower_vfl.apps.alone import BETTER
 from flower_vfl.apps.result_schema import class_name, with_class_names
-from flower_vfl.auditing.entries import CONDITIONAL, JOINT, READER_PHASES, phase_of, sends_nothing
-from flower_vfl.config.parsing import call
-from flower_vfl.reports.leaks import (
+from flower_vfl.auditing.entries import (
+    CONDITIONAL,
+    JOINT,
+    READER_PHASES,
     is_remembered,
-    keeps_apart,
     label_of,
+    null_of,
     on_embeddings,
+    phase_of,
     reached,
     received,
-    side_information,
+    sends_nothing,
 )
+from flower_vfl.config.parsing import call
+from flower_vfl.reports.leaks import keeps_apart, side_information
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -289,8 +293,8 @@ def graded(entry: Mapping[str, Any]) -> Leak | None:
     if entry.get("q95") is None:
         return None
     q95 = float(entry["q95"])
-    null = 0.5 if entry.get("q95_null") is None else float(entry["q95_null"])
-    return Leak(entry, q95, null, reached(entry), grade(reached(entry), null))
+    null, most = null_of(entry), reached(entry)
+    return Leak(entry, q95, null, most, grade(most, null))
 
 
 def worst_leak(run: Run, *, oracle: bool = False) -> Leak | None:

@@ -3,6 +3,7 @@
 import pytest
 
 from flower_vfl.attacks import ATTACKS
+from flower_vfl.auditing import entries
 from flower_vfl.reports import leaks
 
 
@@ -17,7 +18,7 @@ def result(*leakage, defenses=(), **more):
 
 def test_the_known_oracles_are_those_that_need_a_clean_gradient():
     known = {name for name, attack in ATTACKS.items() if "reference" in attack.needs}
-    assert known == leaks.ORACLES - {"conditional_oracle"}  # which a run measures, and no configuration names
+    assert known == entries.ORACLES - {"conditional_oracle"}  # which a run measures, and no configuration names
 
 
 def test_a_result_names_the_side_information_of_its_attacks_also_of_a_users_own():
@@ -47,9 +48,9 @@ def test_where_a_result_has_no_side_information_it_follows_from_the_name(given, 
 
 def test_what_would_have_been_sent_undefended_was_not_received():
     sent, unsent = entry(defended=True), entry(q95=1.0, defended=False)
-    assert leaks.received(result(sent, unsent, defenses=[{"name": "iso"}])) == [sent]
-    assert leaks.received(result(unsent)) == [unsent]
-    assert leaks.received(result(entry(metric="accuracy"))) == []
+    assert entries.received(result(sent, unsent, defenses=[{"name": "iso"}])) == [sent]
+    assert entries.received(result(unsent)) == [unsent]
+    assert entries.received(result(entry(metric="accuracy"))) == []
 
 
 def test_the_worst_at_a_layer_is_found_by_attack_and_by_kind():
@@ -75,7 +76,7 @@ def test_a_party_without_an_attacker_and_those_that_collude_count_by_the_monitor
     monitored = entry(q95=0.9, party=party, source="monitor")
     assert leaks.worst(result(attacker, repeated, monitored), "cut") is monitored
     assert leaks.worst(result(attacker, entry("cosine", 0.7, source="monitor")), "cut", attack="cosine")["q95"] == 0.7
-    assert leaks.unrepeated([attacker, repeated, monitored]) == [attacker, monitored]
+    assert entries.unrepeated([attacker, repeated, monitored]) == [attacker, monitored]
 
 
 def test_the_monitor_counts_where_an_attacker_could_not_measure():
@@ -86,20 +87,20 @@ def test_the_monitor_counts_where_an_attacker_could_not_measure():
 def test_what_is_read_from_the_trained_model_is_no_leak_of_a_step():
     trained = entry("spectral", q95=0.9, phase="inference")
     known = result(entry("spectral", q95=0.6, phase="train"), trained, entry("clustering", metric="accuracy"))
-    assert [found["q95"] for found in leaks.received(known)] == [0.6]
+    assert [found["q95"] for found in entries.received(known)] == [0.6]
 
 
 def test_a_result_names_the_attacks_that_use_embeddings():
     known = result(attacks=[{"label": "spectral", "sees": "embeddings"}, {"label": "norm", "sees": "gradients"}])
-    assert [leaks.on_embeddings(known, label) for label in ("spectral", "norm", "other")] == [True, False, False]
-    assert not leaks.on_embeddings(result(), "spectral")
+    assert [entries.on_embeddings(known, label) for label in ("spectral", "norm", "other")] == [True, False, False]
+    assert not entries.on_embeddings(result(), "spectral")
 
 
 def test_an_attack_that_is_nearly_always_wrong_leaks_as_much_as_turned_around():
     wrong = entry("cosine", 0.3, q95_null=0.55, mean=0.1, q95_turned=0.97)
     right = entry("norm", 0.8, q95_null=0.55, mean=0.7, q95_turned=0.4)
     assert leaks.worst(result(right, wrong), "cut") == wrong
-    assert [leaks.reached(one) for one in (wrong, right)] == [0.97, 0.8]
+    assert [entries.reached(one) for one in (wrong, right)] == [0.97, 0.8]
     by_chance = {**right, "q95": 0.56, "mean": 0.49, "q95_turned": 0.57}
-    assert leaks.reached(by_chance) == 0.56  # not clearly wrong
-    assert leaks.reached({key: value for key, value in wrong.items() if key != "q95_turned"}) == 0.9
+    assert entries.reached(by_chance) == 0.56  # not clearly wrong
+    assert entries.reached({key: value for key, value in wrong.items() if key != "q95_turned"}) == 0.9

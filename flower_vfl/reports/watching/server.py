@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from flower_vfl.errors import SetupError
-from flower_vfl.reports.page import PAGE, TEMPLATES, fill
+from flower_vfl.reports.page import TEMPLATES, fill
+from flower_vfl.reports.run import PAGE
 from flower_vfl.reports.watching.follower import Follower
 from flower_vfl.reports.watching.view import RunPage
 

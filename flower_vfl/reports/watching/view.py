@@ -14,7 +14,8 @@ from flower_vfl.apps.live import read_live
 from flower_vfl.metrics import null_quantile
 from flower_vfl.protocol.printable import printable
 from flower_vfl.reports.figures import leak_figure, loss_figure
-from flower_vfl.reports.page import PAGE, fill
+from flower_vfl.reports.page import fill
+from flower_vfl.reports.run import PAGE
 from flower_vfl.reports.watching.follower import Curve, Follower
 from flower_vfl.tracking import Series
 
