@@ -25,7 +25,7 @@ from flower_vfl.auditing.entries import JOINT
 from flower_vfl.errors import ArgumentError, ConfigError
 from flower_vfl.metrics import LeakSummary, auc_interval, leak_auc
 from flower_vfl.metrics.arrays import as_numpy
-from flower_vfl.metrics.paired import auc_difference, auc_p_value
+from flower_vfl.metrics.paired import advantage_fields, auc_fields
 from flower_vfl.metrics.summary import none_if_nan
 from flower_vfl.protocol.printable import reason_of
 from flower_vfl.registry import from_elsewhere
@@ -151,7 +151,7 @@ class JointEvaluator:
         kept = {part: np.ones(len(truth), dtype=bool) for part, truth in parts.items()}
         kept["train"][view.known.rows] = False
         scored, truth = kept[rows_of], parts[rows_of][kept[rows_of]]
-        found = measured(scores[rows_of][scored], truth)
+        found = auc_fields(scores[rows_of][scored], truth)
         if found["mean"] is None:
             few = f"{found['rows']} rows, {found['positives']} of them positive: at least 2 of each class are needed"
             return self.unavailable(attack, few, rows_of)
@@ -165,7 +165,7 @@ class JointEvaluator:
         other = next((part for part in parts if part != rows_of), rows_of)
         best = max(reached, key=lambda name: _nan_as_lowest(reached[name][other]), default="")
         without = others[best][rows_of] if best else np.zeros(len(scored))
-        gain = advantage(scores[rows_of][scored], without[scored], truth)
+        gain = advantage_fields(scores[rows_of][scored], without[scored], truth)
         if rows_of == "test" or not attack.reads_own:
             gain["advantage_p_value"] = None
         return {
@@ -175,31 +175,6 @@ class JointEvaluator:
             "baselines": {name: none_if_nan(reached[name][rows_of]) for name in reached},
             "baseline_reader": best or None,
         }
-
-
-def measured(scores: NDArray[Any], truth: PositiveMask) -> dict[str, Any]:
-    """Return the AUC of scores with its interval and p-value, None where undefined, and the numbers of rows."""
-    positives = int(np.count_nonzero(truth))
-    interval = auc_interval(scores, truth)
-    auc = leak_auc(scores, truth) if interval is not None else math.nan
-    return {
-        "mean": none_if_nan(auc),
-        "interval95": None if interval is None else list(interval),
-        "p_value": None if interval is None else auc_p_value(auc, len(truth) - positives, positives),
-        "rows": len(truth),
-        "positives": positives,
-    }
-
-
-def advantage(scores: NDArray[Any], baseline: NDArray[Any], truth: PositiveMask) -> dict[str, Any]:
-    """Return the advantage in AUC of scores over a baseline on the same rows, with its paired interval."""
-    found = auc_difference(scores, baseline, truth)
-    return {
-        "baseline": none_if_nan(leak_auc(baseline, truth)),
-        "advantage": None if found is None else found.value,
-        "advantage_interval95": None if found is None else list(found.interval95),
-        "advantage_p_value": None if found is None else found.p_value,
-    }
 
 
 def check_joint_attacks(attacks: Iterable[AttackMethod], labels: NDArray[np.bool_], positives: Sequence[int]) -> None:

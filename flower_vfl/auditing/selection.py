@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from flower_vfl.auditing.halves import CHOOSE, FIT, SCORE
 from flower_vfl.auditing.readers import LEARNERS, FeatureRows, Fit, Scores, linear_discriminant, score_of, thinned
-from flower_vfl.metrics import auc_difference, auc_interval, auc_p_value, leak_auc
+from flower_vfl.metrics import leak_auc
+from flower_vfl.metrics.paired import advantage_fields, auc_fields
 
 _log = logging.getLogger(__name__)
 
@@ -211,29 +212,15 @@ def measured(
     baseline : FittedReader, optional
         The best reader of the same rows without gradients.
     """
-    labels, scores = chosen.labels, chosen.scores
-    auc, interval = leak_auc(scores, labels), auc_interval(scores, labels)
-    positives = int(np.count_nonzero(labels))
-    entry: dict[str, Any] = {
-        "mean": auc,
-        "interval95": None if interval is None else list(interval),
-        "p_value": auc_p_value(auc, len(labels) - positives, positives),
-        "rows": len(labels),
-        "positives": positives,
+    entry = {
+        **auc_fields(chosen.scores, chosen.labels),
         **chosen.name,
         "candidates": [{**one.name, "auc": one.chosen_by} for one in found],
     }
     if baseline is None:
         return entry
-    difference = auc_difference(scores, baseline.scores, labels)
-    entry |= {"baseline": leak_auc(baseline.scores, labels), "baseline_reader": baseline.reader}
-    if difference is not None:
-        entry |= {
-            "advantage": difference.value,
-            "advantage_interval95": list(difference.interval95),
-            "advantage_p_value": difference.p_value,
-        }
-    return entry
+    gain = advantage_fields(chosen.scores, baseline.scores, chosen.labels)
+    return {**entry, "baseline_reader": baseline.reader, **gain}
 
 
 def _scores(fit: Fit, x: FeatureRows, y: NDArray[np.int64], rows: FeatureRows, classes: int) -> Scores | None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flower_vfl.errors import ArgumentError
 from flower_vfl.metrics.arrays import binary, refuse_nan
-from flower_vfl.metrics.interval import Z95, Interval, placements
+from flower_vfl.metrics.interval import Z95, Interval, auc_interval, placements
+from flower_vfl.metrics.leakage import leak_auc
+from flower_vfl.metrics.summary import none_if_nan
 
 if TYPE_CHECKING:
     from flower_vfl.metrics.arrays import Array
@@ -102,3 +104,28 @@ def auc_p_value(auc: float, negatives: int, positives: int) -> float:
         raise ArgumentError(f"An AUC of {negatives} negatives and {positives} positives: give at least one of each.")
     error = math.sqrt((positives + negatives + 1) / (12 * positives * negatives))
     return math.erfc((auc - 0.5) / error / math.sqrt(2)) / 2
+
+
+def auc_fields(scores: Array, labels: Array) -> dict[str, Any]:
+    """Return the AUC of scores for ``result.json``: with its interval and p-value, None where undefined, and rows."""
+    positives = int(np.count_nonzero(labels))
+    interval = auc_interval(scores, labels)
+    auc = leak_auc(scores, labels) if interval is not None else math.nan
+    return {
+        "mean": none_if_nan(auc),
+        "interval95": None if interval is None else list(interval),
+        "p_value": None if interval is None else auc_p_value(auc, len(labels) - positives, positives),
+        "rows": len(labels),
+        "positives": positives,
+    }
+
+
+def advantage_fields(scores: Array, baseline: Array, labels: Array) -> dict[str, Any]:
+    """Return the advantage in AUC of scores over a baseline on the same rows for ``result.json``."""
+    found = auc_difference(scores, baseline, labels)
+    return {
+        "baseline": none_if_nan(leak_auc(baseline, labels)),
+        "advantage": None if found is None else found.value,
+        "advantage_interval95": None if found is None else list(found.interval95),
+        "advantage_p_value": None if found is None else found.p_value,
+    }
