@@ -32,7 +32,7 @@ from flower_vfl.rng import scattered
 _log = logging.getLogger(__name__)
 _DRAWS = {REFERENCE: 1, HINTS: 2, LEAKED: 3}
 
-UNSEEN = 255
+UNSEEN_ROW = 255
 """Mark of rows that an attack does not have among labels of 0 and 1."""
 
 
@@ -156,7 +156,7 @@ def draw_examples(labels: NDArray[Any], draw: int, *, classes: int, count: int) 
 
 
 def draw_known(labels: NDArray[np.uint8], count: int) -> KnownRows | None:
-    """Return as many known rows of each class, sorted, by labels of 0, 1 or `UNSEEN`; None where there are too few."""
+    """Return `count` known rows of each class by labels of 0, 1 or `UNSEEN_ROW`, sorted; None if they are too few."""
     try:
         rows = np.sort(draw_examples(labels, 0, classes=2, count=count))
     except ConfigError:  # in time order, the first days may have too few

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from flower_vfl.attacks.embedding.inference import LEAKED
 from flower_vfl.attacks.joint import JointAttack, JointView, OwnRows
 from flower_vfl.attacks.longitudinal.base import NO_KNOWN_ROWS, KnownRows, Memory
-from flower_vfl.auditing.evaluator import UNSEEN, AuditLabels, draw_known
+from flower_vfl.auditing.evaluator import UNSEEN_ROW, AuditLabels, draw_known
 from flower_vfl.auditing.joint import TEST_ROWS, WIDE_ROWS, JointEvaluator, JointLabels, most_rows, sample_rows
 from flower_vfl.auditing.trained_model import BATCH
 from flower_vfl.data.store.dataset import PartyTable
@@ -41,7 +41,7 @@ def known_among(attack: JointAttack, rows: NDArray[np.int64], truth: NDArray[np.
     """
     if LEAKED not in attack.needs:
         return NO_KNOWN_ROWS
-    labels = np.full(int(rows[-1]) + 1 if len(rows) else 0, UNSEEN, dtype=np.uint8)
+    labels = np.full(int(rows[-1]) + 1 if len(rows) else 0, UNSEEN_ROW, dtype=np.uint8)
     labels[rows] = truth
     known = draw_known(labels, attack.leaks)
     return None if known is None else KnownRows(np.searchsorted(rows, known.rows), known.labels)

@@ -20,7 +20,7 @@ from flower_vfl.attacks.embedding.inference import LEAKED
 from flower_vfl.attacks.longitudinal.base import NO_KNOWN_ROWS, Kept, KnownRows, Memory, MemoryAttack
 from flower_vfl.auditing.batched_scoring import checked_scores
 from flower_vfl.auditing.entries import REMEMBERED
-from flower_vfl.auditing.evaluator import UNSEEN, AuditLabels, draw_known, draw_positives, naming
+from flower_vfl.auditing.evaluator import UNSEEN_ROW, AuditLabels, draw_known, draw_positives, naming
 from flower_vfl.auditing.read_only import ask
 from flower_vfl.auditing.recorder import Recorder
 from flower_vfl.auditing.row_memory import RowMemory
@@ -265,7 +265,7 @@ class LongitudinalEvaluator:
         """Return the rows that the attack knows, the same after each epoch; None where too few have occurred."""
         if not attack.needs:
             return NO_KNOWN_ROWS
-        labels = np.full(len(self._labels.numbers), UNSEEN, dtype=np.uint8)
+        labels = np.full(len(self._labels.numbers), UNSEEN_ROW, dtype=np.uint8)
         labels[memory.order] = self._labels.at(memory.order) == self._labels.positive(0)
         if HINTS in attack.needs:
             positives = draw_positives(labels == 1, 0, HINTS)[: attack.hints]

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from flower_vfl.apps.result_schema import kept_utility
 from flower_vfl.auditing.entries import is_remembered, reached, sends_nothing
+from flower_vfl.registry import is_number
 from flower_vfl.reports import words
 from flower_vfl.reports.certified import certificates
 from flower_vfl.reports.choice import Candidate, choice_of
@@ -125,8 +126,7 @@ def _write_costs(rows: Sequence[dict[str, Any]], measure: str) -> int:
 
 def _value(row: Mapping[str, Any], name: str) -> float | None:
     value = row["last"].get(name)
-    ended = row["run"].ended and isinstance(value, float | int) and not isinstance(value, bool)
-    return float(value) if ended else None
+    return float(value) if row["run"].ended and is_number(value) else None
 
 
 def _missing(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:

@@ -20,6 +20,7 @@ from flower_vfl.auditing.verdict import (
     verdict_of,
     with_own_data,
 )
+from flower_vfl.registry import is_number
 from flower_vfl.reports.proof import Epsilon, epsilon_of
 from flower_vfl.reports.words import GRADES, interval, listed, number, reading
 
@@ -366,7 +367,7 @@ def signed(value: Any, digits: int = 3) -> str:
     >>> signed(0.0042), signed(-0.5), signed(-0.0001), signed(None)
     ('+0.004', '−0.500', '0.000', '–')
     """
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not is_number(value):
         return number(value)
     text = f"{abs(value):.{digits}f}"
     return text if float(text) == 0 else f"{'+' if value > 0 else '−'}{text}"

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from flower_vfl.registry import is_number
 from flower_vfl.reports import words
 from flower_vfl.reports.figures import Reached
 
@@ -154,8 +155,7 @@ def _points(curve: Sequence[Mapping[str, Any]], name: str, interval: str) -> lis
 
 def number(value: Any) -> float | None:
     """Return a finite number, None for anything else that a file may hold."""
-    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if known else None
+    return float(value) if is_number(value) and math.isfinite(value) else None
 
 
 def ends(interval: Any, value: float) -> tuple[float, float]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flower_vfl.apps.result_schema import kept_utility
 from flower_vfl.auditing.entries import label_of, reached, received
+from flower_vfl.registry import is_number
 from flower_vfl.reports.figures import Point
 from flower_vfl.reports.leaks import worst
 from flower_vfl.reports.words import METRICS, USUAL
@@ -141,7 +142,7 @@ class _Params:
     def of(cls, defense: Mapping[str, Any]) -> _Params:
         params = defense.get("params")
         params = params if isinstance(params, dict) else {}
-        numbers = {k: float(v) for k, v in params.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+        numbers = {k: float(v) for k, v in params.items() if is_number(v)}
         others = [
             key if value is True else str(value)
             for key, value in params.items()

@@ -23,6 +23,7 @@ from flower_vfl.auditing.entries import (
     sends_nothing,
 )
 from flower_vfl.config.parsing import call
+from flower_vfl.registry import is_number
 from flower_vfl.reports.leaks import keeps_apart, side_information
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def number(value: Any, digits: int = 3) -> str:
     """Return a number with `digits` decimals, a whole number with thousands separated, anything else as it is."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return NONE
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not is_number(value):
         return str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:.{digits}f}"
 
@@ -116,7 +117,7 @@ def alone_better(result: Mapping[str, Any]) -> str:
 
 def size(value: Any) -> str:
     """Return a number of bytes in the unit that suits it."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if not is_number(value) or not math.isfinite(value):
         return NONE
     amount = float(value)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
@@ -128,7 +129,7 @@ def size(value: Any) -> str:
 
 def duration(value: Any) -> str:
     """Return seconds as hours, minutes and seconds."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if not is_number(value) or not math.isfinite(value):
         return NONE
     if value < 100:
         return f"{value:.1f} s"
@@ -151,7 +152,7 @@ def share(value: Any) -> str:
     >>> share(0.25), share(0.0), share(0.0004)
     ('25.0 %', '0 %', 'below 0.1 %')
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if not is_number(value) or not math.isfinite(value):
         return NONE
     if value == 0:
         return "0 %"
