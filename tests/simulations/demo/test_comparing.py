@@ -104,7 +104,7 @@ def stage(tmp_path, a_result, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(comparing, "work", importlib.import_module("demo_work").work)
     monkeypatch.setattr(comparing, "cores", lambda: 2)
-    monkeypatch.setattr(comparing.reports, "render", lambda folders, out: out.write_text(" ".join(f.name for f in folders)))
+    monkeypatch.setattr(comparing.reports, "render", lambda runs, out: out.write_text(" ".join(f.name for f in runs)))
     monkeypatch.setenv("COLUMNS", "120")
     found = Stage(tmp_path)
     found.plan()
