@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flower_vfl.errors import ConfigError
+
 if TYPE_CHECKING:
     from flower_vfl.accounting import Mechanism
     from flower_vfl.accounting.ledger import Account, PrivacyLedger
@@ -61,7 +63,6 @@ def budget(
     flower-vfl budget ledger.json
     """  # noqa: D301 - click wants the backspace
     from flower_vfl.accounting.ledger import PrivacyLedger
-    from flower_vfl.errors import ConfigError
 
     if ledger is None and (limit is not None or epsilon is None):
         raise ConfigError("give --epsilon to plan a training, or a LEDGER to show one; --limit is of a LEDGER")
@@ -92,7 +93,6 @@ def _plan_lines(
     mechanism: Planned | None, epsilon: float, delta: float, epochs: int, classes: int, account: Account | None
 ) -> Iterator[str]:
     from flower_vfl.accounting import Bounded, Release, calibrate, check_target, compose_epsilon, largest_auc
-    from flower_vfl.errors import ConfigError
 
     check_target(epsilon)
     yield f"Plan: epsilon {epsilon:g} of each label at delta {delta:g}, over {_counted(epochs, 'epoch')}"

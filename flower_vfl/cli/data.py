@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from flower_vfl.cli.parameters import Command
+from flower_vfl.config.parsing import parse_assignments
 
 data_app = typer.Typer(help="List the data sets, and prepare your own.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -49,7 +50,6 @@ def data_prepare(
     The result is one folder a party, memory-mapped columns, and a manifest.
     Criteo and Avazu are read in pieces of bounded memory. After a kill the same command goes on where it was.
     """  # noqa: D301 - click wants the backspace
-    from flower_vfl.config.parsing import parse_assignments
     from flower_vfl.data.sources.names import check_name
 
     check_name(name)
@@ -113,7 +113,6 @@ def init(
     It asks for what is not given, and checks the tables.
     """
     from flower_vfl.apps.first_config import ask_files, ask_person, check_first_config, files_of, write_first_config
-    from flower_vfl.config.parsing import parse_assignments
 
     given = files_of(files or ask_files(ask_person))
     options = parse_assignments(set_ or [])

@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from flower_vfl.cli.parameters import SetOption
+from flower_vfl.config.parsing import parse_assignments, read_list
+from flower_vfl.errors import InputError, RunStoppedError, SessionError
 
 STOPPED = 3
 """Exit code of `wait` for a run that was stopped on purpose: a service must not start it again."""
@@ -40,7 +42,6 @@ def keys(
 
     Each host gets a folder.
     """
-    from flower_vfl.config.parsing import read_list
     from flower_vfl.simulations.keys import LABEL_FOLDER, write_keys
 
     names = read_list(str, parties)
@@ -77,7 +78,6 @@ def wait(
     flwr run app NAME --format json | flower-vfl wait - NAME --on-failure /usr/local/bin/alert
     """  # noqa: D301 - click wants the backspace
     from flower_vfl.apps.run_status import ControlApi, alert, follow, read_hook, read_run_id
-    from flower_vfl.errors import InputError, RunStoppedError, SessionError
 
     hook = read_hook(on_failure) if on_failure else []
     run = ""
@@ -115,7 +115,6 @@ def write_app(
     It is what `flwr run` sends to every party.
     """
     from flower_vfl.config import load_config
-    from flower_vfl.config.parsing import parse_assignments
     from flower_vfl.simulations.flower_engine import write_deployment
 
     write_deployment(out, load_config(source, parse_assignments(set_ or [])), results)

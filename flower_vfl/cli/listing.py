@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from flower_vfl.errors import InputError
+
 
 def presets(
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="Print this preset, a TOML file.")] = "",
@@ -53,8 +55,6 @@ def report(
 
 def _check_folders(folders: Sequence[Path], what: str) -> None:
     """Refuse a folder that is not there."""
-    from flower_vfl.errors import InputError
-
     for folder in folders:
         if not folder.is_dir():
             found = f"{folder} is a file" if folder.exists() else f"there is no folder {folder}"

@@ -14,6 +14,7 @@ import typer
 from click import Context, HelpFormatter
 from typer.core import TyperCommand
 
+from flower_vfl.errors import ConfigError
 from flower_vfl.files import default_folder
 
 if TYPE_CHECKING:
@@ -61,8 +62,6 @@ def check_engine(engine: Engine, resources: Sequence[str] | None, address: str) 
     ConfigError
         When `resources` or `address` is given.
     """
-    from flower_vfl.errors import ConfigError
-
     if engine is Engine.local and (resources or address):
         raise ConfigError("--resources and --address are for --engine flower; without it all is one process")
 
@@ -75,8 +74,6 @@ def folder_of(out: Path | None, source: str, *, resume: bool) -> Path:
     ConfigError
         When `resume` is set without `out`; the message names the last folder of this source.
     """
-    from flower_vfl.errors import ConfigError
-
     new = default_folder(source)
     if out is None and resume:
         earlier = sorted(new.parent.glob(f"{glob.escape(Path(source).stem)}-{'[0-9]' * 8}-{'[0-9]' * 6}"))

@@ -18,6 +18,8 @@ from flower_vfl.cli.deployment import keys, show_version, wait, write_app
 from flower_vfl.cli.listing import doctor, explain_key, methods, presets, report, watch
 from flower_vfl.cli.parameters import Command
 from flower_vfl.cli.running import align, demo, predict, run, sweep, tune
+from flower_vfl.errors import FlowerVflError, InputError
+from flower_vfl.files import keep_private
 
 _NAME = "flower-vfl"
 app = typer.Typer(
@@ -72,9 +74,6 @@ def _options(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
-    from flower_vfl.errors import FlowerVflError, InputError
-    from flower_vfl.files import keep_private
-
     signals: list[int] = []
 
     def terminate(number: int, frame: object) -> None:

@@ -22,6 +22,8 @@ from flower_vfl.cli.parameters import (
     check_named,
     folder_of,
 )
+from flower_vfl.config.parsing import parse_assignments
+from flower_vfl.errors import ConfigError, FlowerVflError, InputError, SessionError, StorageError
 
 
 class Method(StrEnum):
@@ -48,8 +50,6 @@ def run(
 ) -> None:
     """Train, attack and measure one configuration."""
     from flower_vfl.config import load_config
-    from flower_vfl.config.parsing import parse_assignments
-    from flower_vfl.errors import ConfigError
 
     config = load_config(source, parse_assignments(set_ or []))
     folder = folder_of(out, source, resume=resume)
@@ -68,9 +68,8 @@ def run(
 
     options = ["--alone"] if alone else []
     options += ["--engine", engine.value] if engine is Engine.flower else []
-    options += [word for text in resources or [] for word in ("--resources", text)]
-    options += ["--address", address] if address else []
-    with _resume_hint(folder, options):
+    options += [*_repeated("--resources", resources), *(["--address", address] if address else [])]
+    with _run_resume_hint(folder, options):
         if engine is Engine.flower:
             summary = run_flower(config, folder, resume=resume, resources=resources or [], address=address)
         else:
@@ -81,11 +80,10 @@ def run(
 
 
 @contextmanager
-def _resume_hint(folder: Path, options: Sequence[str]) -> Iterator[None]:
+def _run_resume_hint(folder: Path, options: Sequence[str]) -> Iterator[None]:
     """Print the command that resumes a run if it is interrupted, where it has left a state or a result."""
     from flower_vfl.apps.folder import has_ended
     from flower_vfl.apps.run_state import CHECKPOINTS
-    from flower_vfl.errors import SessionError, StorageError
 
     try:
         yield
@@ -95,9 +93,25 @@ def _resume_hint(folder: Path, options: Sequence[str]) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def _resume_hint(command: str, source: str, folder: Path, options: Sequence[str]) -> Iterator[None]:
+    """Print the command that resumes a demo, a sweep or a search if it is interrupted or fails."""
+    try:
+        yield
+    except (KeyboardInterrupt, FlowerVflError) as error:
+        if not isinstance(error, InputError) and folder.is_dir():
+            _print_resume_command(command, source, folder, options)
+        raise
+
+
 def _print_resume_command(command: str, source: str | Path, folder: Path, options: Sequence[str]) -> None:
     words = ["flower-vfl", command, *filter(None, [str(source)]), "--out", str(folder), "--resume", *options]
     typer.echo(f"it goes on with: {shlex.join(words)}", err=True)
+
+
+def _repeated(option: str, values: Sequence[str] | None) -> list[str]:
+    """Return a repeatable option with its values, as words of a command."""
+    return [word for value in values or [] for word in (option, value)]
 
 
 def align(
@@ -134,7 +148,6 @@ def align(
     --set alignment=alignment.parquet --out prepared. Training checks that the digests are equal.
     """  # noqa: D301 - click wants the backspace
     from flower_vfl.config import load_config
-    from flower_vfl.config.parsing import parse_assignments
     from flower_vfl.data.sources.names import check_name
 
     given = {"align.method": str(method)} if method else {}
@@ -172,7 +185,6 @@ def predict(
     """
     from flower_vfl.apps.folder import check_is_run
     from flower_vfl.apps.scores import check_target
-    from flower_vfl.errors import ConfigError
 
     check_engine(engine, resources, address)
     check_is_run(run_dir)
@@ -206,8 +218,6 @@ def demo(
     set_: SetOption = None,
 ) -> None:
     """Run the main job on real data: train, attack, compare, report."""
-    from flower_vfl.config.parsing import parse_assignments
-    from flower_vfl.errors import FlowerVflError, InputError
     from flower_vfl.simulations.demo.plan import demo_configs
 
     folder = folder_of(out, "demo", resume=resume)
@@ -220,14 +230,8 @@ def demo(
     from flower_vfl.simulations.demo.comparing import run_demo
     from flower_vfl.simulations.demo.table import print_last
 
-    try:
+    with _resume_hint("demo", "", folder, [*(["--full"] if full else []), *_repeated("--set", set_)]):
         summaries = run_demo(folder, configs, full=full, resume=resume)
-    except (KeyboardInterrupt, FlowerVflError) as error:
-        if not isinstance(error, InputError) and folder.is_dir():
-            options = ["--full"] if full else []
-            options += [word for text in set_ or [] for word in ("--set", text)]
-            _print_resume_command("demo", "", folder, options)
-        raise
     print_last(summaries, full=full, as_markdown=markdown)
     typer.echo(f"report: {folder / 'report.html'}")
 
@@ -257,8 +261,6 @@ def sweep(
 
     The configurations are a grid, or random draws, over any keys.
     """
-    from flower_vfl.config.parsing import parse_assignments
-    from flower_vfl.errors import FlowerVflError, InputError
     from flower_vfl.simulations.sweep.definition import load_definition
     from flower_vfl.simulations.sweep.trials import trials_of
 
@@ -277,18 +279,13 @@ def sweep(
     if plan:
         print_plan(definition, given, workers=workers, stacking=not no_stacking)
         return
-    try:
+    options = [*(["--no-stacking"] if no_stacking else []), *_repeated("--set", set_)]
+    options += ["--address", address] if address else []
+    options += ["--workers", str(workers)] if workers else []
+    with _resume_hint("sweep", source, folder, options):
         summaries = run_sweep(
             definition, folder, given, address=address, resume=resume, workers=workers, stacking=not no_stacking
         )
-    except (KeyboardInterrupt, FlowerVflError) as error:
-        if not isinstance(error, InputError) and folder.is_dir():
-            options = ["--no-stacking"] if no_stacking else []
-            options += [word for text in set_ or [] for word in ("--set", text)]
-            options += ["--address", address] if address else []
-            options += ["--workers", str(workers)] if workers else []
-            _print_resume_command("sweep", source, folder, options)
-        raise
     print_sweep(summaries)
     typer.echo(f"report: {folder / 'report.html'}")
 
@@ -311,8 +308,6 @@ def tune(
     Validation chooses; run.toml in the folder has the chosen settings.
     """
     from flower_vfl.config import load_config
-    from flower_vfl.config.parsing import parse_assignments
-    from flower_vfl.errors import FlowerVflError, InputError
 
     folder = folder_of(out, f"tune-{Path(source).stem}", resume=resume)
     given = parse_assignments(set_ or [])
@@ -322,14 +317,9 @@ def tune(
     check_free_for_sweep(folder, resume=resume)
     from flower_vfl.simulations.sweep.tuned import CHOSEN, print_tuned, run_tune
 
-    try:
+    options = ["--minutes", f"{minutes:g}", "--trials", str(trials)]
+    options += [*(["--workers", str(workers)] if workers else []), *_repeated("--set", set_)]
+    with _resume_hint("tune", source, folder, options):
         found = run_tune(source, folder, given, minutes=minutes, trials=trials, resume=resume, workers=workers)
-    except (KeyboardInterrupt, FlowerVflError) as error:
-        if not isinstance(error, InputError) and folder.is_dir():
-            options = ["--minutes", f"{minutes:g}", "--trials", str(trials)]
-            options += ["--workers", str(workers)] if workers else []
-            options += [word for text in set_ or [] for word in ("--set", text)]
-            _print_resume_command("tune", source, folder, options)
-        raise
     print_tuned(found)
     typer.echo(f"next: flower-vfl run {shlex.quote(str(folder / CHOSEN))}")
