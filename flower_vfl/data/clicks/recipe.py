@@ -105,12 +105,11 @@ class ClickRecipe(Recipe):
         encoder = Encoder(builder, work, read, split, found, fitted, parties)
         encoder.write(_subrange(progress, 0.75, 0.95))
         encoder.finish()
-        builder.finish(
-            name=self.name,
+        self.finish(
+            builder,
+            options,
             label_party="label",
-            licence=self.licence,
             source=path.name,
-            options=options.model_dump(mode="json"),
             facts={"text_sha256": read.digest, "lines": read.lines, "bad_lines": read.bad},
             periods=found.periods,
         )

@@ -161,13 +161,7 @@ class ImageRecipe(Recipe):
         builder.finish_party("image", spec, ("pixels",), PartyEncoding((), ()))
         train, test = (labels[part][rows[part]] for part in PARTS)
         builder.add_labels(EncodedLabels(train, test, names))
-        builder.finish(
-            name=self.name,
-            label_party="label",
-            licence=self.licence,
-            source=self.origin(source, options),
-            options=options.model_dump(),
-        )
+        self.finish(builder, options, label_party="label", source=self.origin(source, options))
 
 
 def _classes(

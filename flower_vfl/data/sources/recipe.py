@@ -93,7 +93,14 @@ class Recipe(ABC):
 
     @abstractmethod
     def write(self, builder: Builder, source: Path | None, options: Any, progress: Progress) -> None:
-        """Read the raw data and fill the folder, `builder.finish` last."""
+        """Read the raw data and fill the folder, `finish` last."""
+
+    def finish(self, builder: Builder, options: Options, *, label_party: str, source: str, **further: Any) -> None:
+        """Write the manifest, with name, licence and options; `further` are parameters of `Builder.finish`."""
+        given = options.model_dump(mode="json")
+        builder.finish(
+            name=self.name, label_party=label_party, licence=self.licence, source=source, options=given, **further
+        )
 
 
 def build_options(recipe: Recipe, given: Mapping[str, Any]) -> Options:

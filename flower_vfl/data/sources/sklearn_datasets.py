@@ -50,13 +50,7 @@ class BreastCancer(Recipe):
             encoding = fit_party(tables["train"], numeric=tables["train"].column_names, categorical=[], file=self.name)
             builder.add_table(party, encoding, tables, self.name)
         _add_labels(builder, raw.target == 0, rows, "")
-        builder.finish(
-            name=self.name,
-            label_party="b",
-            licence=self.licence,
-            source="scikit-learn load_breast_cancer; 1 is malignant",
-            options=options.model_dump(),
-        )
+        self.finish(builder, options, label_party="b", source="scikit-learn load_breast_cancer; 1 is malignant")
 
 
 class Digits(Recipe):
@@ -79,13 +73,7 @@ class Digits(Recipe):
         for party, columns in {"left": slice(0, 4), "right": slice(4, 8)}.items():
             builder.add_images(party, {part: images[rows[part], :, :, columns] for part in PARTS}, ("pixels",))
         _add_labels(builder, raw.target, rows, "" if options.positive < 0 else str(options.positive))
-        builder.finish(
-            name=self.name,
-            label_party="label",
-            licence=self.licence,
-            source="scikit-learn load_digits",
-            options=options.model_dump(),
-        )
+        self.finish(builder, options, label_party="label", source="scikit-learn load_digits")
 
 
 def _split(builder: Builder, count: int, options: SplitOptions) -> dict[Part, NDArray[np.int64]]:

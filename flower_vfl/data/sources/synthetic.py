@@ -84,13 +84,7 @@ class Synthetic(Recipe):
             builder.finish_party(party, spec, columns, PartyEncoding((), ()))
         train, test = (_labels(scores[part], options, PARTS.index(part)) for part in PARTS)
         builder.add_labels(EncodedLabels(train, test, ("0", "1")))
-        builder.finish(
-            name=self.name,
-            label_party=names[-1],
-            licence=self.licence,
-            source="generated",
-            options=options.model_dump(),
-        )
+        self.finish(builder, options, label_party=names[-1], source="generated")
 
 
 def _fill(

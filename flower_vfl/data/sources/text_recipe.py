@@ -119,13 +119,7 @@ class TextRecipe(Recipe):
         texts = {part: self._texts(part, source, options) for part in PARTS}
         builder.add_texts("text", encoding, texts, rows, vectors)
         builder.add_labels(EncodedLabels(labels[0], labels[1], self.class_names))
-        builder.finish(
-            name=self.name,
-            label_party="label",
-            licence=self.licence,
-            source=", ".join(path.name for path in paths),
-            options=options.model_dump(),
-        )
+        self.finish(builder, options, label_party="label", source=", ".join(path.name for path in paths))
 
     def _texts(self, part: Part, source: Path | None, options: TextOptions) -> Iterable[str]:
         return (row.text for row in self.read(part, source, options))

@@ -67,13 +67,7 @@ class _Toy(Recipe):
             progress(0.5 * number + 0.4)
         builder.finish_party("a", spec, self.columns, PartyEncoding((), ()))
         builder.add_labels(EncodedLabels(labels[0], labels[1], ("0", "1")))
-        builder.finish(
-            name=self.name,
-            label_party="label",
-            licence=self.licence,
-            source="generated",
-            options=options.model_dump(),
-        )
+        self.finish(builder, options, label_party="label", source="generated")
 
 
 class ToyGap(_Toy):
