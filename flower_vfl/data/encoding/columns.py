@@ -56,8 +56,7 @@ def columns_of(dataset: Dataset) -> list[Column]:
     DataError
         When a file does not match its description.
     """
-    held = [party for party in dataset.parties if (dataset.folder / party).is_dir()]
-    return [column for party in held for column in _columns_with_reasons(dataset, party)]
+    return [column for party in dataset.held for column in _columns_with_reasons(dataset, party)]
 
 
 def class_counts(dataset: Dataset) -> dict[str, int]:

@@ -6,6 +6,8 @@ import io
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 
 from flower_vfl.data.formats.archives import plain_files
 from flower_vfl.data.formats.idx import MAX_ITEMS
-from flower_vfl.data.formats.images import Rows
+from flower_vfl.data.formats.images import ImageFiles, Rows
 from flower_vfl.data.formats.raw import listed
 from flower_vfl.data.store.dataset import PARTS, Part
 from flower_vfl.errors import DataError
@@ -32,7 +34,7 @@ _LARGEST, _LARGEST_PHOTO = 2**20, 64 * 2**20
 _PIECE = 512
 
 
-class ImageTree(ABC):
+class _ImageTree(ABC):
     """Images of two parts, in classes, numbered in the order of class and file name.
 
     Parameters
@@ -71,11 +73,11 @@ class ImageTree(ABC):
                 if name == after:
                     raise DataError(f"{path} holds {name!r} twice")
 
-    def labels(self, part: Part) -> NDArray[np.int64]:
-        """Return the class of each image of a part, (N,)."""
-        return np.array([label for label, _ in self._names[part]])
+    def files(self, part: Part) -> ImageFiles:
+        """Return the images of a part, with their classes."""
+        return ImageFiles(np.array([label for label, _ in self._names[part]]), partial(self._read, part))
 
-    def read(self, part: Part, rows: Rows) -> Iterator[tuple[Rows, NDArray[np.uint8]]]:
+    def _read(self, part: Part, rows: Rows) -> Iterator[tuple[Rows, NDArray[np.uint8]]]:
         """Yield places among the rows (n,) and the pixels there, (m, 3, height, width)."""
         wanted = {self._names[part][row][1]: place for place, row in enumerate(rows)}
         places: list[int] = []
@@ -98,7 +100,7 @@ class ImageTree(ABC):
         """Yield names and contents of the wanted files, in any order."""
 
 
-class _Folder(ImageTree):
+class _Folder(_ImageTree):
     def names(self) -> Iterator[str]:
         return (path.relative_to(self.path).as_posix() for path in image_files(self.path, self._endings))
 
@@ -107,7 +109,7 @@ class _Folder(ImageTree):
             yield name, _content(self.path / name, _LARGEST)
 
 
-class _Archive(ImageTree):
+class _Archive(_ImageTree):
     def names(self) -> Iterator[str]:
         return (member.name for _, member in plain_files(self.path))
 
@@ -138,15 +140,18 @@ def image_files(path: Path, endings: tuple[str, ...]) -> list[Path]:
     return sorted(found)
 
 
-def open_tree(path: Path, classes: Sequence[str], size: tuple[int, ...], endings: tuple[str, ...]) -> ImageTree:
-    """Return the images of a folder or of an archive, possibly compressed.
+def open_tree(
+    path: Path, classes: Sequence[str], size: tuple[int, ...], endings: tuple[str, ...]
+) -> dict[Part, ImageFiles]:
+    """Return the images of each part, in a folder or in an archive, possibly compressed.
 
     Raises
     ------
     DataError
         When the path holds something else, an image twice, or no images of a part.
     """
-    return (_Folder if path.is_dir() else _Archive)(path, classes, size, endings)
+    tree = (_Folder if path.is_dir() else _Archive)(path, classes, size, endings)
+    return {part: tree.files(part) for part in PARTS}
 
 
 def decoded(
@@ -174,21 +179,30 @@ def decoded(
     """
     from PIL import Image
 
+    with _opened(content, path) as image:
+        if image.size != size[::-1] and not shrink:
+            given, needed = (" x ".join(map(str, sizes)) for sizes in (image.size, size[::-1]))
+            raise DataError(f"{path} has {given} pixels, needed are {needed}{advice}")
+        if shrink:
+            image.draft("RGB", (2 * size[1], 2 * size[0]))  # a JPEG file is unpacked no larger than is needed
+        colours = _eight_bits(image).convert("RGB")
+        if colours.size != size[::-1]:
+            colours = colours.resize((size[1], size[0]), Image.Resampling.BICUBIC)
+        pixels: NDArray[Any] = np.asarray(colours)
+    return pixels.transpose(2, 0, 1)
+
+
+@contextmanager
+def _opened(content: bytes, path: Path) -> Iterator[Image]:
+    """Open an image; errors of Pillow in the block are a `DataError`."""
+    import PIL.Image
+
     kind = _FORMATS[path.suffix.lower()]
     try:
-        with Image.open(io.BytesIO(content), formats=[kind]) as image:
-            if image.size != size[::-1] and not shrink:
-                given, needed = (" x ".join(map(str, sizes)) for sizes in (image.size, size[::-1]))
-                raise DataError(f"{path} has {given} pixels, needed are {needed}{advice}")
-            if shrink:
-                image.draft("RGB", (2 * size[1], 2 * size[0]))  # a JPEG file is unpacked no larger than is needed
-            colours = _eight_bits(image).convert("RGB")
-            if colours.size != size[::-1]:
-                colours = colours.resize((size[1], size[0]), Image.Resampling.BICUBIC)
-            pixels: NDArray[Any] = np.asarray(colours)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        with PIL.Image.open(io.BytesIO(content), formats=[kind]) as image:
+            yield image
+    except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
         raise DataError(f"{path} is no {kind} file that can be read: {_reason(error)}") from None
-    return pixels.transpose(2, 0, 1)
 
 
 def _eight_bits(image: Image) -> Image:
@@ -229,11 +243,5 @@ def _content(path: Path, most: int) -> bytes:
 
 def image_size(path: Path) -> tuple[int, int]:
     """Return the height and width of an image, from the beginning of its file; errors are those of `decoded`."""
-    from PIL import Image
-
-    kind = _FORMATS[path.suffix.lower()]
-    try:
-        with Image.open(io.BytesIO(_content(path, _LARGEST_PHOTO)), formats=[kind]) as image:
-            return image.height, image.width
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path} is no {kind} file that can be read: {_reason(error)}") from None
+    with _opened(_content(path, _LARGEST_PHOTO), path) as image:
+        return image.height, image.width

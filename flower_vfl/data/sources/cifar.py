@@ -6,7 +6,6 @@ import hashlib
 import io
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -118,8 +117,7 @@ class Cifar10Jpeg(_CifarRecipe):
 
     def files(self, source: Path | None, options: ImageOptions) -> Mapping[Part, ImageFiles]:
         """Return the images of each part, with their labels."""
-        tree = open_tree(self.named(source), CLASSES, _SHAPE[1:], _ENDINGS)
-        return {part: ImageFiles(tree.labels(part), partial(tree.read, part)) for part in PARTS}
+        return open_tree(self.named(source), CLASSES, _SHAPE[1:], _ENDINGS)
 
 
 _Read = Callable[[Path], tuple[NDArray[np.uint8], NDArray[np.uint8]]]

@@ -73,7 +73,7 @@ class Isic(ImageRecipe):
         """Return the images of each part, with the requested number of benign ones."""
         root = self._root(source)
         table = _table(root)
-        found = _by_table(table, options) if table else _by_tree(root)
+        found = _by_table(table, options) if table else open_tree(root, CLASSES, SHAPE[1:], _ENDINGS)
         return _limit_benign(found, options.benign)
 
     def _root(self, source: Path | None) -> Path:
@@ -88,11 +88,6 @@ class Isic(ImageRecipe):
 def _table(root: Path) -> Path | None:
     """Return the published table of a folder; None without one."""
     return next((root / name for name in (_TABLE, _PACKED) if (root / name).is_file()), None)
-
-
-def _by_tree(source: Path) -> dict[Part, ImageFiles]:
-    tree = open_tree(source, CLASSES, SHAPE[1:], _ENDINGS)
-    return {part: ImageFiles(tree.labels(part), partial(tree.read, part)) for part in PARTS}
 
 
 def _by_table(path: Path, options: IsicOptions) -> dict[Part, ImageFiles]:

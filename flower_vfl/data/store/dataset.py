@@ -418,16 +418,15 @@ class Dataset:
         """
         if self.has_ids:
             self._check_ids()
-        for name in self.parties:
-            if (self.folder / name).is_dir():
-                spec = self.spec(name)
-                self._verify_encoding(name)
-                for part, rows in self._rows_in(self.folder / name / layout.PARTY).items():
-                    for file, (shape, dtype) in spec.arrays().items():
-                        layout.verify_array(self.folder / name, f"{part}/{file}", (rows, *shape), dtype, spec.levels)
-                if spec.vectors is not None:
-                    layout.verify_array(self.folder / name, layout.VECTORS, spec.vectors.shape, "float32", ())
-        if (self.folder / "labels").is_dir():
+        for name in self.held:
+            spec = self.spec(name)
+            self._verify_encoding(name)
+            for part, rows in self._rows_in(self.folder / name / layout.PARTY).items():
+                for file, (shape, dtype) in spec.arrays().items():
+                    layout.verify_array(self.folder / name, f"{part}/{file}", (rows, *shape), dtype, spec.levels)
+            if spec.vectors is not None:
+                layout.verify_array(self.folder / name, layout.VECTORS, spec.vectors.shape, "float32", ())
+        if self.has_labels:
             for part, rows in self._rows_in(self.folder / "labels" / layout.LABELS_FILE).items():
                 layout.verify_array(self.folder / "labels", f"{part}.npy", (rows,), "int64", (self.classes,))
             if len(self.class_names) != self.classes:

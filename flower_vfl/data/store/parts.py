@@ -41,7 +41,8 @@ def write_part(source: Path, party: str, out: Path) -> Dataset:
     known = {*dataset.parties, dataset.label_party}
     if party not in known:
         raise DataError(f"{source} has no party {party!r}; it has {', '.join(sorted(known))}")
-    folders = [name for name, wanted in _part_folders(dataset, party).items() if wanted]
+    wanted = {"ids": dataset.has_ids, party: party in dataset.parties, "labels": party == dataset.label_party}
+    folders = [name for name, belongs in wanted.items() if belongs]
     for name in folders:
         if not (source / name).is_dir():
             raise DataError(f"{source} does not hold what party {party!r} needs: there is no folder {source / name}")
@@ -58,12 +59,3 @@ def _copy(file: Path, target: Path) -> None:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with target.open("wb") as copy:
             shutil.copyfileobj(content, copy)
-
-
-def _part_folders(dataset: Dataset, party: str) -> dict[str, bool]:
-    """Return the folders of a data set, with True for those of a party's part."""
-    return {
-        "ids": (dataset.folder / "ids").is_dir(),
-        party: party in dataset.parties,
-        "labels": party == dataset.label_party,
-    }
