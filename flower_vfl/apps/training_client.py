@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -161,10 +160,9 @@ class TrainingClient:
         config, dataset = self._open_data(context)
         if consent is not None:
             consent.check_rows(dataset.alignment.digest)
-        party, simulation = _party_of(context, config, dataset, bool(offer.get("simulation")))
-        if not party:
+        session = _session_of(context, offer, config, dataset)
+        if not session.party:
             return reply(message, SPARE, "this run has fewer feature parties than nodes")
-        session = TrainingSession(offer, party, simulation, _folder(context, offer, party, simulation))
         with computing(config), session.hold():
             machine, journal = self._build(session, config, dataset)
             with ExitStack() as cleanup:
@@ -181,10 +179,9 @@ class TrainingClient:
         """Answer the frames of one Flower message (transport `messages`)."""
         offer, count = _stored(context)
         config, dataset = self._open_data(context)
-        party, simulation = _party_of(context, config, dataset, bool(offer.get("simulation")))
-        session = TrainingSession(offer, party, simulation, _folder(context, offer, party, simulation))
+        session = _session_of(context, offer, config, dataset)
         with computing(config), session.hold(), ExitStack() as cleanup:
-            live = self._live.pop((session.id, party), None)
+            live = self._live.pop((session.id, session.party), None)
             if live is not None and live[0] == count:
                 _, machine, journal = live
             else:
@@ -287,28 +284,24 @@ def _stored(context: Context) -> tuple[ConfigRecord, int]:
     return stored, int(str(stored["count"]))
 
 
-def _party_of(context: Context, config: Config, dataset: VerticalData, offered_simulation: bool) -> tuple[str, bool]:
-    """Return this node's party ("" for a spare node), and True if it is simulated.
+def _session_of(context: Context, offer: ConfigRecord, config: Config, dataset: VerticalData) -> TrainingSession:
+    """Return the session of an offer; a spare node takes part in it as the party "".
 
     A node that its owner gave a `party` in --node-config is deployed, whatever the offer claims: its secrets never come
-    from the run's seed, and it opens no audit channel.
+    from the run's seed, and it opens no audit channel. Its folder is its own, a simulated one's that of the run.
     """
-    names = party_names(config, dataset)
-    node = Node.of(context.node_config)
-    if node.deployed:
-        if node.party not in names:
-            raise SetupError(
-                f"this node says it is party {node.party!r}; the run has {', '.join(names)}. Correct `party` in "
-                "--node-config here or parties.features of the run, or stop this SuperNode while others train"
-            )
-        return node.party, False
-    return node.simulated_as(names, offered=offered_simulation), True
-
-
-def _folder(context: Context, offer: Mapping[str, object], party: str, simulation: bool) -> Path:
-    """Return the folder of the party's measurements: in a simulation the run's folder, else its own."""
-    if simulation and offer.get("out"):
-        return Path(str(offer["out"]))
-    own = Node.of(context.node_config).out
+    names, node = party_names(config, dataset), Node.of(context.node_config)
+    if not node.deployed:
+        party = node.simulated_as(names, offered=bool(offer.get("simulation")))
+    elif node.party in names:
+        party = node.party
+    else:
+        raise SetupError(
+            f"this node says it is party {node.party!r}; the run has {', '.join(names)}. Correct `party` in "
+            "--node-config here or parties.features of the run, or stop this SuperNode while others train"
+        )
     training = checked_training(offer[TRAINING]) if TRAINING in offer else f"run-{context.run_id}"
-    return Path(own) if own else state_folder() / f"{training}-{party}"
+    folder = Path(node.out) if node.out else state_folder() / f"{training}-{party}"
+    if not node.deployed and offer.get("out"):
+        folder = Path(str(offer["out"]))
+    return TrainingSession(offer, party, not node.deployed, folder)

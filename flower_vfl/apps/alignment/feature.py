@@ -213,15 +213,13 @@ class FeatureSide:
 
     def _messages(self, stage: AlignmentStage) -> int:
         """Return the number of messages of a stage."""
-        if stage is AlignmentStage.QUERY:
-            return message_count(self.terms.label_ids, self.terms.piece)
-        if stage is AlignmentStage.TABLE:
-            return message_count(table_bytes(self._ids) // VALUE_BYTES, self.terms.piece)
-        if stage is AlignmentStage.HASHES:
-            return message_count(self._ids, self.terms.piece)
-        if stage is AlignmentStage.MATCH:
-            return message_count(min(self._ids, self.terms.label_ids), self.terms.piece)
-        return 1
+        blocks = {
+            AlignmentStage.QUERY: self.terms.label_ids,
+            AlignmentStage.TABLE: table_bytes(self._ids) // VALUE_BYTES,
+            AlignmentStage.HASHES: self._ids,
+            AlignmentStage.MATCH: min(self._ids, self.terms.label_ids),
+        }
+        return message_count(blocks.get(stage, 1), self.terms.piece)
 
     def _query(self, message: Frame) -> Frame:
         start = message.step * self.terms.piece
