@@ -98,7 +98,8 @@ class BlockReader:
         data = rest + self._read(file, self._size - len(rest))
         whole = len(data) == self._size
         if not self._lines:
-            data = self._check_beginning(data)
+            check_text(self.path, data)
+            data = data.removeprefix(codecs.BOM_UTF8)
         if not whole:
             data = data.rstrip(b"\r\n")
             return (_unix(data + b"\n"), b"") if data else None
@@ -118,10 +119,6 @@ class BlockReader:
             self._line_ends += piece.count(b"\n")
             size -= len(piece)
         return b"".join(pieces)
-
-    def _check_beginning(self, data: bytes) -> bytes:
-        check_text(self.path, data)
-        return data.removeprefix(codecs.BOM_UTF8)
 
 
 def _unix(lines: bytes) -> bytes:

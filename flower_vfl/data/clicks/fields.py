@@ -53,7 +53,7 @@ class Field(ABC):
     """
 
     name: str
-    arrow: ClassVar[pa.DataType]
+    arrow: ClassVar[pa.DataType] = pa.int64()
     pattern: ClassVar[str]
     needed: ClassVar[str]
 
@@ -69,7 +69,6 @@ class Field(ABC):
 class Number(Field):
     """A whole number, or nothing."""
 
-    arrow = pa.int64()
     pattern = "^-?[0-9]{1,18}$"
     needed = "a whole number of 32 bits, or nothing"
 
@@ -83,12 +82,8 @@ class Number(Field):
         return Read({self.name: pa.array(numbers.astype(np.int32), mask=absent)}, wrong)
 
 
-class Code(Field):
+class Code(Number):
     """A category that is written as a whole number, or nothing."""
-
-    arrow = pa.int64()
-    pattern = "^-?[0-9]{1,18}$"
-    needed = "a whole number of 32 bits, or nothing"
 
     def features(self) -> dict[str, FieldKind]:
         """Return one column of codes."""
@@ -125,7 +120,6 @@ class Hex(Field):
 class Hour(Field):
     """A time written as YYMMDDHH, which becomes hour of day, weekday (Monday is 0) and the number of the day."""
 
-    arrow = pa.int64()
     pattern = "^[0-9]{8}$"
     needed = "an hour as YYMMDDHH"
 
@@ -155,7 +149,6 @@ class Hour(Field):
 class Click(Field):
     """The label, 0 or 1."""
 
-    arrow = pa.int64()
     pattern = "^[0-9]{1,18}$"
     needed = "0 or 1"
 
@@ -169,7 +162,6 @@ class Click(Field):
 class NumberedRow(Field):
     """An ID that is a whole number."""
 
-    arrow = pa.int64()
     pattern = "^[0-9]{1,18}$"
     needed = "an ID that is a whole number"
 

@@ -129,14 +129,10 @@ class _Column:
             chosen = self._number(decimal, why) if is_text(self.values) else None
             return chosen or ColumnFormat(self.name, "number", why)
         if kind == "date":
-            return self._named_date(format_, why)
+            given = format_ or not is_text(self.values)
+            return self._dates(format_, why) if given else self._date(why, named=True) or self._category()
         kinds: dict[str, ColumnKind] = {"boolean": "boolean", "ignore": "ignore"}
         return ColumnFormat(self.name, kinds.get(kind, "category"), why)
-
-    def _named_date(self, text: str, why: str) -> ColumnFormat:
-        if text or not is_text(self.values):
-            return self._dates(text, why)
-        return self._date(why, named=True) or self._category()
 
     def _constant(self) -> ColumnFormat | None:
         if not len(self.known):

@@ -104,21 +104,19 @@ class CensusIncome(Recipe):
         """Read, select and encode the rows."""
         paths = dict(zip(PARTS, self.inputs(source, options), strict=True))
         tables: dict[Part, pa.Table] = {}
-        ids: dict[Part, list[str]] = {}
+        lines: dict[Part, NDArray[np.int64]] = {}
         published = True
         for step, part in enumerate(PARTS):
             table, digest = _read(paths[part])
             published &= digest == DIGESTS[part]
-            tables[part], lines = _select(table, paths[part], options.view)
-            ids[part] = [f"{part}-{line}" for line in lines]
+            tables[part], lines[part] = _select(table, paths[part], options.view)
             progress(0.3 * (step + 1))
         if not published:
             _log.warning("the files in %s are not the published Census-Income (SHA-256 differ)", paths["train"].parent)
-        shared, alone = _overlapping(np.array([int(name.partition("-")[2]) for name in ids["train"]]), options.overlap)
+        shared, alone = _overlapping(lines["train"], options.overlap)
         unaligned = {party: tables["train"].filter(pa.array(rows)) for party, rows in alone.items()}
-        tables["train"] = tables["train"].filter(pa.array(shared))
-        ids["train"] = np.array(ids["train"], dtype=object)[shared].tolist()
-        builder.align(ids)
+        tables["train"], lines["train"] = tables["train"].filter(pa.array(shared)), lines["train"][shared]
+        builder.align({part: [f"{part}-{line}" for line in lines[part]] for part in PARTS})
         features = [name for name in COLUMNS if name not in ("instance_weight", "label")]
         for party, columns in {
             "a": [name for name in features if name in REGISTRY],
@@ -164,7 +162,7 @@ def _read(path: Path) -> tuple[pa.Table, str]:
     return pa.table(dict(zip(COLUMNS, columns, strict=True))), hashlib.sha256(content).hexdigest()
 
 
-def _select(table: pa.Table, path: Path, view: str) -> tuple[pa.Table, list[int]]:
+def _select(table: pa.Table, path: Path, view: str) -> tuple[pa.Table, NDArray[np.int64]]:
     """Check labels and numbers, and return the rows of the view with their line numbers."""
     wrong = pc.invert(pc.is_in(table["label"], value_set=pa.array([POSITIVE_INCOME, NEGATIVE_INCOME])))
     if pc.any(wrong).as_py():
@@ -175,8 +173,8 @@ def _select(table: pa.Table, path: Path, view: str) -> tuple[pa.Table, list[int]
         )
     for name in sorted(NUMERIC):
         numbers(table[name], Place(str(path), name))
-    lines = pa.array(range(1, table.num_rows + 1))
+    lines = np.arange(1, table.num_rows + 1)
     if view == "adults":
-        mask = pa.array(numbers(table["age"], Place(str(path), "age")) >= 16)
-        table, lines = table.filter(mask), lines.filter(mask)
-    return table, lines.to_pylist()
+        mask = numbers(table["age"], Place(str(path), "age")) >= 16
+        table, lines = table.filter(pa.array(mask)), lines[mask]
+    return table, lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -126,12 +126,7 @@ _Read = Callable[[Path], tuple[NDArray[np.uint8], NDArray[np.uint8]]]
 def _batches(paths: Sequence[Path], read: _Read) -> ImageFiles:
     """Return the images of several files, in their order."""
     labels = [check_labels(read(path)[0], len(CLASSES), path) for path in paths]
-    return ImageFiles(np.concatenate(labels), lambda rows: in_order(_pixels(paths, read), rows))
-
-
-def _pixels(paths: Sequence[Path], read: _Read) -> Iterator[NDArray[np.uint8]]:
-    for path in paths:
-        yield read(path)[1]
+    return ImageFiles(np.concatenate(labels), lambda rows: in_order((read(path)[1] for path in paths), rows))
 
 
 def _read_binary(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

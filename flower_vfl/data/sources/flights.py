@@ -80,12 +80,12 @@ class Flights(Recipe):
         flights = _in_planned_order(_read(paths[0], _FLIGHT), paths[0])
         late = numbers(flights["arr_delay"], Place(str(paths[0]), "arr_delay")) >= LATE
         progress(0.4)
-        rows = _parts(flights, paths[0], options)
         days = _days(flights, paths[0])
+        rows = _parts(days, options)
         builder.align({part: [f"flight-{row}" for row in rows[part]] for part in PARTS})
         weather = _joined(flights, _read(paths[1], ("origin", "time_hour", *_AIR, "wind_dir")), ("origin", "time_hour"))
         planes = _joined(flights, _read(paths[2], ("tailnum", *_PLANE)), ("tailnum",))
-        calendar = _calendar(flights, paths[0])
+        calendar = _calendar(flights, days, paths[0])
         tables = {
             "weather": pa.table({**calendar, **{name: weather[name] for name in (*_AIR, "wind_dir")}}),
             "airline": pa.table(
@@ -178,11 +178,10 @@ def _days(flights: pa.Table, path: Path) -> NDArray[np.int64]:
     return months.astype("datetime64[D]").astype(np.int64) + day - 1
 
 
-def _parts(flights: pa.Table, path: Path, options: FlightOptions) -> dict[Part, NDArray[np.int64]]:
-    """Return the rows of each part, (n,) ascending."""
+def _parts(days: NDArray[np.int64], options: FlightOptions) -> dict[Part, NDArray[np.int64]]:
+    """Return the rows of each part, (n,) ascending, from the day of each row."""
     if not options.test_days:
-        return options.split([str(row) for row in range(len(flights))])
-    days = _days(flights, path)
+        return options.split([str(row) for row in range(len(days))])
     held_out = days > days.max() - options.test_days
     return {"train": np.flatnonzero(~held_out), "test": np.flatnonzero(held_out)}
 
@@ -193,9 +192,8 @@ def _periods(days: NDArray[np.int64], rows: dict[Part, NDArray[np.int64]]) -> Pe
     return Periods(train, test)
 
 
-def _calendar(flights: pa.Table, path: Path) -> dict[str, pa.Array]:
+def _calendar(flights: pa.Table, days: NDArray[np.int64], path: Path) -> dict[str, pa.Array]:
     """Return the columns of both parties: the airport, and the month, weekday and hour of the planned departure."""
-    days = _days(flights, path)
     hours = numbers(flights["sched_dep_time"], Place(str(path), "sched_dep_time")) // 100
     return {
         "origin": flights["origin"],

@@ -8,7 +8,7 @@ import logging
 from abc import abstractmethod
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, ClassVar, NamedTuple
@@ -116,13 +116,10 @@ class TextRecipe(Recipe):
         encoding = self._fit(counts, options, str(paths[0]))
         vectors = read_vectors(options.vectors, encoding.words, RESERVED)
         progress(0.6)
-        texts = {part: self._texts(part, source, options) for part in PARTS}
+        texts = {part: (row.text for row in self.read(part, source, options)) for part in PARTS}
         builder.add_texts("text", encoding, texts, rows, vectors)
         builder.add_labels(EncodedLabels(labels[0], labels[1], self.class_names))
         self.finish(builder, options, label_party="label", source=", ".join(path.name for path in paths))
-
-    def _texts(self, part: Part, source: Path | None, options: TextOptions) -> Iterable[str]:
-        return (row.text for row in self.read(part, source, options))
 
     def _fit(self, counts: Counter[str], options: TextOptions, file: str) -> TextEncoding:
         encoding = TextEncoding.fit(
