@@ -27,7 +27,7 @@ from flower_vfl.apps.run_state import LABEL
 from flower_vfl.apps.server_app import make_server_app
 from flower_vfl.config import Config, to_run_config
 from flower_vfl.config.schema import PrivacyConfig
-from flower_vfl.data.store.memory import MemoryData, VerticalData
+from flower_vfl.data.store.memory import MemoryData
 from flower_vfl.errors import TrainingError
 from flower_vfl.strategies import Observer
 from flower_vfl.training.factories import OptimizerFactory
@@ -73,14 +73,10 @@ def run(
     """
     results: list[RunResult] = []
     opened = data(config)
-
-    def same_data(_config: Config) -> VerticalData:
-        return opened
-
     server = make_server_app(
         top=top,
         bottom=bottom,
-        data=same_data,
+        data=lambda _: opened,
         optimizer=optimizer,
         config=config,
         out=Path(out) if out is not None else None,
@@ -88,7 +84,7 @@ def run(
         observers=observers,
         on_result=results.append,
     )
-    client = make_client_app(bottom=bottom, top=top, data=same_data, optimizer=optimizer, config=config)
+    client = make_client_app(bottom=bottom, top=top, data=lambda _: opened, optimizer=optimizer, config=config)
     parties = parties_here(config, opened)
     for party in parties:
         opened.party(party)  # bad data is found before the run starts

@@ -43,15 +43,8 @@ from flower_vfl.protocol.frame import Frame
 
 _log = logging.getLogger(__name__)
 
-_STATE, _IDS, _TAGS, _PROOFS, _TABLE, _MATCHES, _RESULT = (
-    "state.json",
-    "ids.parquet",
-    "tags",
-    "proofs",
-    "table",
-    "matches",
-    "alignment.parquet",
-)
+_STATE, _IDS, _RESULT = "state.json", "ids.parquet", "alignment.parquet"
+_TAGS, _PROOFS, _TABLE, _MATCHES = "tags", "proofs", "table", "matches"
 _KEY, _PAIR_KEY = "key", "pair-key"
 
 
@@ -190,22 +183,11 @@ class FeatureSide:
 
     def _check_order(self, stage: AlignmentStage, step: int) -> None:
         """Refuse a message out of order, or a second time: the label party tries no more IDs than it announced."""
-        order = (
-            [
-                AlignmentStage.HELLO,
-                AlignmentStage.QUERY,
-                AlignmentStage.TABLE,
-                AlignmentStage.MATCH,
-                AlignmentStage.FINISH,
-            ]
-            if self.terms.method == "psi"
-            else [AlignmentStage.HELLO, AlignmentStage.HASHES, AlignmentStage.MATCH, AlignmentStage.FINISH]
-        )
-        due = (
-            (self._stage, self._step + 1)
-            if stage is self._stage
-            else (order[min(order.index(self._stage) + 1, len(order) - 1)], 0)
-        )
+        psi = self.terms.method == "psi"
+        compare = [AlignmentStage.QUERY, AlignmentStage.TABLE] if psi else [AlignmentStage.HASHES]
+        order = [AlignmentStage.HELLO, *compare, AlignmentStage.MATCH, AlignmentStage.FINISH]
+        following = order[min(order.index(self._stage) + 1, len(order) - 1)]
+        due = (stage, self._step + 1) if stage is self._stage else (following, 0)
         # The label party chooses the number of messages of matches; `_finish` checks that all matches were named.
         complete = self._stage in (stage, AlignmentStage.MATCH) or self._step + 1 == self._messages(self._stage)
         if (stage, step) != due or not complete or step >= self._messages(stage):
