@@ -288,6 +288,13 @@ def places(summary: Summary, settings: Sequence[str]) -> dict[str, list[int]]:
     return {setting: [of.index(seed) for seed in shared] for setting, of in seeds.items()}
 
 
+def paired(summary: Summary, one: str, other: str, values: Callable[[str], Sequence[float] | Values]) -> Values:
+    """Return the difference of two settings in `values`, one a seed, seed by seed of those that both have."""
+    at = places(summary, [one, other])
+    ours, theirs = (np.asarray(values(setting), dtype=np.float64)[at[setting]] for setting in (one, other))
+    return ours - theirs
+
+
 def share_below(ours: Values, theirs: Values) -> float:
     """Return the share of 500 evenly spaced utilities that both curves reach at which `ours` leaks less.
 
@@ -338,6 +345,11 @@ def verdict(claim: str, holds: bool | np.bool_ | None, numbers: str) -> Verdict:
     return {"claim": claim, "holds": None if holds is None else bool(holds), "numbers": numbers}
 
 
+def above(mean: float, half: float) -> bool | None:
+    """Return True if a number's whole interval is above 0, False if it is below, and None otherwise."""
+    return True if mean - half > 0.0 else False if mean + half < 0.0 else None
+
+
 def all_of(judged: Sequence[bool | None]) -> bool | None:
     """Return True if all parts of a claim hold, False if one does not, else None: undecided, or no part at all."""
     return False if False in judged else None if None in judged or not judged else True
@@ -349,3 +361,12 @@ def claim_table(found: Iterable[Verdict]) -> str:
     return table(
         ["claim", "verdict", "numbers"], [[one["claim"], words[one["holds"]], one["numbers"]] for one in found]
     )
+
+
+def save(figure: Any, path: Path, rect: tuple[float, float, float, float] | None = None, **options: Any) -> None:
+    """Save a figure of matplotlib, laid out within `rect`, with these options of `savefig`, and close it."""
+    from matplotlib import pyplot as plt
+
+    figure.tight_layout(rect=rect)
+    figure.savefig(path, **options)
+    plt.close(figure)

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 
 from studies.beyond import numbers as n
-from studies.common import Summary, Values, interval
+from studies.common import Summary, Values, interval, save
 
 mpl.use("Agg")
 
@@ -33,9 +33,7 @@ def epochs(summary: Summary, path: Path) -> None:
         axis.grid(alpha=0.25)
     axes[0][0].set_ylabel("leak AUC at the cut")
     figure.legend(*axes[0][0].get_legend_handles_labels(), fontsize=7, loc="lower center", ncol=4)
-    figure.tight_layout(rect=(0, 0.2, 1, 1))
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    save(figure, path, (0, 0.2, 1, 1), dpi=130)
 
 
 def shares(summary: Summary, path: Path) -> None:
@@ -62,9 +60,7 @@ def shares(summary: Summary, path: Path) -> None:
         axis.set_xlabel("rho, the persistent share of the noise")
         axis.grid(alpha=0.25)
     figure.legend(*axes[0].get_legend_handles_labels(), fontsize=7, loc="lower center", ncol=len(layers) + 2)
-    figure.tight_layout(rect=(0, 0.16, 1, 1))
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    save(figure, path, (0, 0.16, 1, 1), dpi=130)
 
 
 def frontier(summary: Summary, path: Path) -> None:
@@ -89,9 +85,7 @@ def frontier(summary: Summary, path: Path) -> None:
     )
     axis.grid(alpha=0.25)
     axis.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    save(figure, path, dpi=130)
 
 
 def _seeds(summary: Summary, setting: str) -> tuple[Values, Values]:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from studies.common import Summary, Values, Verdict, finished, interval, places, shown, table, verdict
+from studies.common import Summary, Values, Verdict, finished, interval, paired, shown, table, verdict
 
 LAYERS = ("cut", "first")
 STEPS = ("norm", "residual")
@@ -126,9 +126,7 @@ def strongest(summary: Summary, setting: str, layer: str, epoch: int) -> Values:
 def loss(summary: Summary, setting: str) -> Values:
     """Return the loss of test AUC of a setting against the same defense with fresh noise, one value a shared seed."""
     fresh = f"{setting.rsplit('-', 1)[0]}-0"
-    at = places(summary, [setting, fresh])
-    auc = {name: np.asarray(summary["settings"][name]["test_auc"]) for name in (setting, fresh)}
-    return auc[fresh][at[fresh]] - auc[setting][at[setting]]
+    return paired(summary, fresh, setting, lambda name: summary["settings"][name]["test_auc"])
 
 
 def defended(summary: Summary) -> list[str]:
@@ -220,12 +218,10 @@ def pairs_table(summary: Summary) -> str:
     rows = []
     for one, other in PAIRS:
         if {one, other} <= set(summary["settings"]):
-            at = places(summary, [one, other])
-            read = [strongest(summary, setting, "cut", -1)[at[setting]] for setting in (one, other)]
-            auc = [np.asarray(summary["settings"][setting]["test_auc"])[at[setting]] for setting in (one, other)]
-            more = [interval(values[0] - values[1]) for values in (read, auc)]
-            shown_more = (f"{mean:+.4f} ± {half:.4f}" for mean, half in more)
-            rows.append([one, other, str(len(at[one])), *shown_more])
+            read = paired(summary, one, other, lambda setting: strongest(summary, setting, "cut", -1))
+            auc = paired(summary, one, other, lambda setting: summary["settings"][setting]["test_auc"])
+            shown_more = (f"{mean:+.4f} ± {half:.4f}" for mean, half in map(interval, (read, auc)))
+            rows.append([one, other, str(len(auc)), *shown_more])
     heads = ["strongest leak AUC at the cut, difference", "test AUC, difference"]
     return table(["setting", "compared with", "seeds", *heads], rows)
 

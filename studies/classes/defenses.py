@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError
@@ -91,7 +91,7 @@ class Span(OfPower):
         """Add noise with one level within the span of the class means."""
         given, rank = model.problem, model.axes.shape[1]
         merged = ClassProblem(
-            torch.tensor([float(rank), *given.sizes[rank:]], dtype=torch.float64).numpy(),
+            np.array([float(rank), *given.sizes[rank:]]),
             _merged(given.distances, rank, "sum"),
             _merged(given.variances, rank, "mean"),
             given.shares,
@@ -102,6 +102,4 @@ class Span(OfPower):
 
 
 def _merged(values: Any, rank: int, how: str) -> Any:
-    import numpy as np
-
     return np.concatenate([getattr(values[:rank], how)(axis=0, keepdims=True), values[rank:]])

@@ -29,7 +29,8 @@ from studies.common import (
     do,
     family,
     interval,
-    places,
+    paired,
+    save,
     shown,
     table,
     undefended,
@@ -179,9 +180,8 @@ def _compared(summary: Summary, other: str, what: str, claim: str, *, below: flo
         names = [f"marvell-{s}", f"{other}-{s}"]
         if not all(name in summary["settings"] for name in names):
             continue
-        at = places(summary, names)
-        ours, theirs = (np.array(summary["settings"][name][what])[at[name]] for name in names)
-        mean, half = interval(theirs - ours if what == "test_accuracy" else ours - theirs)
+        ours, theirs = reversed(names) if what == "test_accuracy" else names
+        mean, half = interval(paired(summary, ours, theirs, lambda name: summary["settings"][name][what]))
         judged.append(True if mean + half < below else False if mean - half > below else None)
         words.append(f"s = {s}: {mean:+.3f} ± {half:.3f}")
     return verdict(claim, all_of(judged), "; ".join(words))
@@ -222,9 +222,7 @@ def figure(studies: dict[str, Summary], path: Path) -> None:
             axis.set_xlabel("test accuracy")
             axis.grid(alpha=0.25)
     axes[0][0].legend(fontsize=8)
-    drawn.tight_layout()
-    drawn.savefig(path, metadata={"Date": None})
-    plt.close(drawn)
+    save(drawn, path, metadata={"Date": None})
 
 
 def make_page(runs: Path, out: Path) -> None:

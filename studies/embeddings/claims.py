@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
-from studies.common import Summary, Values, Verdict, family, interval, places, shown, verdict
+from studies.common import Summary, Values, Verdict, family, interval, paired, places, shown, verdict
 from studies.embeddings import numbers as n
 from studies.embeddings.settings import WIDTHS
 
@@ -149,11 +150,10 @@ def _widths(summary: Summary) -> list[Verdict]:
     narrow, wide = (f"pe-{width}" for width in (WIDTHS[0], WIDTHS[-1]))
     if not {narrow, wide} <= summary["settings"].keys():
         return []
-    at = places(summary, [narrow, wide])
     found = []
     for attack in n.attacks_of(summary):
         few = attack == "clustering" or int(attack.split()[1]) <= 5
-        change = n.reached(summary, wide, attack)[at[wide]] - n.reached(summary, narrow, attack)[at[narrow]]
+        change = paired(summary, wide, narrow, partial(n.reached, summary, attack=attack))
         sign = _sign(change)
         found.append(
             verdict(

@@ -10,7 +10,7 @@ import numpy as np
 
 from flower_vfl.metrics import Embeddings, pair_angles
 from flower_vfl.tracking import read_embeddings
-from studies.common import Summary, Values, family, finished, places, share_with_interval, shown, table
+from studies.common import Summary, Values, family, finished, paired, places, share_with_interval, shown, table
 
 UTILITY = ("test_accuracy", "test_auc", "test_loss", "train_loss", "validation_accuracy")
 NEAR = 0.2
@@ -178,8 +178,8 @@ def utility_table(summary: Summary) -> str:
     for setting, values in summary["settings"].items():
         angles = values["angles"]
         plain = f"none-{setting.split('-')[-1]}" if "none" not in summary["settings"] else "none"
-        at = places(summary, [setting, plain]) if plain in summary["settings"] else {}
-        change = utility(summary, setting)[at[setting]] - utility(summary, plain)[at[plain]] if at else []
+        known = plain in summary["settings"]
+        change = paired(summary, setting, plain, lambda name: utility(summary, name)) if known else []
         rows.append(
             [
                 setting,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 
-from studies.common import Summary, Values, Verdict, family, interval, places, shown, verdict
+from studies.common import Summary, Values, Verdict, family, interval, paired, places, shown, verdict
 from studies.gradients import numbers as n
 
 HIDDEN = 0.05
@@ -59,10 +60,8 @@ def _marvell_is_monotone(summary: Summary) -> Verdict:
     rises, ends = [], []
     for attack, layer in ATTACKED:
         for weaker, stronger in steps:
-            at = places(summary, [weaker, stronger])
             mean, half = interval(
-                n.leak(summary, stronger, attack, layer)[at[stronger]]
-                - n.leak(summary, weaker, attack, layer)[at[weaker]]
+                paired(summary, stronger, weaker, partial(n.leak, summary, attack=attack, layer=layer))
             )
             if mean - (half if np.isfinite(half) else 0.0) > 0.0:
                 rises.append(f"{attack} at {layer} from {weaker} to {stronger}: +{mean:.4f}")
@@ -124,12 +123,8 @@ def _max_norm(summary: Summary) -> Verdict:
 
 
 def _calibration(summary: Summary) -> Verdict:
-    moves = {}
-    for setting in summary["settings"]:
-        at = places(summary, [setting, "none"])
-        moves[setting] = (
-            n.utility(summary, setting, "test_ace")[at[setting]] - n.utility(summary, "none", "test_ace")[at["none"]]
-        )
+    ace = partial(n.utility, summary, name="test_ace")
+    moves = {setting: paired(summary, setting, "none", ace) for setting in summary["settings"]}
     most = max(moves, key=lambda setting: abs(moves[setting].mean()))
     return verdict(
         f"Calibration (ACE) changes by at most {ACE_MOVES}",

@@ -8,9 +8,8 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from studies.common import Summary, family, interval
+from studies.common import Summary, family, interval, save
 from studies.gradients import numbers as n
 
 mpl.use("Agg")
@@ -38,7 +37,7 @@ def trade_off(summary: Summary, path: Path) -> None:
     for axis in axes[-1]:
         axis.set_xlabel("test AUC")
     axes[0][0].legend(fontsize=8)
-    _save(figure, path)
+    save(figure, path, dpi=110, metadata={"Software": None})
 
 
 def _curve(axis: Axes, summary: Summary, name: str, attack: str, layer: str, colour: str) -> None:
@@ -90,10 +89,4 @@ def observations(probe: Summary, path: Path) -> None:
         axis.legend(fontsize=8)
         if "cosine" in metric:
             axis.set_ylim(-1.05, 1.05)
-    _save(figure, path)
-
-
-def _save(figure: Figure, path: Path) -> None:
-    figure.tight_layout()
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-    plt.close(figure)
+    save(figure, path, dpi=110, metadata={"Software": None})

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from studies.common import Summary, Values, family, finished, places, share_with_interval, shown, table
+from flower_vfl.auditing.verdict import with_own_data
+from studies.common import Summary, Values, family, finished, paired, places, share_with_interval, shown, table
 
 LAYERS = ("cut", "first")
 SHOWN = ("norm", "cosine", "inner_product", "direction_count", "hint", "residual")
 INFORMED = "informed"
+READER_HEADS = ("setting", "seeds", "strongest practical attack", "informed reader", "with embeddings or columns")
+"""Columns of the attacks and readers that the papers did not have."""
+
 UTILITY = ("test_auc", "test_loss", "test_ace", "train_loss", "validation_auc")
 
 
@@ -113,8 +118,7 @@ def utility_table(summary: Summary) -> str:
     """Write utility, and its difference to the undefended run of the same seed."""
     rows = []
     for setting, values in summary["settings"].items():
-        at = places(summary, [setting, "none"])
-        change = utility(summary, setting)[at[setting]] - utility(summary, "none")[at["none"]]
+        change = paired(summary, setting, "none", partial(utility, summary))
         rows.append(
             [
                 setting,
@@ -124,3 +128,17 @@ def utility_table(summary: Summary) -> str:
             ]
         )
     return table(["defense", "seeds", "test AUC", "test loss", "test ACE", "test AUC minus none"], rows)
+
+
+def reader_table(runs: Path, settings: Iterable[str]) -> str:
+    """Return a table of the strongest practical attack, the informed reader, and that with embeddings, by setting."""
+    rows = []
+    for setting in settings:
+        results = [result for _, result in finished(runs / setting)]
+        leaks = [result["verdict"]["parties"][0]["leak"] for result in results]
+        both = [entry["mean"] for result in results if (entry := with_own_data(result["leakage"])) is not None]
+        names = " or ".join(sorted({f"`{leak['practical']['label']}`" for leak in leaks}))
+        practical = shown([leak["practical"]["reached"] for leak in leaks])
+        informed = shown([leak["informed"]["reached"] for leak in leaks])
+        rows.append([f"`{setting}`", str(len(results)), f"{practical} ({names})", informed, shown(both)])
+    return table(READER_HEADS, rows)

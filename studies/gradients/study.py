@@ -62,7 +62,6 @@ def run_one(job: Job) -> float:
 def make_page(runs: Path, out: Path) -> None:
     """Compute everything that the page shows from the runs' files."""
     from studies.gradients import claims, figures, numbers
-    from studies.gradients.readers import reader_table
 
     studies = undefended(STUDIES, lambda study: numbers.collect(runs / study, SETTINGS))
     blocks = {}
@@ -72,7 +71,7 @@ def make_page(runs: Path, out: Path) -> None:
         if summary["probe"]:
             figures.observations(summary["probe"], out / f"gradients-{study}-observations.png")
         blocks[f"{study} leaks"] = numbers.leak_table(summary)
-        blocks[f"{study} readers"] = reader_table(runs / study, summary["settings"])
+        blocks[f"{study} readers"] = numbers.reader_table(runs / study, summary["settings"])
         blocks[f"{study} utility"] = numbers.utility_table(summary)
         blocks[f"{study} claims"] = claim_table(summary["claims"])
     write_page(out / "gradients.md", studies, blocks)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 import tempfile
 import textwrap
@@ -22,7 +21,7 @@ from typing import Any
 
 from flower_vfl import load_config, run
 from flower_vfl.auditing.verdict import with_own_data
-from flower_vfl.metrics import mean_interval
+from studies.common import fill, shown
 
 ROOT = Path(__file__).resolve().parents[2]
 NUMBERS = ROOT / "docs" / "results" / "headline.json"
@@ -92,12 +91,6 @@ def conditional(defense: str, seed: int) -> dict[str, Any]:
     }
 
 
-def _mean(values: Sequence[float], digits: int = 3) -> str:
-    interval = mean_interval(values)
-    half = math.nan if interval is None else (interval[1] - interval[0]) / 2
-    return f"{sum(values) / len(values):.{digits}f} ± {half:.{digits}f}"
-
-
 def headline_table(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Return the table of the leaks behind the recommended defense and behind noise without a proof."""
     lines = [
@@ -109,10 +102,10 @@ def headline_table(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         more = ", pre-trained" if COMPARED[defense].get("training.pretrain") else ""
         names = " or ".join(sorted({f"`{one['practical']['label']}`" for one in runs}))
         chance = sum(one["practical"]["null"] for one in runs) / len(runs)
-        attack = f"{names} {_mean([one['practical']['reached'] for one in runs])} (guessing {chance:.2f})"
+        attack = f"{names} {shown([one['practical']['reached'] for one in runs])} (guessing {chance:.2f})"
         alone, both = ([one["together"][key] for one in runs] for key in ("baseline", "mean"))
-        cells = [attack, *(_mean(values) for values in ([one["informed"]["reached"] for one in runs], alone, both))]
-        utility = _mean([one["test_auc"] for one in runs], 4)
+        cells = [attack, *(shown(values) for values in ([one["informed"]["reached"] for one in runs], alone, both))]
+        utility = shown([one["test_auc"] for one in runs], 4)
         lines.append(f"| `{defense.replace('.0', '')}`{more} | {utility} | {' | '.join(cells)} |")
     seeds = len(next(iter(found.values())))
     text = (
@@ -133,8 +126,8 @@ def table(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     for defense, runs in found.items():
         bounds = [one["bound"] for one in runs if one["bound"] is not None]
         cells = [
-            _mean(bounds) if bounds else "none",
-            *(_mean([one[key] for one in runs]) for key in ("mean", "q95", "norm")),
+            shown(bounds) if bounds else "none",
+            *(shown([one[key] for one in runs]) for key in ("mean", "q95", "norm")),
         ]
         lines.append(f"| `{defense.replace('.0', '')}` | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -142,21 +135,12 @@ def table(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 
 def pages(numbers: Mapping[str, Any]) -> dict[Path, str]:
     """Return the new text of each page that shows these numbers."""
-    shown = {}
+    blocks = {}
     if numbers.get("headline"):
-        shown["headline"] = headline_table(numbers["headline"])
+        blocks["headline"] = headline_table(numbers["headline"])
     if numbers.get("conditional"):
-        shown["conditional"] = table(numbers["conditional"])
-    found = {}
-    for name in PAGES:
-        text = (ROOT / name).read_text(encoding="utf-8")
-        for key, value in shown.items():
-            begin, end = f"<!-- begin {key} -->", f"<!-- end {key} -->"
-            if begin in text:
-                before, rest = text.split(begin)
-                text = f"{before}{begin}\n{value}\n{end}{rest.split(end)[1]}"
-        found[ROOT / name] = text
-    return found
+        blocks["conditional"] = table(numbers["conditional"])
+    return {ROOT / name: fill((ROOT / name).read_text(encoding="utf-8"), blocks) for name in PAGES}
 
 
 def main() -> None:

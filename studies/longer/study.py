@@ -24,10 +24,12 @@ from studies.common import (
     Summary,
     Values,
     Verdict,
+    above,
     claim_table,
     do,
     interval,
-    places,
+    paired,
+    save,
     shown,
     table,
     undefended,
@@ -124,10 +126,9 @@ def pairs_table(summary: Summary) -> str:
     after = [epoch for epoch in (10, EPOCHS) if epoch in _after(summary)]
     rows = []
     for one, other in _pairs(summary):
-        at = places(summary, [one, other])
-        auc = [np.asarray(summary["settings"][setting]["test_auc"])[at[setting]] for setting in (one, other)]
+        auc = paired(summary, one, other, lambda setting: summary["settings"][setting]["test_auc"])
         more = [_signed(*_more(summary, one, other, epoch), 3) for epoch in after]
-        rows.append([one, other, str(len(at[one])), *more, _signed(*interval(auc[0] - auc[1]), 4)])
+        rows.append([one, other, str(len(auc)), *more, _signed(*interval(auc), 4)])
     heads = [f"leak AUC, difference after {epoch} epochs" for epoch in after]
     return table(["setting", "compared with", "seeds", *heads, "test AUC, difference"], rows)
 
@@ -142,9 +143,7 @@ def _pairs(summary: Summary) -> list[tuple[str, str]]:
 
 def _more(summary: Summary, one: str, other: str, epoch: int) -> tuple[float, float]:
     """Return the difference of the strongest attack's leak AUC between two settings after an epoch."""
-    at = places(summary, [one, other])
-    ours, theirs = (read(summary, setting, epoch)[at[setting]] for setting in (one, other))
-    return interval(ours - theirs)
+    return interval(paired(summary, one, other, lambda setting: read(summary, setting, epoch)))
 
 
 def verdicts(summary: Summary) -> list[Verdict]:
@@ -152,9 +151,8 @@ def verdicts(summary: Summary) -> list[Verdict]:
     found, last = [], _after(summary)[-1]
     for one, other in _pairs(summary):
         mean, half = _more(summary, one, other, last)
-        holds = True if mean - half > 0.0 else False if mean + half < 0.0 else None
         claim = f"after {last} epochs, the strongest attack has a lower leak AUC behind {other} than behind {one}"
-        found.append(verdict(claim, holds, _signed(mean, half, 3)))
+        found.append(verdict(claim, above(mean, half), _signed(mean, half, 3)))
     return found
 
 
@@ -184,9 +182,7 @@ def figure(summary: Summary, path: Path) -> None:
     frontier.set_title("after the last epoch, one point per seed; dotted: no defense", fontsize=10)
     for axis in (over_time, frontier):
         axis.grid(alpha=0.25)
-    drawn.tight_layout(rect=(0, 0.06, 1, 1))
-    drawn.savefig(path, dpi=130)
-    plt.close(drawn)
+    save(drawn, path, (0, 0.06, 1, 1), dpi=130)
 
 
 def make_page(runs: Path, out: Path) -> None:

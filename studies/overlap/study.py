@@ -31,6 +31,7 @@ from studies.common import (
     claim_table,
     do,
     interval,
+    paired,
     places,
     shown,
     table,
@@ -92,9 +93,8 @@ def utility_table(summary: Summary) -> str:
         shows = [shown(found[name]["test_auc"], 4) if name in found else "not run" for name in pair]
         gains = ""
         if found.keys() >= set(pair):
-            at = places(summary, pair)
-            off, on = (np.asarray(found[name]["test_auc"])[at[name]] for name in pair)
-            gains = f"{shown(on - off, 4)}; {(on - off).min():+.4f} to {(on - off).max():+.4f}"
+            gain = paired(summary, pair[1], pair[0], lambda name: found[name]["test_auc"])
+            gains = f"{shown(gain, 4)}; {gain.min():+.4f} to {gain.max():+.4f}"
         if found.keys() & set(pair):
             rows.append([f"{overlap} %", *shows, gains])
     return table(

@@ -34,6 +34,7 @@ from studies.common import (
     do,
     interval,
     places,
+    save,
     shown,
     table,
     undefended,
@@ -330,9 +331,7 @@ def figure(studies: Mapping[str, Summary], path: Path) -> None:
         axis.set_xlabel("parties")
     named = {label: line for axis in axes[0] for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     drawn.legend(named.values(), named, loc="lower center", ncol=len(named), fontsize=8)
-    drawn.tight_layout(rect=(0, 0.06, 1, 1))
-    drawn.savefig(path, metadata={"Date": None})
-    plt.close(drawn)
+    save(drawn, path, (0, 0.06, 1, 1), metadata={"Date": None})
 
 
 def _line(axis: Any, layouts: Mapping[str, Any], setting: str, what: str, colour: str, aside: float) -> None:

@@ -32,7 +32,9 @@ from studies.common import (
     do,
     earlier,
     interval,
+    paired,
     places,
+    save,
     shown,
     table,
     undefended,
@@ -150,11 +152,9 @@ def numbers(result: Summary) -> Iterator[tuple[str, float]]:
             yield "proven_auc", defense["proven"]["auc"]
 
 
-def paired(summary: Summary, one: str, other: str, number: str) -> tuple[float, float]:
+def change(summary: Summary, one: str, other: str, number: str) -> tuple[float, float]:
     """Return the difference of a number between two settings, seed by seed."""
-    at = places(summary, [one, other])
-    ours, theirs = (_values(summary, setting, number)[at[setting]] for setting in (one, other))
-    return interval(ours - theirs)
+    return interval(paired(summary, one, other, lambda setting: _values(summary, setting, number)))
 
 
 def _values(summary: Summary, setting: str, number: str) -> Values:
@@ -168,7 +168,7 @@ def trade_off(summary: Summary) -> str:
     rows = []
     for setting, entry in summary["settings"].items():
         proven = [f"{entry[name][0]:.{digits}g}" if name in entry else "" for name, digits in _PROVEN]
-        cost = "" if setting == "none" else _signed(*paired(summary, setting, "none", "test_auc"), 4)
+        cost = "" if setting == "none" else _signed(*change(summary, setting, "none", "test_auc"), 4)
         values = [_values(summary, setting, name).tolist() for name in COLUMNS.values()]
         measured = [shown(found, 3 if place else 4) if found else "" for place, found in enumerate(values)]
         rows.append([f"`{setting}`", *proven, str(len(entry["seeds"])), measured[0], cost, *measured[1:]])
@@ -185,7 +185,7 @@ def against_baseline(summary: Summary) -> str:
         [
             f"`{one}`",
             f"`{other}`",
-            *(_signed(*paired(summary, one, other, name), 4) for name in COMPARED.values()),
+            *(_signed(*change(summary, one, other, name), 4) for name in COMPARED.values()),
         ]
         for one, other in _pairs(summary)
     ]
@@ -234,7 +234,7 @@ def verdicts(summary: Summary) -> list[Verdict]:
 
 def _judged(summary: Summary, claim: str, one: str, other: str, least: float, number: str = "test_auc") -> Verdict:
     """Judge if a number of one setting minus another's is at least `least`; undecided without all seeds."""
-    mean, half = paired(summary, one, other, number)
+    mean, half = change(summary, one, other, number)
     seeds = len(places(summary, [one, other])[one])
     numbers = f"{_signed(mean, half, 4)}, {seeds} seed{'' if seeds == 1 else 's'}"
     if seeds < len(SEEDS):
@@ -249,7 +249,7 @@ def _signed(mean: float, half: float, digits: int) -> str:
 
 def _cost(summary: Summary, setting: str) -> tuple[float, float]:
     """Return a setting's test AUC minus that without a defense, and the half width; 0 of fewer than three seeds."""
-    mean, half = paired(summary, setting, "none", "test_auc")
+    mean, half = change(summary, setting, "none", "test_auc")
     return mean, half if len(places(summary, [setting, "none"])[setting]) > 2 else 0.0
 
 
@@ -286,9 +286,7 @@ def draw(studies: Mapping[str, Summary], path: Path) -> None:
     for panel in panels.flat[len(studies) :]:
         panel.axis("off")
     figure.legend(*panels[0][0].get_legend_handles_labels(), fontsize=9, loc="lower center", ncol=4)
-    figure.tight_layout(rect=(0, 0.06, 1, 1))
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    save(figure, path, (0, 0.06, 1, 1), dpi=130)
 
 
 def make_page(runs: Path, out: Path) -> None:

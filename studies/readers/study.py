@@ -13,6 +13,7 @@ and the marked blocks of `readers.md`, in `docs/results`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,13 @@ from studies.common import (
     Summary,
     Values,
     Verdict,
+    above,
     by_setting,
     claim_table,
     do,
     interval,
-    places,
+    paired,
+    save,
     shown,
     table,
     undefended,
@@ -137,8 +140,7 @@ def verdicts(summary: Summary) -> list[Verdict]:
         for layer in layers_of(summary):
             best, mean, half = more(summary, setting, layer)
             claim = f"{setting}, {layer}: the best fitted reader has a higher AUC than model completion"
-            holds = True if mean - half > 0.0 else False if mean + half < 0.0 else None
-            judged.append(verdict(claim, holds, f"{mean:+.3f} ± {half:.3f} ({best})"))
+            judged.append(verdict(claim, above(mean, half), f"{mean:+.3f} ± {half:.3f} ({best})"))
     for setting in summary["settings"]:
         judged += [_beyond_inputs(summary, setting), *(_held(summary, setting) if setting != "none" else [])]
     return judged
@@ -158,19 +160,17 @@ def _beyond_inputs(summary: Summary, setting: str) -> Verdict:
     """Judge if the strongest attacker gains from the trained model, beside its columns and the same labels."""
     layers = layers_of(summary)
     mean, half = interval(strongest(summary, setting, layers) - strongest(summary, setting, layers, alone=True))
-    holds = True if mean - half > 0.0 else False if mean + half < 0.0 else None
     claim = f"{setting}: the strongest attacker has a higher AUC with the trained model than with raw inputs alone"
-    return verdict(claim, holds, f"{mean:+.3f} ± {half:.3f}")
+    return verdict(claim, above(mean, half), f"{mean:+.3f} ± {half:.3f}")
 
 
 def _held(summary: Summary, setting: str) -> list[Verdict]:
     """Judge if a defense hardly lowers the strongest attacker's AUC: at the cut, and at all layers."""
     judged = []
     layers = layers_of(summary)
-    at = places(summary, ["none", setting])
     for name, chosen in {"cut": ["cut"], " and ".join(layers): layers}.items():
-        none, defended = (strongest(summary, of, chosen)[at[of]] for of in at)
-        mean, half = interval(none - defended)
+        lowered = paired(summary, "none", setting, partial(strongest, summary, layers=chosen))
+        mean, half = interval(lowered)
         holds = True if mean + half < HELD else False if mean - half > HELD else None
         claim = f"{setting}, {name}: the defense lowers the AUC of the strongest attacker by less than {HELD}"
         judged.append(verdict(claim, holds, f"{mean:+.3f} ± {half:.3f}"))
@@ -201,9 +201,7 @@ def figure(summary: Summary, path: Path) -> None:
         panel.grid(alpha=0.25)
     panels[0][0].set_ylabel(f"AUC on test rows, {KNOWN} labels per class")
     drawn.legend(*panels[0][0].get_legend_handles_labels(), fontsize=9, loc="lower center", ncol=4)
-    drawn.tight_layout(rect=(0, 0.06, 1, 1))
-    drawn.savefig(path, dpi=130)
-    plt.close(drawn)
+    save(drawn, path, (0, 0.06, 1, 1), dpi=130)
 
 
 def make_page(runs: Path, out: Path) -> None:

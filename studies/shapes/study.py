@@ -13,6 +13,7 @@ the marked blocks of `shapes.md`, in `docs/results`.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,12 @@ from studies.common import (
     Study,
     Summary,
     Verdict,
+    above,
     claim_table,
     do,
     interval,
-    places,
+    paired,
+    save,
     shown,
     table,
     undefended,
@@ -91,25 +94,18 @@ def verdicts(summary: Summary) -> list[Verdict]:
         norm = shown(numbers.leak(summary, one, "norm", key="mean"))
         words = f"residual {read:.3f} ± {half:.3f}, norm {norm}"
         claim = f"{one}: the leak AUC of residual at the cut is above {READ} (mean over steps)"
-        found.append(verdict(claim, _beyond(read - READ, half), words))
+        found.append(verdict(claim, above(read - READ, half), words))
         apart = [
             interval(np.abs(numbers.leak(summary, full, attack, key="mean") - 0.5))
             for attack in ("residual(r=1)", "residual", "residual(r=8)")
         ]
         worst, half = max(apart)
         claim = f"{full}: the leak AUC of residual at the cut is within {HIDDEN} of 0.5 for each r (mean over steps)"
-        found.append(verdict(claim, _beyond(HIDDEN - worst, half), f"at most {worst:.3f} ± {half:.3f} from 0.5"))
-        at = places(summary, [one, full])
-        lost = numbers.utility(summary, one)[at[one]] - numbers.utility(summary, full)[at[full]]
-        mean, half = interval(lost)
+        found.append(verdict(claim, above(HIDDEN - worst, half), f"at most {worst:.3f} ± {half:.3f} from 0.5"))
+        mean, half = interval(paired(summary, one, full, partial(numbers.utility, summary)))
         claim = f"{full} costs at most {COST} more test AUC than {one}"
-        found.append(verdict(claim, _beyond(COST - mean, half), f"costs {mean:+.4f} ± {half:.4f} more"))
+        found.append(verdict(claim, above(COST - mean, half), f"costs {mean:+.4f} ± {half:.4f} more"))
     return found
-
-
-def _beyond(mean: float, half: float) -> bool | None:
-    """Return True if a number's whole interval is above 0, False if it is below, and None otherwise."""
-    return True if mean - half > 0 else False if mean + half < 0 else None
 
 
 def leak_table(summary: Summary) -> str:
@@ -175,9 +171,7 @@ def draw(found: Iterable[tuple[str, Summary]], path: Path) -> None:
     for axis in axes[-1]:
         axis.set_xlabel("principal direction of the class")
     axes[0][0].legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    save(figure, path, dpi=130)
 
 
 def make_page(runs: Path, out: Path) -> None:

@@ -33,7 +33,8 @@ from studies.common import (
     claim_table,
     finished,
     interval,
-    places,
+    paired,
+    save,
     shown,
     table,
     verdict,
@@ -282,8 +283,7 @@ def _compared(summary: Summary, more: str, less: str, count: int, when: str) -> 
     """Judge that one setting leaks more than another."""
     if not {more, less} <= summary["settings"].keys():
         return []
-    at = places(summary, [more, less])
-    gap = strongest(summary, more)[at[more], count] - strongest(summary, less)[at[less], count]
+    gap = paired(summary, more, less, lambda setting: strongest(summary, setting)[:, count])
     return [verdict(f"{more} leaks more than {less} {when}", exceeds(gap, 0.0), shown(gap))]
 
 
@@ -325,9 +325,7 @@ def draw(summary: Summary, path: Path) -> None:
     axes[0][0].set_ylabel("leak AUC, strongest attack")
     named = {label: line for axis in axes[0] for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(named.values(), named.keys(), fontsize=8, loc="center right")
-    figure.tight_layout(rect=(0, 0, 1 - 2.2 / (4 * len(there) + 2.2), 1))
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    save(figure, path, (0, 0, 1 - 2.2 / (4 * len(there) + 2.2), 1), dpi=130)
 
 
 def make_page(runs: Path, out: Path) -> None:
