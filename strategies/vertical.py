@@ -264,8 +264,7 @@ class VerticalStrategy(HookedStrategy):
         """Return the labels unchanged, and record them and the weights of the classes."""
         self._prepared = labels.cpu().numpy()
         if self.config.training.class_weights == "balanced":
-            counts = torch.bincount(labels.long(), minlength=self.labels.classes).clamp(min=1)
-            self._class_weights = len(labels) / (self.labels.classes * counts.float())
+            self._class_weights = balanced_weights(labels, self.labels.classes)
         return labels, {}
 
     def embed(self, z: Tensor, *, party: str = "", train: bool = True) -> tuple[Tensor, Log]:
@@ -283,12 +282,7 @@ class VerticalStrategy(HookedStrategy):
                 f"the top model gives logits {tuple(logits.shape)} for {len(labels)} rows of {self.labels.classes} "
                 f"classes; {shape} is needed"
             )
-        weights = None if self._class_weights is None else self._class_weights.to(logits)
-        if self.labels.classes > 2:
-            return nn.functional.cross_entropy(logits, labels, weight=weights), {}
-        weight = None if weights is None else weights[labels]
-        target = labels.to(logits.dtype)
-        return nn.functional.binary_cross_entropy_with_logits(logits, target, weight=weight), {}
+        return label_loss(logits, labels, self._class_weights), {}
 
     def predict(self, z: Tensor) -> Tensor | None:
         """Return None, to use the shared top model."""
@@ -302,6 +296,21 @@ class VerticalStrategy(HookedStrategy):
         top = self.top if isinstance(self.top, nn.Module) else getattr(self.top, "__name__", "factory")
         name = type(top).__name__ if isinstance(top, nn.Module) else top
         return f"VerticalStrategy(top={name}, parties={list(self.parties)}, classes={self.labels.classes})"
+
+
+def balanced_weights(labels: Tensor, classes: int) -> Tensor:
+    """Return the weights (C,) of classes with which each counts the same among labels (N,)."""
+    counts = torch.bincount(labels.long(), minlength=classes).clamp(min=1)
+    return len(labels) / (classes * counts.float())
+
+
+def label_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return the mean cross-entropy of logits (B,) or (B, C) with labels (B,), and weights (C,) of classes."""
+    weights = None if weights is None else weights.to(logits)
+    if logits.dim() > 1:
+        return nn.functional.cross_entropy(logits, labels, weight=weights)
+    weight = None if weights is None else weights[labels]
+    return nn.functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), weight=weight)
 
 
 def _wrap_labels(labels: Tensor | NDArray[Any]) -> Labels:

@@ -22,6 +22,7 @@ from flower_vfl.strategies.labels.noisy_targets import (
     posterior,
 )
 from flower_vfl.strategies.labels.with_prior import with_prior, without_flips
+from flower_vfl.strategies.vertical import balanced_weights, label_loss
 
 
 class LabelMechanism(ABC):
@@ -129,8 +130,7 @@ class FlippedLabels(LabelMechanism):
         """Flip labels, and count classes among the flipped ones."""
         self._drawn = flip(labels, classes=self.classes, rate=self.rate, generator=generator).long()
         if self.balanced:
-            counts = torch.bincount(self._drawn, minlength=self.classes).clamp(min=1)
-            self._weights = len(labels) / (self.classes * counts.float())
+            self._weights = balanced_weights(self._drawn, self.classes)
         flipped = float((self._drawn != labels).double().mean())
         return {"epsilon": self.epsilon, "flip": self.rate, "flipped": flipped}
 
@@ -338,15 +338,6 @@ LABEL_MECHANISMS: dict[str, type[LabelMechanism]] = {
     cls.name: cls for cls in (FlippedLabels, LaplaceTargets, Alibi, Posterior, Prior)
 }
 """Mechanisms by the name that a configuration uses."""
-
-
-def label_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Return the mean cross-entropy of logits (B,) or (B, C) with labels (B,), and weights (C,) of classes."""
-    weights = None if weights is None else weights.to(logits)
-    if logits.dim() > 1:
-        return nn.functional.cross_entropy(logits, labels, weight=weights)
-    weight = None if weights is None else weights[labels]
-    return nn.functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), weight=weight)
 
 
 def target_loss(logits: Tensor, targets: Tensor) -> Tensor:

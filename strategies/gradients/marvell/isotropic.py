@@ -329,8 +329,6 @@ class Marvell(AccountedNoise[IsotropicAccountant]):
         return self._estimates[name]
 
     def _perturb_many(self, g: Tensor, y: Tensor, estimates: ManyEstimates, step: StepView) -> tuple[Tensor, Log]:
-        if not g.numel():
-            return g.clone(), _log_entries(0.0, 0.0, 0.0)
         fallback = False
         try:
             model = multiclass.estimate(g, y, estimates)
