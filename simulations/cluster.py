@@ -119,7 +119,10 @@ def ray_cluster(address: str, folder: Path) -> Iterator[Cluster]:
         ending.enter_context(_environment(settings(address)))
         ray = importlib.import_module("ray")
         if not ray.is_initialized():
-            options = {"address": address} if address else _local_options(ending.enter_context(own_files()))
+            options: dict[str, Any] = {"address": address}
+            if not address:  # no dashboard, and files in a folder of this process
+                options = {"address": "local", "include_dashboard": False, "object_store_memory": _STORE_BYTES}
+                options["_temp_dir"] = ending.enter_context(own_files())
             ending.callback(ray.shutdown)
             with _own_signals(), _start_errors(address):
                 start = partial(ray.init, **options, log_to_driver=False, logging_level=logging.ERROR)
@@ -174,29 +177,15 @@ def _token() -> str:
     return secrets.token_hex(32)
 
 
-def _local_options(temporary: str) -> dict[str, Any]:
-    """Return the options of a local Ray: no dashboard, and its files in the given folder."""
-    return {
-        "address": "local",
-        "include_dashboard": False,
-        "object_store_memory": _STORE_BYTES,
-        "_temp_dir": temporary,
-    }
-
-
 @contextlib.contextmanager
 def own_files() -> Iterator[str]:
     """Make a temporary folder for the files of a local Ray, which would otherwise leave its logs and sockets.
 
     Its path is short enough for Ray's sockets. It is removed when this process ends, even by a kill.
     """
-    with passing_folder(_short_parent()) as folder:
-        yield str(folder)
-
-
-def _short_parent() -> Path:
     usual = tempfile.gettempdir()
-    return Path(usual if len(usual) <= _LONGEST_TEMPORARY else "/tmp")
+    with passing_folder(Path(usual if len(usual) <= _LONGEST_TEMPORARY else "/tmp")) as folder:
+        yield str(folder)
 
 
 @contextlib.contextmanager

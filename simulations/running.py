@@ -43,13 +43,10 @@ def run_here(
     """
     out = out.expanduser().absolute()
     unfinished = check_folder(out, config, resume=resume)
-    with _reported(out):
+    with _completed(out, alone):
         if unfinished:
             with LiveProgress(title, console()) as progress:
                 run(config, out=out, resume=resume, observers=(progress,))
-        if alone is not None and EACH_ALONE not in read_result(out):
-            aucs = alone()
-            write_json_atomic(out / RESULT, with_alone(read_result(out), aucs))
     return read_result(out)
 
 
@@ -57,37 +54,40 @@ def run_observed(
     config: Config,
     out: Path,
     *,
-    resume: bool,
     observers: tuple[Observer, ...],
     patience: float = 0.0,
     alone: Mapping[str, float] | None = None,
 ) -> None:
-    """Run a configuration in this process without a display of its own, and write its report.
+    """Run a configuration in this process without a display of its own, or go on with it, and write its report.
 
     If another process uses the folder, wait at most `patience` seconds for its end.
     `alone` is the test AUC of each party's columns alone; it goes into the result unless that has it already.
     """
-    unfinished = check_folder(out, config, resume=resume)
+    unfinished = check_folder(out, config, resume=True)
     deadline = time.monotonic() + patience
-    with _reported(out):
+    with _completed(out, None if alone is None else lambda: alone):
         while unfinished:
             try:
-                run(config, out=out, resume=resume, observers=observers)
+                run(config, out=out, resume=True, observers=observers)
             except FolderInUseError:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(_RETRY_SECONDS)
             else:
                 break
-        if alone is not None and EACH_ALONE not in read_result(out):
-            write_json_atomic(out / RESULT, with_alone(read_result(out), alone))
 
 
 @contextmanager
-def _reported(out: Path) -> Iterator[None]:
-    """Write a run's report at the end of the block, even after an error: it shows all that was measured until then."""
+def _completed(out: Path, alone: Callable[[], Mapping[str, float]] | None) -> Iterator[None]:
+    """Add the values of `alone` to a run's result where they are missing, at the end of the block; write its report.
+
+    The report is written even after an error: it shows all that was measured until then.
+    """
     try:
         yield
+        if alone is not None and EACH_ALONE not in read_result(out):
+            aucs = alone()
+            write_json_atomic(out / RESULT, with_alone(read_result(out), aucs))
     finally:
         renew(out)
 

@@ -107,9 +107,7 @@ def print_results(summaries: Sequence[Mapping[str, Any]]) -> None:
         Console().print(text, highlight=False)
     for text in filter(None, [*map(kept_model, summaries), *map(nothing_chosen, summaries)]):
         Console().print(text, highlight=False)
-    for line in _data_lines(summaries):
-        Console().print(line, highlight=False, markup=False)
-    for line in _class_lines(summaries):
+    for line in [*_data_lines(summaries), *_class_lines(summaries)]:
         Console().print(line, highlight=False, markup=False)
     for line in _remembered_lines(summaries):
         Console().print(line, highlight=False)

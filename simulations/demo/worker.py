@@ -51,5 +51,5 @@ def work(task: RunTask | AloneTask, report: Report) -> float | None:
     config, observers = build_config(dict(task.config)), (Steps(report),)
     if isinstance(task, AloneTask):
         return alone_auc(config, task.party, observers=observers)
-    run_observed(config, task.folder, resume=True, observers=observers, alone=task.alone)
+    run_observed(config, task.folder, observers=observers, alone=task.alone)
     return None

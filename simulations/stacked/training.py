@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -204,7 +205,7 @@ class StackedTraining:
             [torch.from_numpy(self._members[0].prepared[part].astype(np.int64)) for part in rows]
         )
         embeddings = {party: self._bottoms[party](*self._feeding.columns(party, rows)) for party in self._parties}
-        seen = self._layer_outputs()
+        seen = {party: dict(stack.seen) for party, stack in self._bottoms.items()}  # outputs of the watched layers
         received = JoinedEmbeddings(embeddings, labels)
         logits = self._top(list(received.parts.values()), self._feeding.own(rows))
         losses = vmap(lambda one, y: self._base.loss(one, y, one)[0])(logits, labels)
@@ -249,10 +250,6 @@ class StackedTraining:
                 monitor.audit(step, epoch, rows[self._feeding.orders[run]], *shown)
         self.records.add_runs(self._values)
 
-    def _layer_outputs(self) -> dict[str, dict[str, Tensor]]:
-        """Return the outputs of the watched layers in this forward pass, by party and layer."""
-        return {party: dict(stack.seen) for party, stack in self._bottoms.items()}
-
     def _protect(
         self, joint: Tensor, labels: Tensor, rows: Sequence[NDArray[np.int64]]
     ) -> tuple[Tensor, list[dict[str, float]]]:
@@ -273,7 +270,8 @@ class StackedTraining:
         gradients: Gradients = {(party, "cut", SENT): tensor for party, tensor in sent.items()}
         for party, z in embeddings.items():
             for layer, output in seen[party].items():
-                output.register_hook(_keeper(gradients, (party, layer, SENT)))  # type: ignore[no-untyped-call]
+                keep = partial(gradients.__setitem__, (party, layer, SENT))
+                output.register_hook(keep)  # type: ignore[no-untyped-call]
             self._optimizers[party].zero_grad()
             torch.autograd.backward(z, sent[party])
             self._optimizers[party].step()
@@ -438,10 +436,3 @@ class StackedTraining:
         rows = sum(schedule.batch_rows(step) for step in range(schedule.steps))
         evaluated = schedule.epochs * (schedule.validation_rows + schedule.test_rows)
         return 4 * width * (rows + evaluated), 4 * width * rows
-
-
-def _keeper(gradients: Gradients, key: tuple[str, str, str]) -> Callable[[Tensor], None]:
-    def keep(gradient: Tensor) -> None:
-        gradients[key] = gradient
-
-    return keep

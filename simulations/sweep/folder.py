@@ -22,7 +22,7 @@ from flower_vfl.apps.sweeps import (
 from flower_vfl.errors import ConfigError, InputError
 from flower_vfl.files import FolderLock, append_private, remove_leftovers, write_text_atomic, writing_to
 from flower_vfl.protocol.printable import printable
-from flower_vfl.simulations.sweep.trials import Trial
+from flower_vfl.simulations.sweep.trials import Trial, unused_name
 
 _SHOWN = 5
 
@@ -156,13 +156,6 @@ def _renamed(trials: Sequence[Trial], known: Mapping[str, TrialEntry]) -> list[T
     taken = {entry.run for entry in known.values()}
     found = []
     for trial in trials:
-        if trial.digest in known:
-            found.append(replace(trial, run=known[trial.digest].run))
-            continue
-        name, number = trial.run, 1
-        while name in taken:
-            number += 1
-            name = f"{trial.run}-{number}"
-        taken.add(name)
-        found.append(replace(trial, run=name))
+        there = known.get(trial.digest)
+        found.append(replace(trial, run=unused_name(trial.run, taken) if there is None else there.run))
     return found

@@ -235,14 +235,15 @@ def _named(definition: Definition, found: Iterable[tuple[str, TrialValues, Confi
                 f"two trials are the same: {_words(trials[digest].values)}, and {_words(values)}; one value is given "
                 "in two ways, or a key that varies is not used"
             )
-        name = _unused(_slug(values), taken)
+        name = unused_name(_slug(values), taken)
         trials[digest] = Trial(name, config, values, digest)
     if len(trials) == 1:
         raise ConfigError(NOTHING_VARIES)
     return list(trials.values())
 
 
-def _unused(name: str, taken: set[str]) -> str:
+def unused_name(name: str, taken: set[str]) -> str:
+    """Return a name, or the first of `name-2`, `name-3`, ... that is not taken, and take it."""
     unused, number = name, 1
     while unused in taken:
         number += 1

@@ -332,7 +332,7 @@ def _train(params: Mapping[str, str], *, plans: Mapping[str, Plan]) -> None:
     steps = _Steps()
     try:
         with quiet_log(logging.ERROR):
-            run_observed(build_config(values), Path(folder), resume=True, observers=(steps,), patience=_LOCKED_SECONDS)
+            run_observed(build_config(values), Path(folder), observers=(steps,), patience=_LOCKED_SECONDS)
     except (InputError, TrainingError) as error:  # it would fail again
         tune.report({_FAILED: _words(error)})
     except BaseException as error:  # noqa: BLE001 - see `_sendable`
