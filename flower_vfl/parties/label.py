@@ -295,11 +295,7 @@ class LabelParty(LabelModel):
             hooks.begin_batch(rows)
         self._set_mode(train=False)
         set_mode(self.top, train=True)
-        device = self._placement.device
-        parts = [
-            self._hooks.embed(embeddings[party].to(device), party=party, train=False)[0].detach()
-            for party in self._parties
-        ]
+        parts = [part.detach() for part in self._evaluated(embeddings)]
         labels = self._batch_labels(self._labels, rows)
         logits = self.join(parts, self._own(inputs, train=True), apart=True)
         loss, log = self._hooks.loss(logits, labels, joined(parts, labels))

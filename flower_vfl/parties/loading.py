@@ -49,7 +49,9 @@ class Loader:
         self, source: FeatureSource, schedule: Schedule, placement: Placement, *, ahead: bool | None = None
     ) -> None:
         self._schedule, self._placement = schedule, placement
-        self._gather = Windows(source, schedule).batch if in_windows(source) else _batch_by_batch(source, schedule)
+        self._gather: Callable[[int], Sequence[Tensor]] = lambda step: source.gather(schedule.train_batch(step))
+        if in_windows(source):
+            self._gather = Windows(source, schedule).batch
         ahead = placement.on_gpu if ahead is None else ahead
         self._stream: torch.Stream | None = None
         if ahead and placement.on_gpu:
@@ -177,10 +179,6 @@ def _load_into(future: Future[T], load: Callable[[int], T], step: int) -> None:
         future.set_result(load(step))
     except Exception as error:  # noqa: BLE001 # raised in the thread that waits
         future.set_exception(error)
-
-
-def _batch_by_batch(source: FeatureSource, schedule: Schedule) -> Callable[[int], Sequence[Tensor]]:
-    return lambda step: source.gather(schedule.train_batch(step))
 
 
 def _later_step(schedule: Schedule, step: int, more: int) -> int | None:

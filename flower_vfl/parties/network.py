@@ -72,14 +72,16 @@ class LabelModel:
             (B,) positions in `own`.
         """
         self._set_mode(train=False)
-        device = self._placement.device
-        parts = [
-            self._hooks.embed(embeddings[party].to(device), party=party, train=False)[0] for party in self._parties
-        ]
+        parts = self._evaluated(embeddings)
         inputs = () if self.bottom is None or own is None else gather(own, rows, self._placement)
         own_parts = self._own(inputs, train=False)
         found = self._hooks.predict(side_by_side([*parts, *own_parts]))
         return self.join(parts, own_parts) if found is None else as_logits(found)
+
+    def _evaluated(self, embeddings: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return the parties' embeddings (B, ...) as the defenses change them in an evaluation."""
+        device = self._placement.device
+        return [self._hooks.embed(embeddings[party].to(device), party=party, train=False)[0] for party in self._parties]
 
     def _set_mode(self, *, train: bool) -> None:
         for module in (self.top, *self.learned.values()):

@@ -11,10 +11,6 @@ from flower_vfl.training.checkpointing import Ledger
 from flower_vfl.transport.sessions import Sessions
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainingContext:
     """The context of one training run: the objects that it uses beside its strategy.
@@ -43,4 +39,4 @@ class TrainingContext:
     resume: bool = False
     memory: Path | None = None
     columns: Callable[[str], PartyTable] | None = None
-    on_finished: Callable[[], None] = _nothing
+    on_finished: Callable[[], None] = lambda: None

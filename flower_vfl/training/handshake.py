@@ -9,15 +9,16 @@ from collections.abc import Collection, Mapping
 import numpy as np
 import torch
 
+from flower_vfl.attacks import InferenceAttack, JointAttack
 from flower_vfl.auditing.evaluator import AuditLabels
 from flower_vfl.config import Config
-from flower_vfl.data.store.dataset import Labels
 from flower_vfl.errors import ConfigError, PartyError, ProtocolError
 from flower_vfl.parties.feature import batch_limit
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.printable import printable
 from flower_vfl.protocol.schedule import Schedule
 from flower_vfl.protocol.tensors import DTYPES
+from flower_vfl.training.protocols import StrategySettings
 from flower_vfl.transport.base import Link, expect
 from flower_vfl.version import refusal, software, unequal
 
@@ -123,14 +124,18 @@ def negotiate(link: Link, config: Config, rows: int) -> None:
         )
 
 
-def send_audit(links: Mapping[str, Link], labels: Labels, *, test: bool, timeout: float) -> None:
+def send_audit(base: StrategySettings, links: Mapping[str, Link]) -> None:
     """In a simulation, send true labels to the parties' attack evaluators and wait for their confirmation.
+
+    Those of the test rows are sent too if an attack of the run is scored on them.
 
     Raises
     ------
     PartyError
-        When a party fails or does not confirm a piece within `timeout` seconds.
+        When a party fails or does not confirm a piece within `transport.step_timeout` seconds.
     """
+    labels, timeout = base.labels, base.config.transport.step_timeout
+    test = any(isinstance(attack, InferenceAttack | JointAttack) for attack in base.attacks)
     tables = {"train": labels.train, **({"test": labels.test} if test else {})}
     size = AuditLabels.PIECE
     pieces = [(table, low) for table, numbers in tables.items() for low in range(0, len(numbers), size)]

@@ -77,7 +77,7 @@ def open_account(
                 defense.name,
                 LEDGER_VARIABLE,
             )
-        return _charge_nothing
+        return lambda: None
     account = ledger.read()
     guarantee = None if defense is None else defense.guarantee()
     if defense is None or guarantee is None:
@@ -129,7 +129,3 @@ def _proven_defense(strategy: TrainedStrategy) -> TrainedDefense | None:
         if (guarantee := defense.guarantee()) is not None
     ]
     return min(proven)[2] if proven else None
-
-
-def _charge_nothing() -> None:
-    """Charge nothing."""

@@ -14,7 +14,6 @@ from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from flower_vfl.attacks import InferenceAttack, JointAttack
 from flower_vfl.auditing.evaluator import Oracle
 from flower_vfl.metrics import Embeddings, compact, sample_rows
 from flower_vfl.metrics.embeddings import READ, RECEIVED
@@ -203,9 +202,7 @@ class _Stages:
             own = own_pretraining(self._strategy, self._label, self._schedule)
             pretrain(links, self._schedule, base.config.training.pretrain, base.observer, timeout=timeout, own=own)
         if not resumed and self._audited:
-            test = any(isinstance(attack, InferenceAttack | JointAttack) for attack in base.attacks)
-            audited = {party: links[party] for party in self._audited}
-            send_audit(audited, base.labels, test=test, timeout=base.config.transport.step_timeout)
+            send_audit(base, {party: links[party] for party in self._audited})
         known, rows = outcome.in_flight if resumed else 0, self._schedule.batch_rows(0)
         outcome.in_flight = choose_depth(self._label, links, rows, base.config.transport, known=known)
         if self._checkpointing is not None and not resumed:

@@ -17,7 +17,6 @@ from flower_vfl.apps.factories import default_bottom, default_top
 from flower_vfl.apps.feature_party import build_feature_party
 from flower_vfl.apps.label_party import build_strategy
 from flower_vfl.apps.run_state import LABEL, PartyStorage
-from flower_vfl.attacks import InferenceAttack, JointAttack
 from flower_vfl.auditing.evaluator import evaluator_state
 from flower_vfl.auditing.summaries import StepResults
 from flower_vfl.config import Config
@@ -144,9 +143,7 @@ class Member:
         base, schedule = self.strategy.base, self.schedule
         storage = PartyStorage.of_label_party(folder, resume=False)
         machines, links = self._parties(self.config, folder, storage.training)
-        test = any(isinstance(attack, InferenceAttack | JointAttack) for attack in base.attacks)
-        audited = {party: links[party] for party in self.audited}
-        send_audit(audited, self.labels, test=test, timeout=self.config.transport.step_timeout)
+        send_audit(base, {party: links[party] for party in self.audited})
         for party, machine in machines.items():
             part, state = trained.parties[party], machine.state()
             seen = {"steps": evaluator_state(trained.seen[party])} if party in trained.seen else {}
