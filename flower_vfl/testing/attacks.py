@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flower_vfl.attacks import ATTACK_METHODS
 from flower_vfl.attacks.base import (
     HINTS,
     KINDS,
@@ -41,7 +40,7 @@ from flower_vfl.testing.common import (
 )
 from flower_vfl.testing.joint import JOINT_CHECKS, JointSubject
 from flower_vfl.testing.longitudinal import MEMORIES, MemorySubject
-from flower_vfl.testing.sequences import repeated, sequence, stacked
+from flower_vfl.testing.sequences import repeated, sequence, side_rows, stacked
 from flower_vfl.testing.trained import TRAINED, TrainedSubject
 
 _LAYERS = ("cut", "first")
@@ -141,7 +140,7 @@ def _declarations(subject: _Subject) -> Iterator[str]:
 
 
 def _parameters(subject: _Subject) -> Iterator[str]:
-    yield from attack_parameter_problems(subject, ATTACK_METHODS, {LABELS: "leaks"})
+    yield from attack_parameter_problems(subject, {LABELS: "leaks"})
     attack = subject.make()
     if HINTS in attack.needs and (not isinstance(attack.hints, int) or attack.hints < 1):
         yield f"`hints` is {attack.hints!r}; an attack that needs hints needs at least one"
@@ -211,8 +210,7 @@ def _stack(subject: _Subject) -> Iterator[str]:
     if not isinstance(attack, RowAttack):
         return
     rows = torch.stack([gradients((64, 8), seed=seed) for seed in range(3)])
-    side = {REFERENCE: rows[:, :1], HINTS: rows[:, torch.arange(attack.hints) % 64]}
-    found = attack.rate(rows.clone(), next((side[name] for name in attack.needs), None))
+    found = attack.rate(rows.clone(), side_rows(attack, rows))
     expected = torch.stack([subject.score(subject.make(), g) for g in rows])
     if not isinstance(found, Tensor) or found.shape != expected.shape:
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from flower_vfl.attacks import ATTACK_METHODS
 from flower_vfl.errors import CheckError, InputError
 from flower_vfl.protocol.printable import words_of
 from flower_vfl.registry import METHOD_NAME, Methods
@@ -180,21 +181,17 @@ def attack_declaration_problems(attack_class: Any, *, allowed: Iterable[str], me
             yield f"{name} has no docstring"
 
 
-def attack_parameter_problems(
-    subject: AttackSubject[Any], known: Methods[Any], counts: Mapping[str, str]
-) -> Iterator[str]:
+def attack_parameter_problems(subject: AttackSubject[Any], counts: Mapping[str, str]) -> Iterator[str]:
     """Yield the problems of an attack's parameters, and of its declared numbers of known rows.
 
     Parameters
     ----------
     subject : AttackSubject
         The attack.
-    known : Methods
-        The built-in attacks.
     counts : Mapping[str, str]
         Name of the attribute with the number of known rows, by need.
     """
-    yield from borrowed_name(subject.attack_class, known)
+    yield from borrowed_name(subject.attack_class, ATTACK_METHODS)
     yield from parameter_problems(subject.attack_class, subject.attack_class, subject.params)
     attack = subject.make()
     for need, name in counts.items():

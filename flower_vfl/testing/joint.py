@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flower_vfl.attacks import ATTACK_METHODS
 from flower_vfl.attacks.embedding.inference import LEAKED
 from flower_vfl.attacks.joint import JointAttack, JointScores, JointView, OwnRows
 from flower_vfl.attacks.longitudinal.base import NO_KNOWN_ROWS, KnownRows, centred_in_batch_units
@@ -70,7 +69,7 @@ def _declarations(subject: JointSubject) -> Iterator[str]:
 
 
 def _parameters(subject: JointSubject) -> Iterator[str]:
-    yield from attack_parameter_problems(subject, ATTACK_METHODS, {LEAKED: "leaks"})
+    yield from attack_parameter_problems(subject, {LEAKED: "leaks"})
 
 
 def _views(subject: JointSubject) -> Iterator[str]:

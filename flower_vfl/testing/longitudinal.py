@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flower_vfl.attacks import ATTACK_METHODS
 from flower_vfl.attacks.base import HINTS
 from flower_vfl.attacks.embedding.inference import LEAKED
 from flower_vfl.attacks.longitudinal.base import DEPTH, NO_KNOWN_ROWS, KnownRows, Memory, MemoryAttack, in_batch_units
@@ -69,7 +68,7 @@ def _declarations(subject: MemorySubject) -> Iterator[str]:
 
 
 def _parameters(subject: MemorySubject) -> Iterator[str]:
-    yield from attack_parameter_problems(subject, ATTACK_METHODS, {HINTS: "hints", LEAKED: "leaks"})
+    yield from attack_parameter_problems(subject, {HINTS: "hints", LEAKED: "leaks"})
 
 
 def _memories(subject: MemorySubject) -> Iterator[str]:

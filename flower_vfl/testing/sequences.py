@@ -83,8 +83,7 @@ def stacked(attack: RowAttack, make: Callable[[], RowAttack]) -> Iterator[str]:
     alone = [make() for _ in range(3)]
     for step in range(_STEPS):
         rows = torch.stack([gradients((64, 8), seed=10 * step + run) for run in range(3)])
-        side = {REFERENCE: rows[:, :1], HINTS: rows[:, torch.arange(attack.hints) % 64]}
-        known = next((side[name] for name in attack.needs), None)
+        known = side_rows(attack, rows)
         found = attack.rate(rows, known)
         for run, single in enumerate(alone):
             expected = single.rate(rows[run], None if known is None else known[run])
@@ -94,6 +93,12 @@ def stacked(attack: RowAttack, make: Callable[[], RowAttack]) -> Iterator[str]:
     kept = {name: value for name, value in attack.state().items() if isinstance(value, Tensor)}
     if any(value.dim() == 0 or len(value) != 3 for value in kept.values()):
         yield "after `rate` of three runs the tensors of `state` must have their leading dimension, 3"
+
+
+def side_rows(attack: RowAttack, rows: Tensor) -> Tensor | None:
+    """Return the side information (R, k, D) that an attack needs on gradients (R, 64, D) of R runs."""
+    side = {REFERENCE: rows[:, :1], HINTS: rows[:, torch.arange(attack.hints) % 64]}
+    return next((side[name] for name in attack.needs), None)
 
 
 def _near(found: Tensor, expected: Tensor) -> bool:

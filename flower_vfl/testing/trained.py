@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flower_vfl.attacks import ATTACK_METHODS
 from flower_vfl.attacks.base import Reads
 from flower_vfl.attacks.embedding.inference import LEAKED, InferenceAttack, Leaked, TrainedView
 from flower_vfl.nn.initialise import seeded_initialisation
@@ -85,7 +84,7 @@ def _declarations(subject: TrainedSubject) -> Iterator[str]:
 
 
 def _parameters(subject: TrainedSubject) -> Iterator[str]:
-    yield from attack_parameter_problems(subject, ATTACK_METHODS, {LEAKED: "leaks"})
+    yield from attack_parameter_problems(subject, {LEAKED: "leaks"})
     draws = subject.make().draws
     if not isinstance(draws, int) or draws < 1:
         yield f"`draws` is {draws!r}; it is run once at least"
