@@ -162,7 +162,7 @@ def test_a_run_that_has_ended_is_left_as_it_is(tmp_path):
 
 
 def observed(config, out, *, title, resume):
-    return run_observed(config, out, resume=resume, observers=())
+    return run_observed(config, out, observers=())
 
 
 def in_flower(config, out, *, title, resume):
