@@ -116,7 +116,7 @@ def make_result(utility, leakage, defenses, steps, epochs, parties):
         },
         "weights": {"label": "9f" * 32, "a": "3c" * 32, "b": "77" * 32},
         "environment": {
-            **{"flower_vfl": "0.1.0", "flwr": "1.41.0", "torch": "2.13.0+cpu", "python": "3.11.7", "seed": 0},
+            **{"flower_vfl": "0.1.0", "flwr": "1.42.0", "torch": "2.13.0+cpu", "python": "3.11.7", "seed": 0},
             **{"transport": "inproc", "device": "cpu"},
         },
     }
