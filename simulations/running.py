@@ -58,7 +58,7 @@ def run_observed(
     patience: float = 0.0,
     alone: Mapping[str, float] | None = None,
 ) -> None:
-    """Run a configuration in this process without a display of its own, or go on with it, and write its report.
+    """Run a configuration in this process without showing progress, or resume it, and write its report.
 
     If another process uses the folder, wait at most `patience` seconds for its end.
     `alone` is the test AUC of each party's columns alone; it goes into the result unless that has it already.

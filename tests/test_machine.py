@@ -1,4 +1,4 @@
-"""What this process may use of the machine: the least of what its limits leave."""
+"""The free memory of a process: the least that the machine and its control groups leave."""
 
 import pytest
 

@@ -285,7 +285,7 @@ def _stored(context: Context) -> tuple[ConfigRecord, int]:
 
 
 def _session_of(context: Context, offer: ConfigRecord, config: Config, dataset: VerticalData) -> TrainingSession:
-    """Return the session of an offer; a spare node takes part in it as the party "".
+    """Return this node's session by an offer; its party is "" where the node is spare and takes no part.
 
     A node that its owner gave a `party` in --node-config is deployed, whatever the offer claims: its secrets never come
     from the run's seed, and it opens no audit channel. Its folder is its own, a simulated one's that of the run.
@@ -300,8 +300,9 @@ def _session_of(context: Context, offer: ConfigRecord, config: Config, dataset: 
             f"this node says it is party {node.party!r}; the run has {', '.join(names)}. Correct `party` in "
             "--node-config here or parties.features of the run, or stop this SuperNode while others train"
         )
-    training = checked_training(offer[TRAINING]) if TRAINING in offer else f"run-{context.run_id}"
-    folder = Path(node.out) if node.out else state_folder() / f"{training}-{party}"
     if not node.deployed and offer.get("out"):
         folder = Path(str(offer["out"]))
+    else:
+        training = checked_training(offer[TRAINING]) if TRAINING in offer else f"run-{context.run_id}"
+        folder = Path(node.out) if node.out else state_folder() / f"{training}-{party}"
     return TrainingSession(offer, party, not node.deployed, folder)
