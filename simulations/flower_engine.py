@@ -289,7 +289,7 @@ def flwr_run(run_config: Mapping[str, Value], given: Sequence[Resources], addres
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3",
         }
         with super_link(home, environment):
             federation = " ".join(f"{key}={value}" for key, value in size.items())

@@ -12,7 +12,7 @@ from flower_vfl.auditing.entries import label_of, reached, received
 from flower_vfl.registry import is_number
 from flower_vfl.reports.figures import Point
 from flower_vfl.reports.leaks import worst
-from flower_vfl.reports.words import METRICS, USUAL
+from flower_vfl.reports.words import METRICS, usual_params
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -133,29 +133,34 @@ def strengths_of(chains: Sequence[Chain]) -> list[Strength]:
 
 @dataclass(frozen=True, slots=True)
 class _Params:
-    """One defense: its name with the unusual parameters that are no numbers, and its numbers, the strength first."""
+    """One defense: its name with the unusual parameters that are no numbers, its numbers, and the usual values.
+
+    The first number is the strength.
+    """
 
     words: str
     numbers: dict[str, float]
+    usual: Mapping[str, Any]
 
     @classmethod
     def of(cls, defense: Mapping[str, Any]) -> _Params:
         params = defense.get("params")
         params = params if isinstance(params, dict) else {}
-        numbers = {k: float(v) for k, v in params.items() if is_number(v)}
+        name = str(defense.get("name"))
+        numbers, usual = {k: float(v) for k, v in params.items() if is_number(v)}, usual_params(name)
         others = [
             key if value is True else str(value)
             for key, value in params.items()
-            if key not in numbers and value is not False and USUAL.get(key) != value
+            if key not in numbers and value is not False and usual.get(key) != value
         ]
-        return cls(" ".join([str(defense.get("name")), *others]), numbers)
+        return cls(" ".join([name, *others]), numbers, usual)
 
     def named(self, varying: Collection[str], *, valued: bool) -> str:
         """Return the defense with the numbers that vary, and the unusual ones, which always have their value."""
         shown = [
             f"{key} = {value:g}" if valued or key not in varying else key
             for key, value in self.numbers.items()
-            if key in varying or USUAL.get(key) != value
+            if key in varying or self.usual.get(key) != value
         ]
         return " ".join(filter(None, (self.words, ", ".join(shown))))
 
@@ -172,7 +177,7 @@ def _varying(chains: Sequence[Sequence[_Params]]) -> list[list[str]]:
     ]
     if any(varying):
         return varying
-    return [[key for key in list(d.numbers)[:1] if USUAL.get(key) != d.numbers[key]] for d in chains[0]]
+    return [[key for key in list(d.numbers)[:1] if d.usual.get(key) != d.numbers[key]] for d in chains[0]]
 
 
 def _strength(chain: Sequence[_Params], varying: Sequence[Sequence[str]]) -> Strength:

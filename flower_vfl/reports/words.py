@@ -23,7 +23,7 @@ from flower_vfl.auditing.entries import (
     sends_nothing,
 )
 from flower_vfl.config.parsing import call
-from flower_vfl.registry import is_number
+from flower_vfl.registry import ATTACK_NAMES, DEFENSE_NAMES, is_number
 from flower_vfl.reports.leaks import keeps_apart, side_information
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ LIMIT_REASONS = {
 }
 """Reason for the end of a run, by its status."""
 
-USUAL = {"scope": "joint", "rho": 0.0, "spread": 0.1, "reduction": "mean", "distance": "angular", "form": "dcor"}
-"""Usual values of parameters of defenses, which are left out of texts."""
+_USUAL = {"scope": "joint", "rho": 0.0, "spread": 0.1, "reduction": "mean", "distance": "angular", "form": "dcor"}
 
 METRICS = {
     "test_auc": "Test AUC",
@@ -195,9 +194,14 @@ def listed(names: Sequence[str]) -> str:
 
 def with_params(entry: Mapping[str, Any], name: str = "name") -> str:
     """Return a method with its unusual parameters as a configuration writes them, such as ``marvell(s=4)``."""
-    params = entry.get("params")
-    given = params.items() if isinstance(params, dict) else ()
-    return call(str(entry.get(name, NONE)), {key: value for key, value in given if USUAL.get(key) != value})
+    params, method = entry.get("params"), str(entry.get(name, NONE))
+    given, usual = params.items() if isinstance(params, dict) else (), usual_params(method)
+    return call(method, {key: value for key, value in given if usual.get(key) != value})
+
+
+def usual_params(method: str) -> Mapping[str, Any]:
+    """Return the usual values of parameters, which texts leave out; of methods that are not built in, none is known."""
+    return _USUAL if method in DEFENSE_NAMES.builtin or method in ATTACK_NAMES.builtin else {}
 
 
 def place(entry: Mapping[str, Any]) -> str:

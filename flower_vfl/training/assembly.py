@@ -27,7 +27,7 @@ from flower_vfl.parties.hooks import Cut, Log, checked_log
 from flower_vfl.parties.label import LabelParty
 from flower_vfl.parties.network import adds_to_logits
 from flower_vfl.protocol.schedule import Rows, Schedule
-from flower_vfl.training.checkpointing import MODEL, Checkpointing, Ledger
+from flower_vfl.training.checkpointing import MODEL, Checkpointing, CommittedStore
 from flower_vfl.training.context import TrainingContext
 from flower_vfl.training.factories import optimizers_of
 from flower_vfl.training.loop import TrainingLoop
@@ -182,10 +182,10 @@ def build_monitor(
 
 def build_replay_guard(strategy: TrainedStrategy, context: TrainingContext) -> ReplayGuard | None:
     """Build the guard against replayed steps; None without defenses, or if repeated steps have the same embeddings."""
-    base, defenses, ledger = strategy.base, strategy.chain(), _ledger(strategy.base.config, context)
-    if ledger is None or not defenses or base.config.transport.kind == "inproc":
+    base, defenses, store = strategy.base, strategy.chain(), _store(strategy.base.config, context)
+    if store is None or not defenses or base.config.transport.kind == "inproc":
         return None
-    return ReplayGuard(defenses, ledger.received, known=context.resume)
+    return ReplayGuard(defenses, store.received, known=context.resume)
 
 
 def build_checkpointing(
@@ -199,11 +199,11 @@ def build_checkpointing(
     guard: ReplayGuard | None = None,
 ) -> Checkpointing | None:
     """Build the coordinator of checkpoints; None without a store of states, or if checkpoints are disabled."""
-    base, ledger = strategy.base, _ledger(strategy.base.config, context)
-    if ledger is None:
+    base, store = strategy.base, _store(strategy.base.config, context)
+    if store is None:
         return None
     return Checkpointing(
-        ledger,
+        store,
         links,
         {
             MODEL: label,
@@ -219,6 +219,6 @@ def build_checkpointing(
     )
 
 
-def _ledger(config: Config, context: TrainingContext) -> Ledger | None:
+def _store(config: Config, context: TrainingContext) -> CommittedStore | None:
     """Return the store of states; None without one, or if checkpoints are disabled."""
-    return None if config.checkpoint.every < 0 else context.ledger
+    return None if config.checkpoint.every < 0 else context.store

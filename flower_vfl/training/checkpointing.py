@@ -22,7 +22,7 @@ _MOST_FRAMES = 128
 """Largest number of frames that a party may send until it confirms that it has restored its state."""
 
 
-class Ledger(Store, Protocol):
+class CommittedStore(Store, Protocol):
     """The label party's own store, which also records the last step that all parties have saved."""
 
     def commit(self, step: int) -> None:
@@ -55,7 +55,7 @@ class Checkpointing:
 
     Parameters
     ----------
-    ledger : Ledger
+    store : CommittedStore
         The label party's store.
     links : Mapping[str, Link]
         Link to each feature party.
@@ -73,7 +73,7 @@ class Checkpointing:
 
     def __init__(
         self,
-        ledger: Ledger,
+        store: CommittedStore,
         links: Mapping[str, Link],
         parts: Mapping[str, Stateful],
         *,
@@ -83,7 +83,7 @@ class Checkpointing:
         frozen: bool,
     ) -> None:
         self._frozen = frozen
-        self._ledger, self._links, self._parts, self._schedule = ledger, links, dict(parts), schedule
+        self._store, self._links, self._parts, self._schedule = store, links, dict(parts), schedule
         self._recorder, self._timeout = recorder, timeout
         self._restores = 0
 
@@ -94,20 +94,20 @@ class Checkpointing:
             expect(link.receive(self._timeout), Kind.SAVED, step, party)
         state = {name: part.state() for name, part in self._parts.items()}
         self._recorder.flush()
-        self._ledger.save(step, state, hold=self._schedule.epoch_start(step))
-        self._ledger.commit(step)
+        self._store.save(step, state, hold=self._schedule.epoch_start(step))
+        self._store.commit(step)
 
     @property
     def committed(self) -> int | None:
         """The last step after which all parties have saved their states; None before the first."""
-        return self._ledger.committed
+        return self._store.committed
 
     def resume(self) -> bool:
         """Restore all parties to the last committed step; return True if there is one."""
         step = self.committed
         if step is None:
             return False
-        state = self._ledger.load(step)
+        state = self._store.load(step)
         for name, part in self._parts.items():
             part.restore(state[name])
         self.restore(self._links)
@@ -132,7 +132,7 @@ class Checkpointing:
 
     def take_model(self, step: int) -> None:
         """Load the label party's model of an earlier step; all other state stays as it is."""
-        self._parts[MODEL].restore(self._ledger.load(step)[MODEL])
+        self._parts[MODEL].restore(self._store.load(step)[MODEL])
 
 
 def send_to(links: Mapping[str, Link], frame: Frame) -> Mapping[str, Link]:

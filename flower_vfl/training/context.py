@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flower_vfl.data.store.dataset import PartyTable
-from flower_vfl.training.checkpointing import Ledger
+from flower_vfl.training.checkpointing import CommittedStore
 from flower_vfl.transport.sessions import Sessions
 
 
@@ -21,7 +21,7 @@ class TrainingContext:
         Sessions that are offered already; otherwise the run opens its own.
     offer : Mapping[str, str]
         Fields of the offer beside those for reaching the label party.
-    ledger : Ledger, optional
+    store : CommittedStore, optional
         The label party's store of states; without one no party saves its state.
     resume : bool
         True if the run resumes from the last committed step.
@@ -35,7 +35,7 @@ class TrainingContext:
 
     sessions: Sessions | None = None
     offer: Mapping[str, str] = field(default_factory=dict)
-    ledger: Ledger | None = None
+    store: CommittedStore | None = None
     resume: bool = False
     memory: Path | None = None
     columns: Callable[[str], PartyTable] | None = None

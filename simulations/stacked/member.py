@@ -172,7 +172,7 @@ class Member:
         )
         training.restore({"losses": trained.losses, "outcome": measured(trained.outcome)})
         own = base.table.name if base.table is not None else ""
-        context = TrainingContext(ledger=storage.store(self.config, self._dataset, own, labels=True))
+        context = TrainingContext(store=storage.store(self.config, self._dataset, own, labels=True))
         checkpointing = build_checkpointing(self.strategy, context, schedule, links, label, training, monitor)
         if checkpointing is not None:
             checkpointing.save(schedule.steps)

@@ -159,4 +159,4 @@ class Iso(NoiseDefense):
 
     def perturb(self, g: Tensor, y: Tensor, step: StepView | None = None) -> tuple[Tensor, Log]:
         """Add the noise and log its power."""
-        return of_one_run(*Iso.perturb_runs([self], g, y, [step or self.base.step]))
+        return of_one_run(*type(self).perturb_runs([self], g, y, [step or self.base.step]))

@@ -173,4 +173,4 @@ class MaxNorm(NoiseDefense):
         UnprotectedBatchError
             For one row alone, and where a gradient is not finite.
         """
-        return of_one_run(*MaxNorm.perturb_runs([self], g, y, [step or self.base.step]))
+        return of_one_run(*type(self).perturb_runs([self], g, y, [step or self.base.step]))

@@ -86,6 +86,18 @@ def test_a_perturb_of_a_subclass_is_used_for_many_runs_too():
     assert not sent.any()
 
 
+@pytest.mark.parametrize("base", [Iso, MaxNorm, Marvell])
+def test_a_perturb_runs_of_a_subclass_is_used_for_a_run_alone_too(base):
+    class Zeros(base):
+        @classmethod
+        def perturb_runs(cls, defenses, g, y, steps):
+            return 0.0 * g, [{} for _ in defenses]
+
+    alone = Zeros(defense("max_norm", 0).base)
+    g, labels = batch()
+    assert not alone.perturb(g[0], labels[0])[0].any()
+
+
 @pytest.mark.parametrize("scope", ["joint", "per-party"])
 @pytest.mark.parametrize("kind", ["marvell", "marvell_full"])
 def test_a_batch_of_one_class_in_one_run_gets_what_it_gets_alone_and_the_others_go_on(kind, scope):

@@ -309,7 +309,7 @@ class Marvell(AccountedNoise[IsotropicAccountant]):
         if isinstance(estimates, ManyEstimates):
             return self._perturb_many(g, y, estimates, step)
         check_shapes("marvell", g, y)
-        return of_one_run(*Marvell.perturb_runs([self], g, y, [step]))
+        return of_one_run(*type(self).perturb_runs([self], g, y, [step]))
 
     def colluding(self, parties: Sequence[str], logs: Sequence[Log], step: StepView) -> Log:
         """Log the sum of the parties' divergences: their noises and, as modelled, a row's deviations are independent.
