@@ -17,6 +17,7 @@ from difflib import SequenceMatcher, get_close_matches
 from functools import cached_property, lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeGuard, TypeVar, cast
@@ -32,6 +33,9 @@ METHOD_NAME = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
 _PART = r"(?!__)[A-Za-z_]\w*"
 _REFERENCE = re.compile(rf"{_PART}(\.{_PART})*:{_PART}(\.{_PART})*", re.ASCII)
 _PACKAGE = "flower_vfl"
+
+
+_INSTALL = "the package that has it must be installed on every host where it runs, or its folder be in PYTHONPATH"
 
 
 class Named(Protocol):
@@ -258,14 +262,14 @@ class MethodNames:
     own_arguments: int = 0
 
     def check(self, given: str, params: Mapping[str, object] | None = None) -> None:
-        """Refuse an unknown name, or a parameter that a built-in method does not have; a `module:Class` passes.
+        """Refuse an unknown name, a parameter that a built-in method does not have, or a module that is nowhere.
 
-        Nothing is imported. Parameters that a class inherits are not checked.
+        Nothing is imported. Parameters that a class inherits are not checked, nor what is in the module.
 
         Raises
         ------
         ConfigError
-            When the name or a parameter is unknown; the message gives the nearest ones.
+            When the name, a parameter or the module is unknown; the message gives the nearest names.
 
         Examples
         --------
@@ -274,7 +278,9 @@ class MethodNames:
         flower_vfl.errors.ConfigError: there is no tool named 'sam'; did you mean 'saw'? Allowed: saw, ...
         """
         known = self.known()
-        if ":" not in given and given not in known:
+        if ":" in given:
+            _check_module(given)
+        elif given not in known:
             raise ConfigError(
                 f"there is no {self.kind} named {given!r}; "
                 f"{suggestion(given, known, other='module:Class of what is installed')}"
@@ -435,8 +441,7 @@ class Methods(Generic[M]):
                 found = getattr(found, part)
         except (Exception, SystemExit) as error:
             raise ConfigError(
-                f"{words} cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())}; the package that "
-                "has it must be installed on every host where it runs"
+                f"{words} cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())}; {_INSTALL}"
             ) from error
         return self._checked(found, words)
 
@@ -453,6 +458,13 @@ class Methods(Generic[M]):
                 f"{words} has the name {name!r}; its class needs a `name` of letters, digits, '_' and '-' for results"
             )
         return found
+
+
+def _check_module(reference: str) -> None:
+    """Refuse a `module:Class` whose outermost package is nowhere; the package itself is not imported."""
+    package = reference.partition(":")[0].partition(".")[0]
+    if package.isidentifier() and package not in sys.modules and find_spec(package) is None:
+        raise ConfigError(f"{reference} cannot be loaded: No module named {package!r}; {_INSTALL}")
 
 
 def _owner(entry: EntryPoint) -> str:

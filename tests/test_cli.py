@@ -201,6 +201,8 @@ def test_a_prediction_that_cannot_be_made_ends_with_2_one_message_and_no_file(
             "there is no ./nowhere; name a preset or a path ending in .toml or a folder of prepared data",
         ),
         (["run", "."], "the folder . is no prepared data set; see `flower-vfl data prepare`"),
+        (["run", __file__], "test_cli.py does not end in .toml, so it is no configuration file; `flower-vfl init`"),
+        (["data", "show", __file__], "test_cli.py is a file, no prepared data set; `flower-vfl init`"),
         (["run", "missing.toml"], "no configuration file"),
         (["run", "{preset}", "--set", "training.epochs=0"], "training.epochs"),
         (["run", "{preset}", "--set", "training.epochs=many"], "training.epochs"),
@@ -264,6 +266,15 @@ def test_a_file_that_is_another_users_is_bad_input_that_names_it(monkeypatch):
     done = flower_vfl("data", "list")
     assert done.returncode == 2
     assert "/theirs/manifest.json may not be used by this user: Permission denied" in done.stderr.replace("\n", " ")
+
+
+def test_an_output_without_space_is_one_message():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "flower_vfl", "presets"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr == "flower-vfl: the output cannot be written: No space left on device\n"
 
 
 @pytest.mark.parametrize("arguments", [["fly"], ["run"], ["run", "census", "--fast"]])

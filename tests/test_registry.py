@@ -180,6 +180,12 @@ def test_a_package_that_is_not_installed_is_named():
         TOOLS.find("no_such_package:Thing")
 
 
+def test_a_module_that_is_nowhere_is_refused_before_anything_is_imported():
+    with pytest.raises(ConfigError, match=r"no_such_package:Thing cannot be loaded: .* 'no_such_package'.* PYTHONPATH"):
+        TOOLS.names.check("no_such_package:Thing")
+    TOOLS.names.check("tests.toys:Thing")  # whether it has the class is found when it is loaded
+
+
 def test_an_entry_point_and_its_class_have_one_name(install):
     install("workshop", {"workshop_tools": SAW}, declare("big-saw = workshop_tools:Saw"))
     with pytest.raises(ConfigError, match=r"'big-saw' of workshop 1\.0 is a class with the name 'saw'"):

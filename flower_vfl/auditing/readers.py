@@ -302,9 +302,13 @@ def network(x: FeatureRows, y: NDArray[np.integer], classes: int, *, most: int =
         hidden_layer_sizes=(64,), alpha=1e-2, max_iter=30, early_stopping=True, n_iter_no_change=4, random_state=_SEED
     )
     target = np.eye(classes)[y[rows]]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # thirty passes are the budget
-        model.fit(_standardised(x[rows], mean, scale), target / target.std(axis=0))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # thirty passes are the budget
+            warnings.filterwarnings("error", "Training interrupted")  # scikit-learn takes an interrupt for the end
+            model.fit(_standardised(x[rows], mean, scale), target / target.std(axis=0))
+    except UserWarning:
+        raise KeyboardInterrupt from None
     return lambda rows: np.asarray(model.predict(_standardised(rows, mean, scale)), dtype=np.float64)
 
 

@@ -75,7 +75,8 @@ def wait(
     The exit code is 1, with the reason, if it failed, and 3 if it was stopped.
 
     \b
-    flwr run app NAME --format json | flower-vfl wait - NAME --on-failure /usr/local/bin/alert
+    flwr run app NAME --format json |
+        flower-vfl wait - NAME --on-failure /usr/local/bin/alert
     """  # noqa: D301 - click wants the backspace
     from flower_vfl.apps.run_status import ControlApi, alert, follow, read_hook, read_run_id
 

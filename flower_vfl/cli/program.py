@@ -5,6 +5,8 @@ Exit codes: 0 success, 1 failure, 2 bad input, 130 interrupted (Ctrl-C), 143 ter
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -58,6 +60,7 @@ app.add_typer(data_app, name="data")
 _INTERRUPTED = 130
 _MEASURING = frozenset({"demo", "run", "sweep", "tune"})
 """Commands whose measurements are kept when they are interrupted."""
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @app.callback()
@@ -91,6 +94,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(str(error), 1)
     except PermissionError as error:
         _fail(f"{error.filename or 'a file'} may not be used by this user: {error.strerror}", 2)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - Python flushes it at the end, which would fail again
+        _fail(f"{error.filename or 'the output'} cannot be written: {error.strerror}", 1)
     except MemoryError:
         _fail("out of memory; smaller training.batch_size, training.eval_batch_size or attack.names need less", 1)
     except (KeyboardInterrupt, typer.Abort):

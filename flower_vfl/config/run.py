@@ -77,7 +77,9 @@ class Config(Section):
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     privacy: PrivacyConfig = Field(default_factory=PrivacyConfig)
     defenses: list[dict[str, Any]] = Field(
-        default_factory=list, description='outermost first, e.g. "iso(t=1.0)", or "none"'
+        default_factory=list,
+        description="what changes the gradients before they leave the label party, outermost first: names that "
+        "`flower-vfl methods` lists, such as 'iso(t=1.0)', or 'none'",
     )
 
     @field_validator("device")
@@ -397,6 +399,10 @@ def read_source(
             raise ConfigError(f"{source} cannot be read: {error}") from None
     elif source in presets:
         text = preset_text(source)
+    elif Path(source).is_file():
+        raise ConfigError(
+            f"{source} does not end in .toml, so it is no {file}; `flower-vfl init` writes one for tables of your own"
+        )
     elif folders and Path(source).is_dir():
         raise ConfigError(f"the folder {source} is no prepared data set; see `flower-vfl data prepare`")
     elif source != Path(source).name or Path(source).is_dir():

@@ -1,4 +1,4 @@
-"""The demo's progress: one line that changes at a terminal, a line for each run elsewhere."""
+"""The demo's progress: one line that changes at a terminal, a line for each run that begins or ends elsewhere."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class Display:
 
     def __init__(self, total: int, countdown: Countdown, console: Console) -> None:
         self._total, self._countdown, self._console = total, countdown, console
+        self._announced: set[str] = set()
         self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
 
     def __enter__(self) -> Self:
@@ -55,8 +56,11 @@ class Display:
             self._start()
 
     def refresh(self, done: int, waiting: int) -> None:
-        """Redraw the line, at a terminal."""
+        """Redraw the line, at a terminal; elsewhere print one for each run that has begun since."""
         if not self._console.is_terminal:
+            for name in self._countdown.running.keys() - self._announced:
+                self._announced.add(name)
+                self._console.print(Text(self._progress(done, waiting, f"{name} begins")), soft_wrap=True)
             return
         under_way = ", ".join(f"{name} {100 * share:.0f} %" for name, share in self._countdown.running.items())
         self._live.update(Text(self._progress(done, waiting, under_way), overflow="ellipsis"), refresh=True)

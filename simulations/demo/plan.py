@@ -113,6 +113,11 @@ def _check(given: Mapping[str, str], *, full: bool) -> None:
             "the demo compares defenses of its own: --set defenses has no effect on it; "
             'for another defense use `flower-vfl run census --set "defenses=..."`'
         )
+    if "training.gradients" in given:
+        raise ConfigError(
+            "the demo compares runs with gradients and one without: --set training.gradients has no effect on it; for "
+            "another run without gradients use `flower-vfl run census --set training.gradients=false`"
+        )
     unused = sorted(key for key in given if key.startswith("align."))
     if unused:
         raise ConfigError(f"the demo aligns no IDs: --set {unused[0]} has no effect on it")

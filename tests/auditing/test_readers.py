@@ -1,5 +1,6 @@
 """Informed readers against scikit-learn and the best rules of known distributions."""
 
+import signal
 import weakref
 
 import numpy as np
@@ -230,3 +231,20 @@ def test_arrays_that_readers_were_fitted_to_are_released():
     DISCRIMINANTS["linear"](x, y, 2)
     del x
     assert seen() is None
+
+
+def test_an_interrupt_ends_the_fit_of_a_network():
+    """scikit-learn takes it for the end of the fit, and the run would go on."""
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    x, y = gaussians(200_000, width=64)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 1.0)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            network(x, y, 2, most=200_000)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

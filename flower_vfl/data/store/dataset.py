@@ -488,6 +488,8 @@ def open_dataset(path: Path | str) -> Dataset:
         there = where.is_file()
     except OSError as error:  # a folder that only another user can read
         raise DataError(f"{folder} cannot be read: {error.strerror}; prepare the data as this user") from None
+    if folder.is_file():
+        raise DataError(f"{folder} is a file, no prepared data set; `flower-vfl init` begins with tables of your own")
     if not there:
         raise DataError(f"{folder} is no prepared data set: it has no {layout.MANIFEST}; see `flower-vfl data prepare`")
     manifest = layout.read_json(where)

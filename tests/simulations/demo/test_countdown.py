@@ -1,9 +1,13 @@
 """The time that is left, against schedules that can be worked out by hand."""
 
+import io
+
 import pytest
+from rich.console import Console
 
 from flower_vfl.apps.progress import progress_line
 from flower_vfl.simulations.demo.countdown import Countdown
+from flower_vfl.simulations.demo.display import Display
 from flower_vfl.simulations.demo.pool import Ended, Failed, Progressed, Started
 
 
@@ -58,3 +62,14 @@ def test_a_task_that_takes_longer_than_expected_and_one_that_failed_make_no_nega
     left.take(Failed("slow", "no"))
     assert left.running == {}
     assert left.seconds_left(2) == 5.0
+
+
+def test_without_a_terminal_each_run_has_a_line_when_it_begins_and_one_when_it_ends(clock):
+    left, shown = Countdown(2, clock), io.StringIO()
+    with Display(2, left, Console(file=shown, width=80)) as display:
+        left.take(Started("none"))
+        display.refresh(0, 1)
+        display.refresh(0, 1)
+        left.take(Ended("none", None))
+        display.line(1, 1, "none")
+    assert shown.getvalue().splitlines() == ["0/2 none begins", "1/2 none ... 1 s left"]

@@ -53,6 +53,7 @@ def test_given_settings_hold_for_every_run():
     ("given", "words"),
     [
         ({"defenses": "max_norm"}, "--set defenses has no effect"),
+        ({"training.gradients": "false"}, "--set training.gradients has no effect"),
         ({"align-method": "hash"}, "--set align.method has no effect"),
         ({"attack.rebuilt": "0.5"}, "without --full"),
         ({"transport.port": "9000"}, "--set transport.port has no effect"),
