@@ -5,10 +5,13 @@ Sphinx writes a list of all pages into each page, so a page a module would take 
 
 from __future__ import annotations
 
+import ast
 import inspect
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from pkgutil import walk_packages
+from types import ModuleType
 
 import flower_vfl
 
@@ -40,6 +43,25 @@ def _title(module: str) -> str:
     return (import_module(module).__doc__ or "").strip().splitlines()[0]
 
 
+def _described_value(package: ModuleType, name: str) -> str:
+    """Return the first line of the docstring below an assignment in the package or where it is imported from."""
+    for module in (package, *(import_module(home) for home in _homes(package, name))):
+        body = ast.parse(inspect.getsource(module)).body
+        for statement, after in pairwise(body):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+            if any(getattr(target, "id", "") == name for target in targets) and isinstance(after, ast.Expr):
+                text = getattr(after.value, "value", None)
+                if isinstance(text, str):
+                    return text.split("\n")[0].replace("|", "\\|")
+    raise LookupError(f"{package.__name__}.{name} has no docstring below its assignment")
+
+
+def _homes(package: ModuleType, name: str) -> list[str]:
+    """Return the modules that a package's imports take a name from, also those for type checkers alone."""
+    imports = [node for node in ast.walk(ast.parse(inspect.getsource(package))) if isinstance(node, ast.ImportFrom)]
+    return [str(node.module) for node in imports if any(alias.name == name for alias in node.names)]
+
+
 def _exported(module: str) -> list[str]:
     """Return a table of what a package hands on from its modules."""
     package = import_module(module)
@@ -53,7 +75,7 @@ def _exported(module: str) -> list[str]:
             what = (inspect.getdoc(value) or "").split("\n")[0].replace("|", "\\|")
             rows.append(f"| {{py:{kind}}}`{name} <{home}.{value.__qualname__}>` | {what} |")
         else:
-            rows.append(f"| `{name}` | |")
+            rows.append(f"| `{name}` | {_described_value(package, name)} |")
     return ["## Names", "", "| name | what it is |", "|---|---|", *rows, ""] if rows else []
 
 

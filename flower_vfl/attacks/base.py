@@ -93,6 +93,7 @@ class SideInformation:
 
 
 NOTHING = SideInformation()
+"""No side information: what an attacker has that knows no label."""
 
 
 def is_whole(value: object) -> bool:

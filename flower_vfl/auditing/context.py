@@ -4,7 +4,8 @@ Noise hides a gradient only where it is drawn for this gradient alone. Noise tha
 is drawn from the same seed in each step, cancels in a difference of two gradients. A mean over neighbours in a batch is
 partly undone with the means beside it, the better the more of them: of the nearest ones all numbers are read, of those
 farther away the score of a first reader. Where a row's noise depends on that of the row before it, products of numbers
-of both show it. A gradient that is sent a step too early or too late stands at its row's position in another batch.
+of both show it. A gradient that is sent a step too early or too late stands at its row's position in another batch. The
+one before it also undoes a mean over earlier steps.
 """
 
 from __future__ import annotations
@@ -98,10 +99,10 @@ def for_products(x: Tensor, batches: NDArray[np.int64]) -> Tensor:
 
 
 def in_steps_around(x: Tensor, steps: NDArray[np.int64]) -> Tensor | None:
-    """Return columns (n, K) with the gradients at each row's position one step before and one step after its own.
+    """Return columns (n, K): each gradient, and those at its row's position one step before and one step after its own.
 
-    They are zeros where that step was not sampled or has fewer rows. Without any two consecutive steps there are no
-    columns. They are made of evenly spaced numbers of the gradient if they were more than `WIDEST_READER`.
+    The latter are zeros where that step was not sampled or has fewer rows. Without any two consecutive steps there are
+    no columns. They are made of evenly spaced numbers of the gradient if they were more than `WIDEST_READER`.
 
     Parameters
     ----------
@@ -110,7 +111,7 @@ def in_steps_around(x: Tensor, steps: NDArray[np.int64]) -> Tensor | None:
     steps
         (n,) step of each row; the rows of a step lie together.
     """
-    x = _thinned(x, 2)
+    x = _thinned(x, 3)
     numbers, counts = np.unique(steps, return_counts=True)
     before, after = torch.zeros_like(x), torch.zeros_like(x)
     ends, found = np.cumsum(counts), False
@@ -119,7 +120,7 @@ def in_steps_around(x: Tensor, steps: NDArray[np.int64]) -> Tensor | None:
             low, middle, found = ends[place] - counts[place], ends[place], True
             both = min(counts[place], counts[place + 1])
             before[middle : middle + both], after[low : low + both] = x[low : low + both], x[middle : middle + both]
-    return torch.cat([before, after], dim=1) if found else None
+    return torch.cat([x, before, after], dim=1) if found else None
 
 
 def _thinned(x: Tensor, pieces: int) -> Tensor:

@@ -25,7 +25,7 @@ from flower_vfl.auditing.summaries import StepLeaks, StepResults
 from flower_vfl.errors import ConfigError, ProtocolError
 from flower_vfl.metrics import ArgumentError, separation
 from flower_vfl.metrics.summary import nearest_rank
-from flower_vfl.protocol.schedule import Rows
+from flower_vfl.protocol.schedule import Rows, is_scored
 from flower_vfl.protocol.transcript import Transcript
 from flower_vfl.rng import scattered
 
@@ -242,7 +242,7 @@ class Oracle:
         clean : Mapping[str, Tensor]
             (B, ...) cut gradients before any defense, by party.
         """
-        if not self._needed or step % self._every:
+        if not self._needed or not is_scored(step, self._every):
             return {}
         positives = draw_positives(self.positives_in(step, rows), step, REFERENCE)
         if not positives.size:
@@ -317,7 +317,7 @@ class AttackEvaluator:
 
     def scores(self, step: int) -> bool:
         """Return True if a step is scored."""
-        return step % self._every == 0
+        return is_scored(step, self._every)
 
     def score(self, transcript: Transcript, reference: Reference | None = None) -> None:
         """Attack the last step; `reference` is the side information of oracle attacks, where there is one.

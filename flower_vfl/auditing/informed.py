@@ -62,7 +62,7 @@ from flower_vfl.auditing.summary_state import restore_summary, summary_state
 from flower_vfl.auditing.verdict import INFORMED
 from flower_vfl.data.store.dataset import PartyTable
 from flower_vfl.metrics import LeakSummary, auc_interval, leak_auc
-from flower_vfl.protocol.schedule import Rows, Schedule
+from flower_vfl.protocol.schedule import Rows, Schedule, is_scored
 from flower_vfl.protocol.tensors import brought
 
 DIRECTION = "remembered_direction"
@@ -70,6 +70,9 @@ DIRECTION = "remembered_direction"
 
 MOST_BYTES = 1 << 27
 """Largest number of bytes of one sample of rows, and of the panel."""
+
+FEW_ROWS = 16384
+"""Number of rows of an epoch up to which every step of it is sampled."""
 
 QUICK = 4096
 """Largest number of rows of an epoch that discriminants read during training."""
@@ -141,7 +144,7 @@ class InformedAudit:
     rows : int
         Number of rows that are kept.
     every : int
-        Smallest number of steps from one sampled step to the next.
+        Number of steps of which one is sampled in an epoch of many rows.
     direction : bool
         True if the panel is read by `remembered_direction` too, after each epoch.
     audits : int
@@ -222,8 +225,7 @@ class InformedAudit:
             x, at = centred_in_batch_units(g), torch.from_numpy(found)
             signs = centred_signs(g).index_select(0, at)
             panel.add(places, x.index_select(0, at), signs, z.index_select(0, at))
-        first = self._schedule.steps_of(epoch)[0]
-        if (step - first) % self._stride(epoch, g.shape[1], z.shape[1]) == 0:
+        if self._samples(step, epoch, g.shape[1] + self._features.more + z.shape[1]):
             self._current.add(step, rows, self._features.of(g), z)
 
     def _make_panel(self, width: int, z_width: int) -> RowPanel:
@@ -232,12 +234,18 @@ class InformedAudit:
         self._panel = RowPanel(membership, width, z_width, self._members)
         return self._panel
 
-    def _stride(self, epoch: int, width: int, z_width: int) -> int:
-        """Return the number of steps from one sampled step of an epoch to the next, so that the sample fits."""
+    def _samples(self, step: int, epoch: int, numbers: int) -> bool:
+        """Return True if a step of rows with so many numbers is sampled: where steps are left out, two in a row.
+
+        The sample has `FEW_ROWS` rows at least, if the epoch has as many; with more it has one step in `every`.
+        """
         steps = self._schedule.steps_of(epoch)
-        batch = self._schedule.batch_rows(steps[0])
-        most = max(1, informed_rows(self._most_rows, width + self._features.more + z_width) // max(batch, 1))
-        return max(self._every, -(-len(steps) // most))
+        batch = max(1, self._schedule.batch_rows(steps[0]))
+        most = max(1, informed_rows(self._most_rows, numbers) // batch)
+        together = 2 if most > 1 else 1
+        blocks = -(-len(steps) // together)
+        apart = min(self._every, max(1, len(steps) * batch // FEW_ROWS))
+        return is_scored((step - steps[0]) // together, max(apart, -(-blocks // (most // together))))
 
     def _end_epoch(self, step: int, epoch: int) -> None:
         """Fit discriminants to the epoch's sample, keep it if it leaks most so far, and attack the panel."""
@@ -379,10 +387,12 @@ class InformedAudit:
         joint = self._read(sample, both, SPAN_EPOCH, whole, sure=SURE)
         baselines = {SPAN_EPOCH: self._read(sample, z, SPAN_EPOCH, whole)}
         repeated = self._panel is not None and bool((self._panel.times > 1).any())
-        followed = self._read_panel(whole if repeated else DISCRIMINANTS)
-        if repeated:  # for rows that occurred once, the readers of an epoch give the same
+        more = self._panel is not None and np.count_nonzero(self._panel.arrived.numpy()) > len(sample.y)
+        followed = self._read_panel(whole if repeated or more else DISCRIMINANTS)
+        if repeated or more:  # for rows that occurred once, the readers of a whole epoch give the same
             alone, joint = alone + followed[0], joint + followed[1]
             baselines[SPAN_EPOCHS] = followed[2]
+        joint += [reader for reader in alone if reader.span in baselines]  # who has more numbers need not use them
         missing = "" if sample.readable(self._positives) else sample.lacking(self._positives[0])
         self._entries = [
             self._entry([_GRADIENTS], alone, None, missing),

@@ -124,6 +124,16 @@ class FittedReader:
         return np.asarray(self.sample.y[self.sample.parts == part] == self.positive)
 
     @property
+    def chosen_error(self) -> float:
+        """Standard error of `chosen_by`, by Hanley and McNeil (1982) for exponential distributions; 0 without rows."""
+        labels, auc = self.labels_of(CHOOSE), self.chosen_by
+        positives = int(np.count_nonzero(labels))
+        negatives = len(labels) - positives
+        of_positives, of_negatives = auc / (2.0 - auc) - auc**2, 2.0 * auc**2 / (1.0 + auc) - auc**2
+        spread = auc * (1.0 - auc) + (positives - 1) * of_positives + (negatives - 1) * of_negatives
+        return math.sqrt(spread / (positives * negatives)) if positives and negatives else 0.0
+
+    @property
     def scores(self) -> NDArray[np.float64]:
         """Its scores of the rows to score, (k,)."""
         return self.scores_of(SCORE)
@@ -184,9 +194,12 @@ def linear_scores(sample: Sample, classes: int) -> Scores | None:
 
 
 def best(found: Sequence[FittedReader]) -> FittedReader | None:
-    """Return the candidate with the largest AUC on the rows to choose on; None without any."""
+    """Return the candidate with the largest AUC on the rows to choose on, less twice its standard error; None if none.
+
+    Samples differ in their number of rows: of many readers of a few rows one is always good by chance.
+    """
     known = [one for one in found if not math.isnan(one.chosen_by)]
-    return max(known, key=lambda one: one.chosen_by, default=None)
+    return max(known, key=lambda one: one.chosen_by - 2.0 * one.chosen_error, default=None)
 
 
 def strongest(found: Sequence[FittedReader], positive: int) -> FittedReader | None:

@@ -18,7 +18,7 @@ from flower_vfl.auditing.trained_model_metrics import ACCURACY, AUC
 from flower_vfl.metrics.summary import LeakSummary
 from flower_vfl.registry import from_elsewhere
 
-_SHOWN = ("q95", "q95_null", "mean", "max", "steps", "one_class_steps")
+_SHOWN = ("q95", "q95_null", "q95_turned", "q95_p_value", "mean", "max", "steps", "one_class_steps")
 
 
 class StepLeaks:

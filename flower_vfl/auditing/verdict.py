@@ -51,6 +51,7 @@ INFORMED = "informed"
 
 _Z95 = 1.6448536269514722  # the normal distribution's 95 % quantile
 _Z975 = 1.959963984540054
+_LEAST_P = 1e-300  # a p-value of 0 has no logarithm
 
 FindingKind = Literal["practical", "informed", "gain"]
 
@@ -117,6 +118,28 @@ def verdict_of(result: Result, *, level: float = LEVEL) -> dict[str, Any]:
     status = next(status for status in (LEAKS, NOT_TESTED, PROVEN, NO_LEAK) if status in statuses)
     more = {} if proof is None else {"refuted": refuted}
     return {"status": status, "level": level, "tests": len(findings), "parties": parties, **more}
+
+
+def status_of(results: Sequence[Result]) -> str:
+    """Return the status of runs that differ in their seeds only, judged together at a level of 5 %.
+
+    The p-values of each test are combined over the runs by Fisher's method, whose noise is independent, and the tests
+    are corrected for their number: a leak that a single run shows weakly is found the better the more seeds there are.
+    """
+    from scipy.special import chdtrc
+
+    if len(results) == 1:
+        return str(verdict_of(results[0])["status"])
+    statuses = {str(verdict_of(result, level=0.0)["status"]) for result in results}
+    p_values: dict[tuple[str, str, str], list[float]] = {}
+    for result in results:
+        for finding in _findings(result) if proof_of(result) is None else ():
+            key = (finding.party, finding.kind, label_of(finding.entry))
+            p_values.setdefault(key, []).append(max(finding.p_value, _LEAST_P))
+    together = [float(chdtrc(2 * len(each), -2.0 * sum(map(math.log, each)))) for each in p_values.values()]
+    if together and min(together) <= LEVEL / len(together):
+        return LEAKS
+    return next(status for status in (LEAKS, NOT_TESTED, PROVEN, NO_LEAK) if status in statuses)
 
 
 def parties_of(result: Result) -> list[str]:
@@ -402,7 +425,8 @@ def not_run(result: Result, party: str) -> list[str]:
     if sends_nothing(result):
         return []
     entries = [entry for entry in practical_entries(result) if str(entry.get("party")) == party]
-    reasons = [reason for name in needed(result) if (reason := _reason(name, entries))]
+    several = any(entry.get("by_class") for entry in received(result))
+    reasons = [reason for name in needed(result) if (reason := _reason(name, entries, several=several))]
     readers = [entry for entry in read(result) if str(entry.get("party")) == party]
     informed = [entry for entry in readers if is_informed(entry)]
     gains = [entry for entry in readers if is_gain(entry)]
@@ -427,8 +451,10 @@ def needed(result: Result) -> list[str]:
     return list(dict.fromkeys([*usual, *known]))
 
 
-def _reason(name: str, entries: Sequence[Entry]) -> str:
+def _reason(name: str, entries: Sequence[Entry], *, several: bool) -> str:
     """Return the reason why an attack tested nothing; empty where it did test."""
+    if several and name.startswith("remembered_"):
+        return f"{name}: it detects one class, and several take turns"
     here = [entry for entry in entries if entry.get("attack") == name]
     known = [entry for entry in here if entry.get("q95") is not None]
     if not known:

@@ -32,6 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     suggest_commands=False,  # click does
 )
+"""The command line; `main` also turns errors into messages and exit codes."""
 _COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo,
     "run": run,

@@ -74,6 +74,7 @@ NETWORKS: Mapping[str, Network] = {
     "wide-deep": WideDeep(),
     **{network.name: network for network in (MNIST, FASHION, ISIC, RESNET20)},
 }
+"""Networks by the name that `model.network` has."""
 
 
 def network_of(model: ModelConfig) -> Network:

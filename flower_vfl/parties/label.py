@@ -25,7 +25,7 @@ from flower_vfl.parties.feature import set_mode
 from flower_vfl.parties.hooks import Hooks, Log, StepView, checked_log
 from flower_vfl.parties.loading import Loader
 from flower_vfl.parties.network import NOTHING_LEARNED, JoinedEmbeddings, LabelModel, joined, side_by_side
-from flower_vfl.protocol.schedule import Rows, RowsPart, Schedule
+from flower_vfl.protocol.schedule import Rows, RowsPart, Schedule, is_scored
 from flower_vfl.protocol.tensors import is_finite
 
 _logger = logging.getLogger(__name__)
@@ -183,7 +183,7 @@ class LabelParty(LabelModel):
         more = checked_log(more, "loss")
         for optimizers in (self.optimizers, *self._learners):
             optimizers.zero_grad()
-        wanted = step in self._snapshots or (self._inside_every and step % self._inside_every == 0)
+        wanted = step in self._snapshots or (self._inside_every and is_scored(step, self._inside_every))
         slopes = received.slopes(logits) if wanted and received.parts and logits.dim() == 1 else None  # no ensemble
         relabel = self._relabel(logits, z, received.leaf) if self._hooks.other_labels else None
         joint, clipping = self._clipped(received.backward(loss, keep_graph=relabel is not None))

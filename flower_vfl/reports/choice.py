@@ -38,6 +38,10 @@ class Candidate:
         Epsilon that its defense proves; None without a proof.
     sent
         False if nothing that depends on labels left the label party.
+    open
+        True if no leak was found, but an interval of a run lies wholly above chance.
+    tone
+        Colour of its verdict.
     """
 
     row: TableRow
@@ -50,6 +54,8 @@ class Candidate:
     cost: float | None
     epsilon: float | None = None
     sent: bool = True
+    open: bool = False
+    tone: str = TONES[PROVEN]
 
 
 @dataclass(frozen=True)
@@ -89,11 +95,19 @@ def choice_of(candidates: Sequence[Candidate], measure: str, noun: str = "run") 
         Word for a candidate: "run" or "setting".
     """
     statuses = (NO_LEAK, PROVEN, NOT_TESTED, LEAKS)
-    free, proven, untested, leaking = ([one for one in candidates if one.status == s] for s in statuses)
+    found, proven, untested, leaking = ([one for one in candidates if one.status == s] for s in statuses)
+    free, unclear = [one for one in found if not one.open], [one for one in found if one.open]
     if free:
         return _without_leak(free, proven, leaking, measure, noun)
     if proven:
         return _with_proof(proven, leaking, measure, noun)
+    if unclear:
+        return Recommendation(
+            f"No {noun} can be recommended: whether {listed([one.name for one in unclear])} leaks is not clear.",
+            "No leak was found at a level of 5 %, but one reader's 95 % interval lies wholly above guessing. Train "
+            "again with other seeds, or on more rows.",
+            TONES[NOT_TESTED],
+        )
     if untested:
         names = listed([one.name for one in untested])
         return Recommendation(
@@ -158,7 +172,7 @@ def _with_proof(proven: Sequence[Candidate], leaking: Sequence[Candidate], measu
         f"Proven: {best.name}, epsilon {epsilon} for each person's label.",
         f"{_utility(best, measure)}{why}{others} Decide whether this epsilon is small enough: the proof bounds what "
         "the messages add about a person, not what a party's own columns tell.",
-        TONES[PROVEN],
+        best.tone,
         best.row,
     )
 

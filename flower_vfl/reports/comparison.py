@@ -111,6 +111,8 @@ def _candidate(row: Mapping[str, Any], measure: str) -> Candidate:
         cost=row["cost"],
         epsilon=None if proof is None else float(proof.epsilon),
         sent=headline.sent,
+        open=headline.open,
+        tone=headline.tone,
     )
 
 

@@ -11,7 +11,6 @@ from flower_vfl.auditing.entries import REMEMBERED, Result, label_of, read, send
 from flower_vfl.auditing.verdict import (
     FEWEST_STEPS,
     LEAKS,
-    LEVEL,
     NO_LEAK,
     NOT_TESTED,
     PROVEN,
@@ -371,12 +370,6 @@ def signed(value: Any, digits: int = 3) -> str:
         return number(value)
     text = f"{abs(value):.{digits}f}"
     return text if float(text) == 0 else f"{'+' if value > 0 else '−'}{text}"
-
-
-def status_of(results: Sequence[Result]) -> str:
-    """Return the worst status of several runs that differ in their seeds only, judged together at a level of 5 %."""
-    found = (str(verdict_of(result, level=LEVEL / len(results))["status"]) for result in results)
-    return max(found, key=lambda status: _RANK[status])
 
 
 def headline_of(result: Result) -> Headline:

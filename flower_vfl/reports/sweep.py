@@ -17,14 +17,14 @@ from flower_vfl.apps.folder import RESULT
 from flower_vfl.apps.result_schema import kept_utility
 from flower_vfl.apps.sweeps import TrialEntry, read_record
 from flower_vfl.auditing.entries import reached, sends_nothing
-from flower_vfl.auditing.verdict import NO_LEAK, NOT_TESTED
+from flower_vfl.auditing.verdict import NO_LEAK, NOT_TESTED, PROVEN, status_of
 from flower_vfl.errors import InputError
 from flower_vfl.metrics import mean_interval
 from flower_vfl.reports import words
 from flower_vfl.reports.choice import Candidate, Recommendation, choice_of
 from flower_vfl.reports.export import to_csv, to_latex
 from flower_vfl.reports.figures import Point, setting_figure
-from flower_vfl.reports.headline import TONES, Headline, Worst, headline_of, status_of, worst_of
+from flower_vfl.reports.headline import TONES, Headline, Worst, headline_of, worst_of
 from flower_vfl.reports.leaks import largest_null, side_information, worst
 from flower_vfl.reports.ranking import NOT_RANKED, not_beaten, validation, validation_name
 from flower_vfl.reports.run import PAGE, Run, load_run
@@ -162,9 +162,15 @@ class SweepSetting:
 
     @property
     def tone(self) -> str:
-        """The colour of the verdict; amber where no leak was found and an interval of a run lies above chance."""
-        open_ = self.status == NO_LEAK and any(one.open for one in self.headlines)
-        return TONES[NOT_TESTED if open_ else self.status]
+        """The colour of the verdict; amber where an interval of a run lies above chance, or its proof is weak."""
+        if self.status == PROVEN:
+            return next((one.tone for one in self.headlines if one.tone != TONES[PROVEN]), TONES[PROVEN])
+        return TONES[NOT_TESTED if self.open else self.status]
+
+    @property
+    def open(self) -> bool:
+        """True if no leak was found, but an interval of a run lies wholly above chance."""
+        return self.status == NO_LEAK and any(one.open for one in self.headlines)
 
     @property
     def epsilon(self) -> float | None:
@@ -360,6 +366,8 @@ def _candidate(row: Mapping[str, Any]) -> Candidate:
         cost=row["cost"],
         epsilon=setting.epsilon,
         sent=row["sent"],
+        open=setting.open,
+        tone=setting.tone,
     )
 
 

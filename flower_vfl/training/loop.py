@@ -24,7 +24,7 @@ from flower_vfl.metrics.utility import predicted_classes, utility
 from flower_vfl.parties.best import BestModel
 from flower_vfl.parties.label import LabelParty, Step, remedy
 from flower_vfl.protocol.frame import Frame, Kind
-from flower_vfl.protocol.schedule import EVALUATED_PARTS, Rows, RowsPart, Schedule
+from flower_vfl.protocol.schedule import EVALUATED_PARTS, Rows, RowsPart, Schedule, is_scored
 from flower_vfl.training.conditional_oracle import ConditionalAudit
 from flower_vfl.training.kept import KeptEmbeddings
 from flower_vfl.training.observer import Observer
@@ -265,7 +265,11 @@ class TrainingLoop:
             self.outcome.logged[metric] = self.outcome.logged.get(metric, 0.0) + value
         for metric, value in {"train_loss": done.loss, **done.log, **self._class_counts(step, done)}.items():
             self._log(step, epoch, metric, value)
-        if self._conditional is not None and done.inside is not None and step % self._conditional.oracle.every == 0:
+        if (
+            self._conditional is not None
+            and done.inside is not None
+            and is_scored(step, self._conditional.oracle.every)
+        ):
             self._conditional(step, epoch, done, done.inside)
         if done.inside is not None and step in self._config.attack.snapshots:
             inside, generator = done.inside, np.random.default_rng(step)

@@ -29,7 +29,7 @@ from flower_vfl.nn.dropout import bound_generators
 from flower_vfl.nn.stacked import Stack
 from flower_vfl.parties.hooks import StepView, checked_log
 from flower_vfl.parties.network import JoinedEmbeddings, LabelModel
-from flower_vfl.protocol.schedule import RowsPart, Schedule
+from flower_vfl.protocol.schedule import RowsPart, Schedule, is_scored
 from flower_vfl.simulations.stacked.feeding import Feeding
 from flower_vfl.simulations.stacked.member import Member, Trained, TrainedPart
 from flower_vfl.simulations.stacked.reading import CLEAN, SENT, Batch, Readers, StackedView, batch_of
@@ -216,7 +216,7 @@ class StackedTraining:
         protected, logs = self._protect(joint, labels, rows)
         self._top_optimizers.step()
         sent, clean = received.split(protected), received.split(joint)
-        reads = bool(self._readers.views) and step % self._every == 0
+        reads = bool(self._readers.views) and is_scored(step, self._every)
         references: dict[tuple[str, str], Tensor] = {}
         if reads:
             positive = [self._positives_in(step, part) for part in rows]

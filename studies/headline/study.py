@@ -111,8 +111,8 @@ def headline_table(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     text = (
         f"Leak AUC on the census preset, six epochs, seeds 0 to {seeds - 1}: 0.5 is guessing, 1 every label. Informed "
         "readers know half of all labels. A party always has its own data, its columns or embeddings: the last number "
-        "is what it can read in all. Both defenses reduce the leak, none ends it. `local_head` also bounds what *any* "
-        "attack gains about one person (`python -m studies headline headline`)."
+        "is what readers of both reach. Both defenses reduce the leak, none ends it. `local_head` also bounds what "
+        "*any* attack gains about one person (`python -m studies headline headline`)."
     )
     return "\n".join([*lines, "", *textwrap.wrap(text, 118, break_long_words=False, break_on_hyphens=False)])
 

@@ -81,7 +81,8 @@ def test_in_steps_around_a_row_are_the_gradients_at_its_position():
     steps = np.repeat([2, 3, 7], [4, 3, 2])
     found, none = in_steps_around(x, steps).numpy(), np.zeros(5)
     before, after = [none, none, none, none, *x[:3]], [*x[4:7], none, none, none, none]
-    np.testing.assert_array_equal(found[:7], np.concatenate([np.stack(before), np.stack(after)], axis=1))
-    np.testing.assert_array_equal(found[7:], 0.0)
+    np.testing.assert_array_equal(found[:, :5], x)
+    np.testing.assert_array_equal(found[:7, 5:], np.concatenate([np.stack(before), np.stack(after)], axis=1))
+    np.testing.assert_array_equal(found[7:, 5:], 0.0)
     assert in_steps_around(x, np.repeat([2, 4, 7], [4, 3, 2])) is None
     assert in_steps_around(sample([4, 3], 3000)[0], steps[:7]).shape[1] <= WIDEST_READER

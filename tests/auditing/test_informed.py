@@ -150,6 +150,21 @@ def late():
     return send
 
 
+def averaged_over_steps():
+    """Return a sender of a moving average, position by position, of shifted gradients."""
+    kept = [np.zeros((0, WIDTH), dtype=np.float32)]
+
+    @in_all_bits
+    def send(step, rows):
+        before, g = kept[0], noise(step, rows) + 3 * Y[rows][:, None].astype(np.float32)
+        both = min(len(before), len(g))
+        g[:both] = 0.9 * before[:both] + 0.1 * g[:both]
+        kept[0] = g
+        return np.zeros_like(g), g
+
+    return send
+
+
 def halved(step, rows):
     """Return noise that has half precision in the rows of positives."""
     g = noise(step, rows)
@@ -176,7 +191,14 @@ def slow(step, rows):
     [
         *[(turned, 0.9), (paired, 0.98), (sparse, 0.95), (rounded, 0.97), (tied, 0.85), (opposite, 0.95)],
         *[(shared, 0.95), (reseeded, 0.95), (averaged, 0.985)],
-        *[(beside, 0.95), (following, 0.97), (late(), 0.93), (halved, 0.98), (finely_rounded, 0.97)],
+        *[
+            (beside, 0.95),
+            (following, 0.97),
+            (late(), 0.93),
+            (averaged_over_steps(), 0.95),
+            (halved, 0.98),
+            (finely_rounded, 0.97),
+        ],
     ],
     ids=[
         "a direction a batch",
@@ -191,6 +213,7 @@ def slow(step, rows):
         "zeros beside each other",
         "correlation with the row before",
         "gradients of the step before",
+        "a moving average over steps",
         "half precision",
         "a fine grid",
     ],

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm, rankdata
 
-from flower_vfl.auditing.verdict import PRACTICAL, needed, practical_p_value, verdict_of
-from flower_vfl.metrics import LeakSummary
+from flower_vfl.attacks import make_attack
+from flower_vfl.auditing.summaries import StepLeaks
+from flower_vfl.auditing.verdict import PRACTICAL, needed, practical_p_value, status_of, verdict_of
+from flower_vfl.metrics import LeakSummary, leak_auc
 
 DEFENDED = [{"name": "marvell", "params": {"s": 4.0}}]
 
@@ -319,3 +321,62 @@ def test_what_is_needed_without_a_defense_and_with_several_classes():
     assert needed({"leakage": [], "defenses": []}) == ["norm", "direction"]
     turns = {"leakage": [step("norm", by_class=[{"class": 0, "q95": 0.5}])], "defenses": [{"read_by": ["hint"]}]}
     assert needed(turns) == ["norm", "residual", "direction", "shell", "hint"]
+
+
+def chance_of_classes(seed, classes, batch, last, steps, epochs):
+    """Return the p-value of a random attack on a run whose classes take turns, with a short last batch an epoch."""
+    rng, leaks = (
+        np.random.default_rng(seed),
+        StepLeaks(make_attack("norm"), "a", "cut", source="monitor", defended=True),
+    )
+    for place in range(steps * epochs):
+        rows = last if place % steps == steps - 1 else batch
+        labels = rng.integers(classes, size=rows) == place % classes
+        value = leak_auc(rng.random(rows), labels) if 0 < labels.sum() < rows else math.nan
+        leaks.add(place % classes, value, int(rows - labels.sum()), int(labels.sum()))
+    return practical_p_value(leaks.result())
+
+
+@pytest.mark.parametrize("shape", [(3, 64, 6, 16, 10), (3, 32, 4, 11, 20), (10, 64, 20, 16, 20)])
+def test_where_classes_take_turns_short_batches_raise_no_false_alarm(shape):
+    """More than 14 of 120 have a probability of 0.1 % at a rate of 5 %."""
+    assert sum(chance_of_classes(seed, *shape) <= 0.05 for seed in range(120)) <= binom.isf(0.001, 120, 0.05)
+
+
+def of_seeds(p_values):
+    """Return the status of runs, each with one p-value for each of four attacks."""
+    names = PRACTICAL[:-1]
+    return status_of(
+        [
+            {
+                "leakage": complete(
+                    *(step(name, 0.56, q95_p_value=float(p)) for name, p in zip(names, each, strict=True))
+                ),
+                "defenses": DEFENDED,
+                "parties": {"features": ["a"]},
+            }
+            for each in p_values
+        ]
+    )
+
+
+def test_a_leak_that_each_seed_shows_weakly_is_found_by_more_seeds():
+    weak = [[0.02, 1.0, 1.0, 1.0]]
+    assert of_seeds(weak) == "no leak found"
+    assert of_seeds(5 * weak) == "leaks"
+
+
+def test_seeds_judged_together_raise_few_false_alarms():
+    """Of 200 settings of three seeds at most 20: more have a probability of 0.1 % at a rate of 5 %."""
+    rng = np.random.default_rng(0)
+    alarms = sum(of_seeds(rng.random((3, 4))) == "leaks" for _ in range(200))
+    assert alarms <= binom.isf(0.001, 200, 0.05)
+
+
+def test_a_defense_that_only_an_attack_on_one_class_breaks_is_not_tested_where_classes_take_turns():
+    each = [{"class": n, "q95": 0.55, "q95_null": 0.55, "mean": 0.5, "steps": 40} for n in range(3)]
+    defense = [{"name": "iso", "params": {}, "read_by": ["remembered_direction"]}]
+    entries = [entry for entry in complete(step("norm", by_class=each)) if entry["phase"] != "remembered"]
+    found = verdict(*entries, defenses=defense)
+    assert found["status"] == "not tested"
+    assert found["parties"][0]["not_run"] == ["remembered_direction: it detects one class, and several take turns"]
