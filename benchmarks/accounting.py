@@ -65,7 +65,8 @@ def main() -> None:
         path = Path(folder) / "ledger.json"
         PrivacyLedger.create(path, Limit(4.0))
         changed: dict[str, Any] = {
-            **{"training.epochs": 6, "training.patience": 0, "privacy.ledger": str(path), "attack.audit": False},
+            **{"training.epochs": 2 if quick else 6, "training.patience": 0},
+            **{"privacy.ledger": str(path), "attack.audit": False},
             "defenses": [{"name": "local_head", "epsilon": 1.0}],
         }
         if quick:
