@@ -37,7 +37,7 @@ if "--quick" in sys.argv:
     PROCESSES.set_forkserver_preload(["flower_vfl.apps.local", "flower_vfl.simulations.running", "torch", "sklearn"])
     if multiprocessing.parent_process() is not None:
         # Python would start another such process for this one, which was forked from the first: 7 s of a core.
-        forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]
+        forkserver._forkserver.ensure_running = lambda: None  # type: ignore[method-assign]
 
 _TURN_SECONDS = 600.0
 _END_SECONDS = 120.0
