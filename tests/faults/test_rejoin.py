@@ -184,7 +184,8 @@ def test_a_party_that_does_not_come_back_is_named_when_its_time_is_up(tmp_path, 
 @pytest.mark.parametrize("resumed", [False, True])
 def test_a_party_that_comes_back_with_other_embeddings_cannot_subtract_the_noise(tmp_path, dies, monkeypatch, resumed):
     """With equal noise, far larger than the gradients, both gradients would be nearly equal."""
-    values = setup("stream") | {"defenses": [{"name": "iso", "t": 1000.0}], "attack": {"names": ["norm"]}}
+    attack = {"names": ["norm"], "informed": 0}
+    values = setup("stream") | {"defenses": [{"name": "iso", "t": 1000.0}], "attack": attack}
     config = build_config({**values, "transport": {**values["transport"], "reconnect_timeout": 0.0}})
     learn, embed, gradients = FeatureParty._learn, FeatureParty._embed, []
 
