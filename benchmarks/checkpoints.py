@@ -41,7 +41,7 @@ def storage(gate: Gate, config: Config) -> dict[str, Any]:
 def main() -> None:
     """Measure and report."""
     quick = arguments(__doc__).quick
-    every = 5 if quick else EVERY
+    every = 2 if quick else EVERY
     kept, none = (preset(quick, checkpoint={"every": steps}) for steps in (every, -1))
     size = {"starts": 1, "blocks": 2, "steps": every} if quick else {"starts": 4, "blocks": 12, "steps": every}
     measured = compare((("kept", storage, kept), ("none", split, none, True)), **size)

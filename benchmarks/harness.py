@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +35,9 @@ PROCESSES: Any = multiprocessing.get_context("forkserver" if "--quick" in sys.ar
 times. A smoke run forks them from one process that has imported everything: `methods.py` takes 36 s then, not 98."""
 if "--quick" in sys.argv:
     PROCESSES.set_forkserver_preload(["flower_vfl.apps.local", "flower_vfl.simulations.running", "torch", "sklearn"])
+    if multiprocessing.parent_process() is not None:
+        # Python would start another such process for this one, which was forked from the first: 7 s of a core.
+        forkserver._forkserver.ensure_running = lambda: None  # type: ignore[method-assign]
 
 _TURN_SECONDS = 600.0
 _END_SECONDS = 120.0

@@ -58,7 +58,7 @@ def main() -> None:
     quick, steps = given.quick, 100 if given.case == "small" else 20
     size = {"starts": given.starts, "blocks": 24, "steps": steps}
     if quick:
-        size = {"starts": 1, "blocks": 4, "steps": 5}
+        size = {"starts": 1, "blocks": 2, "steps": 2}
     config = config_of(given.case, quick, {"fused": given.fused}, "stream" if given.tls else "inproc")
     data = open_data if given.case == "census" else numbers
     ours = ("stream", split_processes, config, data) if given.tls else ("inproc", split, config, False, data)

@@ -106,7 +106,7 @@ def _in_flight(measured: Measured) -> list[int]:
 def main() -> None:
     """Measure and report."""
     quick = arguments(__doc__).quick
-    size = {"starts": 1, "blocks": 2, "steps": 4} if quick else {"starts": 2, "blocks": 6, "steps": 40}
+    size = {"starts": 1, "blocks": 2, "steps": 2} if quick else {"starts": 2, "blocks": 6, "steps": 40}
     lines = LINES[1:2] if quick else LINES
     links = {line.name: measure(line, quick=quick, **size) for line in lines}
     report(

@@ -89,11 +89,11 @@ def main() -> None:
     epochs = {"epochs": 60}  # the numbers are of another precision where there are many more
     longitudinal, single = (preset(quick, attack={"names": some}, training=epochs) for some in (names, names[:1]))
     lanes = (("remembering", split, longitudinal, True), ("looking", split, single, True))
-    size = {"starts": 1, "blocks": 4, "steps": 5} if quick else {"starts": 6, "blocks": 40, "steps": 20}
+    size = {"starts": 1, "blocks": 2, "steps": 2} if quick else {"starts": 6, "blocks": 40, "steps": 20}
     measured = compare(lanes, **size)
     with_memory, single_steps = measured.times
     ratio = with_memory.over(single_steps)
-    rows = 100_000 if quick else ROWS
+    rows = 20_000 if quick else ROWS
     with tempfile.TemporaryDirectory(prefix="flower-vfl-benchmark-") as temporary:
         folder = Path(temporary) / "memory"
         large = {"resumable": of_a_batch(rows, WIDTH, folder), "not_resumable": of_a_batch(rows, WIDTH, None)}

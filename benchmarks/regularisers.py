@@ -73,7 +73,7 @@ def times_of(names: Sequence[str], quick: bool) -> dict[str, dict[str, Any]]:
     for name in names:
         defended = plain.model_copy(update={"defenses": [{"name": name}]})
         lanes += [(name, split, defended), (f"{name} by autograd", split_by_autograd, defended)]
-    size = {"starts": 1, "blocks": 2, "steps": 3} if quick else {"starts": 4, "blocks": 12, "steps": 12}
+    size = {"starts": 1, "blocks": 2, "steps": 1} if quick else {"starts": 4, "blocks": 12, "steps": 12}
     step, *others = compare(lanes, **size).times
     return {
         name: {

@@ -109,7 +109,7 @@ def over_both(step: Times, exchange: Times, computation: Times) -> Sample:
 def main() -> None:
     """Measure and report."""
     quick = arguments(__doc__).quick
-    size = {"starts": 1, "blocks": 3, "steps": 4} if quick else {"starts": 4, "blocks": 24, "steps": 20}
+    size = {"starts": 1, "blocks": 2, "steps": 2} if quick else {"starts": 4, "blocks": 24, "steps": 20}
     common: dict[str, dict[str, Any]] = {"attack": {"names": []}, "transport": {"kind": "stream"}}
     models: dict[str, dict[str, Any]] = {"census": {}, **({} if quick else {"cut 128": {"cut": 128}})}
     cuts = {name: measure(preset(quick, **common, model=model), **size) for name, model in models.items()}

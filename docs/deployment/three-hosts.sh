@@ -61,8 +61,9 @@ sed -e "s|192.0.2.10|${address[label]}|; s|/etc/flower-vfl|$work/label/keys|; s|
 on label flower-superlink --host 127.0.0.1 --port 9091 --enable-supernode-auth --ssl-ca-certfile label/keys/ca.crt \
     --ssl-certfile label/keys/server.crt --ssl-keyfile label/keys/server.key > label/superlink.log 2>&1 &
 on label nginx -e stderr -c "$work/label/nginx.conf" -g "daemon off;" > label/nginx.log 2>&1 &
+until on label bash -c ": < /dev/tcp/127.0.0.1/9091" 2> /dev/null; do sleep 0.5; done
 for party in left right; do
-    until on label flwr supernode register "label/keys/$party.pub" three --name "$party"; do sleep 2; done
+    on label flwr supernode register "label/keys/$party.pub" three --name "$party"
 done
 
 # --- the feature parties
@@ -86,6 +87,7 @@ batch_size = 128
 
 [attack]
 names = []
+informed = 0  # no readers that are fitted to labels: they take longer than the rest of this run
 
 [transport]
 kind = "stream"

@@ -19,6 +19,7 @@ from torch.func import functional_call
 from flower_vfl.data.store.dataset import PartyTable
 from flower_vfl.data.store.source import FeatureSource
 from flower_vfl.errors import ProtocolError, TrainingError
+from flower_vfl.nn.backward import backward
 from flower_vfl.nn.digest import weights_digest
 from flower_vfl.nn.optim import Optimizers, OwnOptimizer
 from flower_vfl.nn.placement import IN_MEMORY, Placement
@@ -245,7 +246,7 @@ class FeatureParty:
         self.observer.before_backward(observation)
         self._pending.popleft()
         self.optimizers.zero_grad()
-        torch.autograd.backward(output, gradient)
+        backward(output, gradient)
         self.observer.after_backward(observation)
         self.optimizers.step()
 
@@ -353,7 +354,7 @@ class FeatureParty:
         inputs = self._loader.batch(self._next_step)
         with torch.no_grad():
             embedding = self._placement.forward(model, *map(torch.clone, inputs))
-        torch.autograd.backward(self._placement.forward(model, *inputs), gradient)
+        backward(self._placement.forward(model, *inputs), gradient)
         fields = {"seconds": time.perf_counter() - started}
         return Frame(Kind.PROBED, fields=fields, tensors={"embedding": embedding})
 

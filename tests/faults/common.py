@@ -52,6 +52,10 @@ SETUP = {
 Without the readers that are fitted to labels, which take half of a small run's time and have a test of their own.
 """
 
+FEW = ["norm", "direction", "remembered_fit(k=2)", "model_completion(k=1,draws=1)"]
+"""An attack of each kind: without a state, with a running estimate, on histories, on the trained model. A run with
+them alone takes a bit more than half as long."""
+
 ATTACKER_EPOCHS = 50
 """Epochs of model completion: its results must be equal, not good, and the paper's 1000 take most of a run's time."""
 
@@ -76,6 +80,11 @@ def small_disk(folder, kibibytes):
 
 def setup(transport="inproc"):
     return {**SETUP, "transport": TRANSPORTS[transport]}
+
+
+def setup_of_few(transport):
+    """Return `setup` with few attacks, for faults of transports: which states are restored is tested with all."""
+    return {**setup(transport), "attack": {**SETUP["attack"], "names": FEW}}
 
 
 def outcome(folder):

@@ -1,7 +1,7 @@
 import pytest
 
 from flower_vfl import build_config, run
-from tests.faults.common import ATTACKER_EPOCHS, setup
+from tests.faults.common import ATTACKER_EPOCHS, setup, setup_of_few
 
 
 @pytest.fixture(autouse=True)
@@ -12,6 +12,16 @@ def attackers_train_briefly(monkeypatch):
 @pytest.fixture(scope="session")
 def undisturbed_run(tmp_path_factory):
     """Return a function of a transport that returns the folder of its undisturbed run."""
+    return _runs(tmp_path_factory, setup)
+
+
+@pytest.fixture(scope="session")
+def undisturbed_run_of_few(tmp_path_factory):
+    """Return a function of a transport that returns the folder of its undisturbed run with few attacks."""
+    return _runs(tmp_path_factory, setup_of_few)
+
+
+def _runs(tmp_path_factory, setup):
     folders = {}
 
     def of(transport):

@@ -14,7 +14,7 @@ from flower_vfl import build_config, run
 from flower_vfl.attacks.embedding import model_completion
 from flower_vfl.strategies import Observer
 from flower_vfl.transport.stream import StreamEndpoint
-from tests.faults.common import ATTACKER_EPOCHS, setup
+from tests.faults.common import ATTACKER_EPOCHS, setup_of_few
 from tests.transport.proxies import Line
 
 WAIT_SECONDS = 60.0
@@ -52,7 +52,7 @@ def main() -> None:
     StreamEndpoint.offer = over_a_line  # type: ignore[method-assign]
     model_completion.MOST_EPOCHS = ATTACKER_EPOCHS  # as in the run that it is compared with
     cut = CutInFlood(folder, lines)
-    run(build_config(setup("stream")), out=folder / "run", observers=(cut,))
+    run(build_config(setup_of_few("stream")), out=folder / "run", observers=(cut,))
     print(json.dumps({"cuts": cut.cuts, "connections": [line.connections for line in lines]}))  # noqa: T201
 
 

@@ -9,7 +9,7 @@ from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.errors import PartyError, ProtocolError
 from flower_vfl.transport.dialling import Dialler
 from flower_vfl.transport.stream import StreamLink
-from tests.faults.common import assert_same, setup
+from tests.faults.common import assert_same, setup_of_few
 
 pytestmark = pytest.mark.slow  # each trains several times
 
@@ -57,24 +57,24 @@ def in_flower(monkeypatch, number):
 
 @pytest.mark.parametrize("number", [3, 21, *(pytest.param(number, marks=pytest.mark.release) for number in (8, 34))])
 @pytest.mark.parametrize("where", [at_the_label_party, at_a_party, in_flower])
-def test_a_message_that_comes_twice_changes_no_result(tmp_path, undisturbed_run, monkeypatch, where, number):
+def test_a_message_that_comes_twice_changes_no_result(tmp_path, undisturbed_run_of_few, monkeypatch, where, number):
     """It is refused, and the run can be resumed; or it repeats a request without effect, such as to save a state."""
     monkeypatch.setenv("FLOWER_VFL_STATE", str(tmp_path / "state"))
     transport = "messages" if where is in_flower else "stream"
-    config = build_config(setup(transport))
+    config = build_config(setup_of_few(transport))
     doubled = where(monkeypatch, number)
     try:
         run(config, out=tmp_path / "run")
     except (PartyError, ProtocolError):
         run(config, out=tmp_path / "run", resume=True)
     assert len(doubled) == 1
-    assert_same(tmp_path / "run", undisturbed_run(transport))
+    assert_same(tmp_path / "run", undisturbed_run_of_few(transport))
 
 
 @pytest.mark.parametrize("where", [at_the_label_party, at_a_party, in_flower])
 def test_a_step_that_comes_twice_is_refused(tmp_path, monkeypatch, where):
     monkeypatch.setenv("FLOWER_VFL_STATE", str(tmp_path / "state"))
-    values = setup("messages" if where is in_flower else "stream")
+    values = setup_of_few("messages" if where is in_flower else "stream")
     where(monkeypatch, 12)
     with pytest.raises((PartyError, ProtocolError)):
         run(build_config({**values, "checkpoint": {"every": -1}}))

@@ -10,7 +10,7 @@ import pytest
 from flower_vfl import build_config, run
 from flower_vfl.strategies import Observer
 from flower_vfl.transport.stream import StreamEndpoint
-from tests.faults.common import assert_same, setup
+from tests.faults.common import assert_same, setup_of_few
 from tests.transport.proxies import Line
 
 
@@ -28,7 +28,7 @@ class Cut(Observer):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
-def test_a_run_whose_lines_are_cut_goes_on_to_the_same_result(tmp_path, undisturbed_run, seed, monkeypatch):
+def test_a_run_whose_lines_are_cut_goes_on_to_the_same_result(tmp_path, undisturbed_run_of_few, seed, monkeypatch):
     lines = []
     offer = StreamEndpoint.offer
 
@@ -39,10 +39,10 @@ def test_a_run_whose_lines_are_cut_goes_on_to_the_same_result(tmp_path, undistur
     monkeypatch.setattr(StreamEndpoint, "offer", over_a_line)
     cut = Cut(lines, seed)
     try:
-        run(build_config(setup("stream")), out=tmp_path / "run", observers=(cut,))
+        run(build_config(setup_of_few("stream")), out=tmp_path / "run", observers=(cut,))
     finally:
         for line in lines:
             line.close()
     assert cut.cuts > 5
     assert sum(line.connections for line in lines) > len(lines)
-    assert_same(tmp_path / "run", undisturbed_run("stream"))
+    assert_same(tmp_path / "run", undisturbed_run_of_few("stream"))

@@ -15,7 +15,7 @@ from flower_vfl.errors import PartyError, PartyLostError
 from flower_vfl.parties.feature import FeatureParty
 from flower_vfl.protocol.frame import Kind
 from flower_vfl.transport.sessions import Sessions
-from tests.faults.common import assert_same, outcome, setup
+from tests.faults.common import assert_same, outcome, setup, setup_of_few
 
 pytestmark = pytest.mark.slow  # each trains several times
 
@@ -51,8 +51,8 @@ def dies(monkeypatch):
     return at
 
 
-def dying(transport, **changes):
-    """Return the usual configuration, in which a party whose line breaks does not dial again."""
+def dying(transport, setup=setup_of_few, **changes):
+    """Return a configuration in which a party whose line breaks does not dial again."""
     values = setup(transport)
     return build_config({**values, "transport": {**values["transport"], "reconnect_timeout": 0.0, **changes}})
 
@@ -65,19 +65,19 @@ def test_parties_that_die_at_any_frame_come_back_to_the_same_result(
     monkeypatch.setenv("FLOWER_VFL_STATE", str(tmp_path / "state"))
     frames = random.Random(seed).sample(range(12, 90), 4)
     counts = dies(lambda kind: counts["frames"] in frames)
-    run(dying(transport), out=tmp_path / "run")
+    run(dying(transport, setup), out=tmp_path / "run")
     assert counts["deaths"] == 4
     assert_same(tmp_path / "run", undisturbed_run(transport))
 
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("kind", [Kind.STEP, Kind.SAVE, Kind.EVALUATE, Kind.FINISH])
-def test_a_party_that_dies_in_any_phase_comes_back(tmp_path, undisturbed_run, dies, kind, count):
+def test_a_party_that_dies_in_any_phase_comes_back(tmp_path, undisturbed_run_of_few, dies, kind, count):
     number = count + 2 * (kind is Kind.SAVE)  # both save a first state before training begins
     counts = dies(lambda now: now is kind and counts[kind] == number)
     run(dying("stream"), out=tmp_path / "run")
     assert counts["deaths"] == 1
-    assert_same(tmp_path / "run", undisturbed_run("stream"))
+    assert_same(tmp_path / "run", undisturbed_run_of_few("stream"))
 
 
 def test_a_party_that_has_finished_is_left_alone_when_another_one_dies(tmp_path, dies):
@@ -88,15 +88,15 @@ def test_a_party_that_has_finished_is_left_alone_when_another_one_dies(tmp_path,
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_party_that_dies_while_all_restore_a_checkpoint_comes_back(tmp_path, undisturbed_run, dies, count):
+def test_a_party_that_dies_while_all_restore_a_checkpoint_comes_back(tmp_path, undisturbed_run_of_few, dies, count):
     counts = dies(lambda kind: counts["frames"] == 40 or (kind is Kind.RESTORE and counts[kind] == count))
     run(dying("stream"), out=tmp_path / "run")
     assert counts["deaths"] == 1 + (count < 3)
-    assert_same(tmp_path / "run", undisturbed_run("stream"))
+    assert_same(tmp_path / "run", undisturbed_run_of_few("stream"))
 
 
 def test_a_party_that_dies_at_the_same_step_each_time_ends_the_run_which_can_be_resumed(
-    tmp_path, undisturbed_run, dies
+    tmp_path, undisturbed_run_of_few, dies
 ):
     counts = dies(lambda kind: kind is Kind.EVALUATE)
     with pytest.raises(PartyLostError):
@@ -104,17 +104,19 @@ def test_a_party_that_dies_at_the_same_step_each_time_ends_the_run_which_can_be_
     assert counts["deaths"] == 4
     dies(lambda kind: False)
     run(dying("stream"), out=tmp_path / "run", resume=True)
-    assert_same(tmp_path / "run", undisturbed_run("stream"))
+    assert_same(tmp_path / "run", undisturbed_run_of_few("stream"))
 
 
-def test_the_steps_in_flight_that_were_chosen_by_a_measurement_stay(tmp_path, undisturbed_run, dies, monkeypatch):
+def test_the_steps_in_flight_that_were_chosen_by_a_measurement_stay(
+    tmp_path, undisturbed_run_of_few, dies, monkeypatch
+):
     monkeypatch.setattr("flower_vfl.training.pipeline_depth.StepTiming.in_flight", 3)
     counts = dies(lambda kind: counts["frames"] in (70, 110))
     run(dying("stream", in_flight=0), out=tmp_path / "run")
     assert counts["deaths"] == 2
     result = outcome(tmp_path / "run")
     assert result["cost"]["in_flight"] == 3
-    assert result["weights"] == outcome(undisturbed_run("stream"))["weights"]
+    assert result["weights"] == outcome(undisturbed_run_of_few("stream"))["weights"]
 
 
 @pytest.mark.parametrize(
@@ -125,36 +127,38 @@ def test_the_steps_in_flight_that_were_chosen_by_a_measurement_stay(tmp_path, un
     ],
 )
 def test_before_the_first_checkpoint_all_begin_anew_when_a_party_dies(
-    tmp_path, undisturbed_run, dies, transport, kind, count, monkeypatch
+    tmp_path, undisturbed_run_of_few, dies, transport, kind, count, monkeypatch
 ):
     monkeypatch.setenv("FLOWER_VFL_STATE", str(tmp_path / "state"))
     counts = dies(lambda now: now is kind and counts[kind] == count)
     run(dying(transport), out=tmp_path / "run")
     assert counts["deaths"] == 1
     assert Kind.RESTORE not in counts
-    assert_same(tmp_path / "run", undisturbed_run(transport))
+    assert_same(tmp_path / "run", undisturbed_run_of_few(transport))
 
 
 @pytest.mark.parametrize(("kind", "count"), [(Kind.PROBE, 3), (Kind.IN_FLIGHT, 2)])
 def test_all_begin_anew_when_a_party_dies_while_the_pipeline_depth_is_chosen(
-    tmp_path, undisturbed_run, dies, kind, count, monkeypatch
+    tmp_path, undisturbed_run_of_few, dies, kind, count, monkeypatch
 ):
     monkeypatch.setattr("flower_vfl.training.pipeline_depth.StepTiming.in_flight", 3)
     counts = dies(lambda now: now is kind and counts[kind] == count)
     run(dying("stream", in_flight=0), out=tmp_path / "run")
     assert counts["deaths"] == 1
     assert Kind.RESTORE not in counts
-    assert outcome(tmp_path / "run")["weights"] == outcome(undisturbed_run("stream"))["weights"]
+    assert outcome(tmp_path / "run")["weights"] == outcome(undisturbed_run_of_few("stream"))["weights"]
 
 
-def test_a_party_that_dies_before_the_first_checkpoint_again_and_again_ends_the_run(tmp_path, undisturbed_run, dies):
+def test_a_party_that_dies_before_the_first_checkpoint_again_and_again_ends_the_run(
+    tmp_path, undisturbed_run_of_few, dies
+):
     counts = dies(lambda kind: kind is Kind.SAVE)
     with pytest.raises(PartyLostError):
         run(dying("stream"), out=tmp_path / "run")
     assert counts["deaths"] in range(4, 9)  # each time one dies, or both
     dies(lambda kind: False)
     run(dying("stream"), out=tmp_path / "run", resume=True)
-    assert_same(tmp_path / "run", undisturbed_run("stream"))
+    assert_same(tmp_path / "run", undisturbed_run_of_few("stream"))
 
 
 def test_where_no_states_are_kept_a_party_that_dies_in_training_ends_the_run(dies):
@@ -180,7 +184,8 @@ def test_a_party_that_does_not_come_back_is_named_when_its_time_is_up(tmp_path, 
 @pytest.mark.parametrize("resumed", [False, True])
 def test_a_party_that_comes_back_with_other_embeddings_cannot_subtract_the_noise(tmp_path, dies, monkeypatch, resumed):
     """With equal noise, far larger than the gradients, both gradients would be nearly equal."""
-    values = setup("stream") | {"defenses": [{"name": "iso", "t": 1000.0}], "attack": {"names": ["norm"]}}
+    attack = {"names": ["norm"], "informed": 0}
+    values = setup("stream") | {"defenses": [{"name": "iso", "t": 1000.0}], "attack": attack}
     config = build_config({**values, "transport": {**values["transport"], "reconnect_timeout": 0.0}})
     learn, embed, gradients = FeatureParty._learn, FeatureParty._embed, []
 

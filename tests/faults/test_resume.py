@@ -22,10 +22,20 @@ from tests.faults.common import TRANSPORTS, Interrupt, assert_same, outcome, set
 from tests.faults.killed import start
 from tests.toys import toy_config, toy_data
 
+
+def replacing(count, *, before):
+    return {"replacing": count, "before": before}
+
+
 KILLS = [
-    *({"step": 0}, {"step": 6}, {"epoch": 3}),
-    *({"replacing": count, "before": before} for count in (1, 4, 9, 24) for before in (True, False)),
+    [{"step": 0}, replacing(1, before=True), replacing(4, before=False), {"epoch": 3}],
+    [replacing(1, before=True), replacing(1, before=False), replacing(9, before=True)],
+    [replacing(4, before=True), {"step": 6}, replacing(24, before=True)],
+    [replacing(4, before=False), replacing(9, before=False)],
+    [replacing(9, before=True), replacing(24, before=False)],
 ]
+"""Moments at which a run is killed, one after the other: after a step or an epoch, or just before or after it replaces
+its n-th file."""
 
 
 @pytest.mark.slow
@@ -75,9 +85,10 @@ def test_full_marvell_goes_on_with_the_noise_of_the_latest_batch_with_both_class
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kill", KILLS, ids=json.dumps)
-def test_a_killed_run_goes_on_to_the_same_result(tmp_path, undisturbed_run, kill):
-    assert start(tmp_path, setup("inproc"), kill) == -signal.SIGKILL
+@pytest.mark.parametrize("kills", KILLS, ids=json.dumps)
+def test_a_killed_run_goes_on_to_the_same_result(tmp_path, undisturbed_run, kills):
+    for kill in kills:
+        assert start(tmp_path, setup("inproc"), kill) == -signal.SIGKILL
     assert start(tmp_path, setup("inproc"), {}) == 0
     assert_same(tmp_path / "run", undisturbed_run("inproc"))
     assert list((tmp_path / "run").rglob(LEFTOVERS)) == []
