@@ -74,6 +74,7 @@ class Nodes:
         self.place = tempfile.mkdtemp(prefix="fvfl-", dir="/tmp")  # Ray's sockets need a short path
         self.address = f"127.0.0.1:{free_port()}"
         self.environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        self.environment["RAY_prestart_worker_first_driver"] = "0"  # no idle process for each processor
         self._started = []
         head, *others = sizes
         port = self.address.partition(":")[2]
