@@ -30,12 +30,16 @@ _ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_prestart_worker_first_driver": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
     "GRPC_ENABLE_FORK_SUPPORT": "0",
 }
-"""Environment of Ray: no usage statistics, duplicate logs or SIGINT handler. Fork support: docs/decisions/0007."""
+"""Environment of Ray: no usage statistics, duplicate logs or SIGINT handler, and no idle process for each processor.
+
+Fork support: docs/decisions/0007.
+"""
 
 _LEVELS = {
     "ray": logging.ERROR,

@@ -40,10 +40,15 @@ def test_help_says_what_the_two_roles_do():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [None, "hash"])
-def test_the_command_writes_a_file_a_party_and_shows_the_number_of_ids(method, tmp_path):
-    more = ("--method", method) if method else ()
-    done = flower_vfl_process("align", toml(tmp_path), "--out", tmp_path / "out", *more)
+@pytest.mark.parametrize(
+    ("command", "more"),
+    [
+        pytest.param(flower_vfl_process, (), id="in a process of its own"),
+        pytest.param(flower_vfl, ("--method", "hash"), id="hash"),
+    ],
+)
+def test_the_command_writes_a_file_a_party_and_shows_the_number_of_ids(command, more, tmp_path):
+    done = command("align", toml(tmp_path), "--out", tmp_path / "out", *more)
     assert done.returncode == 0, done.stderr
     for party in SPANS:
         assert AlignmentFile.read(tmp_path / "out" / party / "alignment.parquet").ids == COMMON

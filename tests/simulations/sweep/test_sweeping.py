@@ -21,6 +21,7 @@ from flower_vfl.simulations.stacked.running import train_stack
 from flower_vfl.simulations.sweep.definition import load_definition
 from flower_vfl.simulations.sweep.folder import SweepFolder
 from flower_vfl.simulations.sweep.trials import trials_of
+from tests.commands import flower_vfl
 from tests.faults.common import small_disk
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -58,7 +59,6 @@ def toy(tmp_path):
 
 def test_a_sweep_gives_what_its_runs_give_by_themselves_and_is_not_done_twice(toy, tmp_path):
     out = tmp_path / "out"
-    toy.write_text(TOY.replace(", informed = 0", ""))
     done = sweep(toy, "--out", out, "--workers", 2)
     assert done.returncode == 0, done.stderr
     summary = json.loads((out / "summary.json").read_text())
@@ -72,10 +72,10 @@ def test_a_sweep_gives_what_its_runs_give_by_themselves_and_is_not_done_twice(to
     assert pq.read_table(out / "trials.parquet").column("status").to_pylist() == ["finished"] * 4
     assert "seed1-none" in (out / "report.html").read_text()
     before = {path: path.stat().st_mtime_ns for path in out.glob("*/result.json")}
-    again = sweep(toy, "--out", out, "--resume")
+    again = flower_vfl("sweep", toy, "--out", out, "--resume")
     assert again.returncode == 0, again.stderr
     assert {path: path.stat().st_mtime_ns for path in out.glob("*/result.json")} == before
-    refused = sweep(toy, "--out", out)
+    refused = flower_vfl("sweep", toy, "--out", out)
     assert refused.returncode == 2
     assert "--resume" in refused.stderr
 
@@ -312,6 +312,7 @@ def test_trials_that_are_trained_together_are_reported_like_others_and_a_finishe
         assert {"config.toml", "steps.parquet", "report.html", "weights"} <= {path.name for path in folder.iterdir()}
         alone = run(load_config(str(folder / "config.toml"))).summary
         assert entry["utility"]["last"] == pytest.approx(alone["utility"]["last"], abs=1e-5)
+    toy.write_text(STACKED.replace("[0, 1]", "[0]"), encoding="utf8")
     apart = sweep(toy, "--out", tmp_path / "apart", "--no-stacking")
     assert apart.returncode == 0, apart.stderr
-    assert pq.read_table(tmp_path / "apart" / "trials.parquet").column("cost/together").to_pylist() == [1] * 4
+    assert pq.read_table(tmp_path / "apart" / "trials.parquet").column("cost/together").to_pylist() == [1] * 2
