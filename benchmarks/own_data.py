@@ -97,7 +97,7 @@ def federated(data: Any, seed: int, settings: dict[str, str]) -> tuple[float, fl
 
 def searched(folder: Path, minutes: float, classes: int) -> dict[str, Any]:
     """Search as `flower-vfl tune` does; return the test of the chosen trial, and the number of settings that ended."""
-    from flower_vfl.simulations.sweep.tuned import run_tune
+    from flower_vfl.simulations.sweep.search import run_tune
 
     (prepared_folder,) = (path.parent for path in (folder / "prepared").glob("*/manifest.json"))
     tuned = run_tune(str(prepared_folder), folder / "tuned", {}, minutes=minutes, trials=48)

@@ -38,7 +38,7 @@ class Watched(Board):
 
 def round_of(text: str, places: int, count: int) -> dict[str, float]:
     """Run `count` trials, `places` at once, and return trials a second and the seconds until the first one ended."""
-    from flower_vfl.simulations.sweep.tuning import run_trials  # Ray is imported by now
+    from flower_vfl.simulations.sweep.ray_tune import run_trials  # Ray is imported by now
 
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary) / "sweep.toml"

@@ -21,7 +21,7 @@ from flower_vfl.cli import app, main
 from flower_vfl.config import leaf_paths, load_config, preset_names, sweep_names, to_toml
 from flower_vfl.data.sources.catalog import RECIPES
 from flower_vfl.simulations import running, tables
-from flower_vfl.simulations.sweep import sweeping, tuned
+from flower_vfl.simulations.sweep import search, sweeping
 from flower_vfl.strategies import DEFENSES
 from flower_vfl.terminal import print_names
 from tests.commands import flower_vfl, flower_vfl_process
@@ -444,7 +444,7 @@ def test_a_search_that_is_interrupted_goes_on_with_all_its_options(tmp_path, mon
         out.mkdir()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tuned, "run_sweep", interrupt)
+    monkeypatch.setattr(search, "run_sweep", interrupt)
     options = ["--minutes", "2", "--trials", "5", "--workers", "2", "--set", "training.epochs=1"]
     done = flower_vfl("tune", "toy-gap", *options, "--out", tmp_path / "out")
     assert done.returncode == 130

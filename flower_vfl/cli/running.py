@@ -315,7 +315,7 @@ def tune(
     from flower_vfl.apps.sweeps import check_free_for_sweep
 
     check_free_for_sweep(folder, resume=resume)
-    from flower_vfl.simulations.sweep.tuned import CHOSEN, print_tuned, run_tune
+    from flower_vfl.simulations.sweep.search import CHOSEN, print_tuned, run_tune
 
     options = ["--minutes", f"{minutes:g}", "--trials", str(trials)]
     options += [*(["--workers", str(workers)] if workers else []), *_repeated("--set", set_)]

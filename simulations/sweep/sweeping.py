@@ -113,7 +113,7 @@ def _carry_out(
         )
         with Status(f"joining {address}" if address else "starting Ray", console=board.console):
             cluster = ending.enter_context(ray_cluster(address, folder.path))
-            from flower_vfl.simulations.sweep.tuning import run_stacks, run_trials  # Ray is imported by now
+            from flower_vfl.simulations.sweep.ray_tune import run_stacks, run_trials  # Ray is imported by now
 
         places = cluster.places(cpus, running.gpus)
         board.places = min(places, workers) if workers else places

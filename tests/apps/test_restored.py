@@ -13,7 +13,6 @@ from flower_vfl.apps.model import load_card, model_path
 from flower_vfl.errors import ConfigError, NotRestoredError
 from flower_vfl.parties.predictor import Predictor
 from flower_vfl.protocol.frame import Kind
-from flower_vfl.strategies import DEFENSES
 from flower_vfl.strategies.base import Defense
 from tests.toys import toy_config, toy_data
 
@@ -183,13 +182,6 @@ def test_a_run_whose_defense_learned_warns_at_its_end_and_one_that_did_not_is_si
     caplog.clear()
     trained({"name": "potential_energy"}, tmp_path / "built-in")
     assert "trainable tensors" not in caplog.text
-
-
-@pytest.mark.parametrize("name", DEFENSES)
-def test_every_built_in_defense_predicts(name, tmp_path):
-    data, _ = trained({"name": name}, tmp_path / "run")
-    predict(tmp_path / "run", tmp_path / "scores.csv", data=lambda _: data)
-    assert (tmp_path / "scores.csv").is_file()
 
 
 @pytest.mark.parametrize("defense", [Fixed, Wrapping])

@@ -14,7 +14,7 @@ from flower_vfl.strategies import Iso
 from tests.toys import toy_config, toy_data
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf8")
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf8")
 FOLDERS = [(ROOT / name).resolve() for name in ("flower_vfl", "strategies")]
 
 

@@ -96,7 +96,7 @@ def test_tables_of_contents_follow_from_the_links_of_a_list(pages, tmp_path):
 
 
 def test_the_files_that_the_architecture_names_exist():
-    text = (DOCS / "explanation" / "architecture.md").read_text(encoding="utf8")
+    text = (DOCS / "architecture.md").read_text(encoding="utf8")
     named = re.findall(r"`([a-z_]+/(?:[a-z_/]+\.py)?)`", text.replace("`flower_vfl/`", ""))
     assert len(named) > 20
     package = ROOT / "flower_vfl"

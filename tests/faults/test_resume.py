@@ -94,6 +94,7 @@ def test_a_killed_run_goes_on_to_the_same_result(tmp_path, undisturbed_run, kill
     assert list((tmp_path / "run").rglob(LEFTOVERS)) == []
 
 
+@pytest.mark.slow
 def test_a_party_has_written_all_its_results_when_it_reports(tmp_path, undisturbed_run, monkeypatch):
     """It may be killed, or end slowly, right after its report, and is not asked again."""
     handle, found = FeatureParty.handle, {}

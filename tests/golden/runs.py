@@ -143,6 +143,18 @@ RUNS: dict[str, Run] = {
     "marvell-full": Run({**GAP, "defenses": "marvell_full(s=2.0,rho=0.3)", "attack.max_bound": 0.999}),
     "marvell-full-imitate": Run({**GAP, "defenses": "marvell_full(detection_error=0.3,imitate=true), label_dp"}),
     "label-dp": Run({**TUMOURS, "defenses": "label_dp(epsilon=3.0)"}),
+    "local-head": Run(
+        {
+            **synthetic(2, rows=2000),
+            "defenses": "local_head(epsilon=2.0)",
+            "training.pretrain": 2,
+            "training.refit": 2,
+            "attack.canaries": 100,
+            "attack.informed": 2048,
+        },
+        predict=True,
+    ),
+    "no-gradients": Run({**synthetic(2), "training.gradients": False, "training.pretrain": 2, "model.ensemble": 2}),
     "potential-energy": Run({**DIGITS, "defenses": "potential_energy(alpha=2.0)"}),
     "distance-correlation": Run({**TUMOURS, "defenses": "distance_correlation(alpha=0.5,form=log), iso(t=0.5)"}),
     "resumed": Run(

@@ -104,6 +104,7 @@ def test_a_signal_while_ray_starts_reaches_the_handler_that_was_set_before():
         signal.signal(signal.SIGTERM, before)
 
 
+@pytest.mark.slow
 def test_ray_is_started_again_where_its_first_start_fails(monkeypatch, tmp_path):
     """One of its processes may abort, where it is forked beside threads of gRPC."""
     import ray

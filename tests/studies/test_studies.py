@@ -57,6 +57,7 @@ def work(job):
     return 1.0
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_made_again_and_one_that_fails_stops_no_other(tmp_path, capsys):
     from studies import common as studies
 

@@ -413,6 +413,7 @@ def tls(endpoint, offer, folder):
     return context.wrap_socket(socket.create_connection(address_of(endpoint)), server_hostname=offer["server-name"])
 
 
+@pytest.mark.slow
 def test_tls_connections_that_stay_silent_do_not_keep_a_party_out(endpoint, tmp_path):
     offer = endpoint.offer("7")
     silent = [tls(endpoint, offer, tmp_path) for _ in range(20)]

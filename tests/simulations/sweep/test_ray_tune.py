@@ -10,14 +10,14 @@ from flower_vfl.apps.run_state import is_begun
 from flower_vfl.config import Config
 from flower_vfl.errors import TrainingError
 from flower_vfl.simulations.stacked import running
-from flower_vfl.simulations.sweep import tuning
+from flower_vfl.simulations.sweep import ray_tune
 from tests.toys import toy_config, toy_data
 
 
 @pytest.fixture
 def reported(monkeypatch):
     found = []
-    monkeypatch.setattr(tuning.tune, "report", found.append)
+    monkeypatch.setattr(ray_tune.tune, "report", found.append)
     return found
 
 
@@ -31,13 +31,13 @@ def use(data, monkeypatch):
     def train(configs, folders, **more):
         return running.train_stack(configs, folders, data=lambda _: data, **more)
 
-    monkeypatch.setattr(tuning, "train_stack", train)
+    monkeypatch.setattr(ray_tune, "train_stack", train)
 
 
 def test_a_stack_reports_its_steps_and_its_end(tmp_path, monkeypatch, reported):
     monkeypatch.chdir(tmp_path)
     use(toy_data(), monkeypatch)
-    tuning._train_stack({"run": "two"}, plans=plans(tmp_path))
+    ray_tune._train_stack({"run": "two"}, plans=plans(tmp_path))
     assert reported[0]["steps"] == reported[-2]["step"] > 0
     assert reported[-1] == {"finished": True}
     assert all(is_begun(tmp_path / seed) for seed in "01")
@@ -46,7 +46,7 @@ def test_a_stack_reports_its_steps_and_its_end(tmp_path, monkeypatch, reported):
 def test_a_stack_that_cannot_be_trained_says_why_and_begins_nothing(tmp_path, monkeypatch, reported):
     monkeypatch.chdir(tmp_path)
     use(toy_data(classes=3), monkeypatch)
-    tuning._train_stack({"run": "two"}, plans=plans(tmp_path, attack={"names": []}))
+    ray_tune._train_stack({"run": "two"}, plans=plans(tmp_path, attack={"names": []}))
     assert "two classes" in reported[-1]["failed"]
     assert not any(is_begun(tmp_path / seed) for seed in "01")
 
@@ -54,7 +54,7 @@ def test_a_stack_that_cannot_be_trained_says_why_and_begins_nothing(tmp_path, mo
 def test_runs_that_diverge_are_named(tmp_path, monkeypatch, reported):
     monkeypatch.chdir(tmp_path)
     use(toy_data(), monkeypatch)
-    tuning._train_stack({"run": "two"}, plans=plans(tmp_path, training={"optimizer": "sgd", "learning_rate": 1e30}))
+    ray_tune._train_stack({"run": "two"}, plans=plans(tmp_path, training={"optimizer": "sgd", "learning_rate": 1e30}))
     assert reported[-1]["failed"] == "2 of them diverged: 0, 1"
 
 
@@ -83,9 +83,9 @@ def test_what_a_users_method_raises_reaches_the_driver_whatever_it_is(tmp_path, 
         raise error
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tuning, "run_observed", failing)
-    monkeypatch.setattr(tuning, "train_stack", failing)
-    train, given = (tuning._train_stack, plans(tmp_path)) if stacked else (tuning._train, alone(tmp_path))
+    monkeypatch.setattr(ray_tune, "run_observed", failing)
+    monkeypatch.setattr(ray_tune, "train_stack", failing)
+    train, given = (ray_tune._train_stack, plans(tmp_path)) if stacked else (ray_tune._train, alone(tmp_path))
     with pytest.raises(RuntimeError) as ended:
         train({"run": next(iter(given))}, plans=given)
     text = str(copy.copy(ended.value))
@@ -99,9 +99,9 @@ def test_an_error_whose_text_cannot_be_had_is_reported_by_its_name(tmp_path, mon
         raise Mute
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tuning, "run_observed", failing)
+    monkeypatch.setattr(ray_tune, "run_observed", failing)
     with pytest.raises(RuntimeError, match=r"\nMute: its text cannot be had \(KeyError\)$"):
-        tuning._train({"run": "one"}, plans=alone(tmp_path))
+        ray_tune._train({"run": "one"}, plans=alone(tmp_path))
 
 
 def test_a_final_failure_is_reported_on_one_line_without_terminal_codes(tmp_path, monkeypatch, reported):
@@ -109,8 +109,8 @@ def test_a_final_failure_is_reported_on_one_line_without_terminal_codes(tmp_path
         raise TrainingError("first\nsecond\x1b[2J" + "x" * 10_000)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tuning, "run_observed", failing)
-    tuning._train({"run": "one"}, plans=alone(tmp_path))
+    monkeypatch.setattr(ray_tune, "run_observed", failing)
+    ray_tune._train({"run": "one"}, plans=alone(tmp_path))
     (text,) = (message["failed"] for message in reported)
     assert text.startswith(r"TrainingError: first second\x1b[2Jxxx")
     assert "characters left out" in text
@@ -135,7 +135,7 @@ SECOND = b"Failure # 2 (occurred at one)\nTraceback\n  elsewhere\nOdd: again\n"
 
 def test_an_ended_worker_is_reported_by_the_last_line_of_its_file_and_all_new_lines_are_noted(tmp_path):
     file, folder, board = tmp_path / "error.txt", Noting(), Noting()
-    reporter = tuning.TrialReporter(folder, board)
+    reporter = ray_tune.TrialReporter(folder, board)
     trial = SimpleNamespace(config={"run": "one"}, error_file=str(file))
     file.write_bytes(FIRST)
     reporter.on_trial_recover(1, [], trial)
@@ -173,16 +173,16 @@ def test_a_trial_that_tune_ends_leaves_its_worker_and_reports_nothing_more(tmp_p
             raise ConnectionError("the other party has ended")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tuning.tune, "report", report)
-    monkeypatch.setattr(tuning, "run_observed", run)
+    monkeypatch.setattr(ray_tune.tune, "report", report)
+    monkeypatch.setattr(ray_tune, "run_observed", run)
     with pytest.raises(SystemExit) as ended:
-        tuning._train({"run": "one"}, plans=alone(tmp_path))
+        ray_tune._train({"run": "one"}, plans=alone(tmp_path))
     assert ended.value.code == 0
     assert len(reports) == 1
 
 
 def test_halving_ends_what_is_behind_but_never_the_settings_that_were_given():
-    halving = tuning.Halving("validation_auc", "given")
+    halving = ray_tune.Halving("validation_auc", "given")
     trials = [SimpleNamespace(trial_id=run, config={"run": run}) for run in ("a", "b", "c", "d", "behind", "given")]
     ended = []
     for trial, auc in zip(trials, (0.95, 0.94, 0.93, 0.92, 0.6, 0.5), strict=True):

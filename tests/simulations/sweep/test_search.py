@@ -11,8 +11,8 @@ from flower_vfl.config import build_config, load_config
 from flower_vfl.data.sources.catalog import load
 from flower_vfl.errors import ConfigError, TrainingError
 from flower_vfl.reports.ranking import validation
+from flower_vfl.simulations.sweep.search import print_tuned, run_tune, search_space
 from flower_vfl.simulations.sweep.trials import trials_of
-from flower_vfl.simulations.sweep.tuned import print_tuned, run_tune, search_space
 
 FILE = """
 [data]
@@ -84,7 +84,7 @@ def test_of_settings_that_validate_equally_the_loss_decides_and_then_the_given_o
         halved = {"run": runs[2], "status": "interrupted", "utility": {"last": {**last[2], "validation_loss": 0.0}}}
         return [*ended[:2], halved]
 
-    monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.run_sweep", fake_sweep)
+    monkeypatch.setattr("flower_vfl.simulations.sweep.search.run_sweep", fake_sweep)
     (tmp_path / "out").mkdir()
     tuned = run_tune(str(file), tmp_path / "out", {}, minutes=1, trials=3)
     assert tuned.run == runs[chosen]
@@ -118,8 +118,8 @@ def test_the_best_and_the_given_settings_are_trained_again_with_other_validation
             for place, (trial, value) in enumerate(done)
         ]
 
-    monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.run_sweep", fake_sweep)
-    monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.DRAWS", 3)
+    monkeypatch.setattr("flower_vfl.simulations.sweep.search.run_sweep", fake_sweep)
+    monkeypatch.setattr("flower_vfl.simulations.sweep.search.DRAWS", 3)
     (tmp_path / "out").mkdir()
     began = time.monotonic()
     tuned = run_tune(str(file), tmp_path / "out", {"schedule_seed": "5"}, minutes=1, trials=6)
@@ -167,7 +167,7 @@ def test_of_many_classes_trials_are_compared_by_what_chooses_their_epochs(
 
     file = tmp_path / "digits.toml"
     file.write_text('[data]\nname = "digits"\n')
-    monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.run_sweep", fake_sweep)
+    monkeypatch.setattr("flower_vfl.simulations.sweep.search.run_sweep", fake_sweep)
     (tmp_path / "out").mkdir()
     tuned = run_tune(str(file), tmp_path / "out", {"training.class_weights": weights}, minutes=1, trials=2)
     assert (tuned.run, tuned.measure) == (runs[chosen], measure)
@@ -176,7 +176,7 @@ def test_of_many_classes_trials_are_compared_by_what_chooses_their_epochs(
 def test_trials_whose_validation_rows_are_of_one_class_are_not_called_too_slow(file, tmp_path, monkeypatch):
     last = {"validation_auc": None, "validation_loss": 0.1}
     ended = [{"run": "one", "status": "finished", "utility": {"last": last}}]
-    monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.run_sweep", lambda *_, **__: ended)
+    monkeypatch.setattr("flower_vfl.simulations.sweep.search.run_sweep", lambda *_, **__: ended)
     with pytest.raises(
         TrainingError, match=r"1 trials ended, and none has a validation auc .*training\.validation = 0"
     ):
@@ -190,8 +190,8 @@ def test_the_table_and_the_progress_name_trials_by_what_they_change(file, tmp_pa
         return [{**one, "utility": {"last": {"validation_auc": 0.9 - 0.1 * at}}} for at, one in enumerate(found)]
 
     words = []
-    monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.run_sweep", fake_sweep)
-    monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.DRAWS", 2)
+    monkeypatch.setattr("flower_vfl.simulations.sweep.search.run_sweep", fake_sweep)
+    monkeypatch.setattr("flower_vfl.simulations.sweep.search.DRAWS", 2)
     (tmp_path / "out").mkdir()
     tuned = run_tune(str(file), tmp_path / "out", {"model.top": "32"}, minutes=1, trials=3)
     print_tuned(tuned)
@@ -213,7 +213,7 @@ def test_where_only_the_given_settings_ended_that_is_the_reason_and_no_praise(fi
         metrics = {"validation_auc": 0.8, "test_auc": 0.7}
         return [{"run": trials_of(definition)[0].run, "status": "finished", "utility": {"last": metrics}}]
 
-    monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.run_sweep", one_that_ends)
+    monkeypatch.setattr("flower_vfl.simulations.sweep.search.run_sweep", one_that_ends)
     words = "No other setting ended in the time that was given: give more with --minutes."
     tuned = run_tune(str(file), tmp_path / "out", {}, minutes=1.0, trials=8)
     print_tuned(tuned)
@@ -232,8 +232,8 @@ def test_validation_chooses_and_the_test_is_shown_of_the_chosen_one_alone(file, 
         *settings, last = search_space(*given)
         return [*settings, {**last, "training.learning_rate": 1e30}]
 
-    monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.search_space", with_one_that_diverges)
-    monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.DRAWS", 3)
+    monkeypatch.setattr("flower_vfl.simulations.sweep.search.search_space", with_one_that_diverges)
+    monkeypatch.setattr("flower_vfl.simulations.sweep.search.DRAWS", 3)
     out = tmp_path / "out"
     words = ["tune", str(file), "--out", str(out), "--trials", "3", "--minutes", "2", "--set", "model.dropout=0.05"]
     with pytest.raises(SystemExit) as done:
