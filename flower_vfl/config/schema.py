@@ -331,7 +331,7 @@ class AttackConfig(Section):
     every: int = Field(
         default=0,
         ge=0,
-        description="steps from one scored step to the next; 0: 16, or fewer so that the shortest run that patience "
+        description="of so many steps in a row one is scored; 0: 16, or fewer so that the shortest run that patience "
         "allows has 64 scored steps",
     )
     informed: int = Field(
