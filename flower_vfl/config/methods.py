@@ -10,8 +10,8 @@ def check_methods(config: Config) -> None:
     """Refuse an attack or a defense that no installed package has, and a parameter that a built-in one does not have.
 
     Only the part that composes a run needs the methods: a host without attacks may lack a package of attacks. So
-    reading a configuration does not include this check. A `module:Class` is not checked, nor are parameters that a
-    class inherits.
+    reading a configuration does not include this check. Of a `module:Class` only the outermost package must be there;
+    parameters that a class inherits are not checked.
 
     Raises
     ------

@@ -15,6 +15,7 @@ from flower_vfl.auditing.evaluator import AttackEvaluator, AuditLabels, Oracle
 from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.errors import ConfigError, ProtocolError
 from flower_vfl.metrics import leak_auc, nearest_rank
+from flower_vfl.protocol.schedule import is_scored
 from flower_vfl.protocol.transcript import StepTrace, Transcript
 from flower_vfl.strategies import VerticalStrategy
 from tests.attacks.common import RecordingAttack, gradients
@@ -57,7 +58,8 @@ def test_classes_take_turns_one_a_scored_step():
     scorer, recorder = scorer_of(NormAttack(), every=3)
     score(scorer, range(18))
     scorer.settle()
-    expected = [norm_auc(step, turn % 3) for turn, step in enumerate(range(0, 18, 3))]
+    scored = [step for step in range(18) if is_scored(step, 3)]
+    expected = [norm_auc(step, turn % 3) for turn, step in enumerate(scored)]
     assert recorder.values == expected
     (entry,) = scorer.entries()
     assert [(one["class"], one["steps"]) for one in entry["by_class"]] == [(0, 2), (1, 2), (2, 2)]

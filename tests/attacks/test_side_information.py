@@ -150,13 +150,13 @@ def test_the_oracle_gives_one_positives_clean_gradient_on_steps_that_are_scored(
     clean = {"a": gradients(shape=(10, 2, 2)), "b": gradients(1, (10, 3))}
     rows = np.arange(10)
     oracle = Oracle([CosineAttack(), NormAttack()], AuditLabels.of(LABELS), every=2)
-    references = oracle.references(2, rows, clean)
+    references = oracle.references(3, rows, clean)
     row = references["a"].row
     assert LABELS[row] == 1
     assert references["b"].row == row
     assert torch.equal(references["a"].gradients["cut"], clean["a"][row].flatten())
     assert torch.equal(references["b"].gradients["cut"], clean["b"][row])
-    assert oracle.references(3, rows, clean) == {}
+    assert oracle.references(2, rows, clean) == {}
     assert Oracle([NormAttack()], AuditLabels.of(LABELS), every=1).references(2, rows, clean) == {}
     assert Oracle([CosineAttack()], AuditLabels.of(LABELS * 0), every=1).references(2, rows, clean) == {}
 

@@ -35,7 +35,7 @@ def test_a_name_that_nobody_has_is_refused_as_it_is_where_methods_are_loaded(val
 
 
 def test_names_of_methods_and_classes_by_reference_pass():
-    check_methods(build_config({}, {"attack.names": "norm, nowhere.at_all:Attack", "defenses": "iso(t=1.0)"}))
+    check_methods(build_config({}, {"attack.names": "norm, json.at_all:Attack", "defenses": "iso(t=1.0)"}))
 
 
 @pytest.mark.parametrize(

@@ -236,9 +236,9 @@ def test_a_step_that_no_attack_reads_is_not_kept():
     party = make_attacked(simulation=True, every=2)
     party.handle(audit_frame())
     fill(party, 1)
-    drive(party, 0, 4, 1)
+    drive(party, 0, 5, 1)  # 0 and 3 are scored
     assert party.report()["leakage"][0]["steps"] == 2
-    assert party.observer.view.transcript.last.step == 2
+    assert party.observer.view.transcript.last.step == 3
 
 
 def test_half_of_the_audit_labels_are_not_enough_to_score():

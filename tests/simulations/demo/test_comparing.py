@@ -123,7 +123,9 @@ def test_the_first_comparison_is_shown_before_the_others_have_run(stage, capsys)
     assert shown.out.count("The first comparison, after") == 1
     assert shown.out.index("none") < shown.out.index("local_head")
     assert "max_norm" not in shown.out
-    words = [line.split() for line in shown.err.splitlines()]
+    lines = [line.split() for line in shown.err.splitlines()]
+    assert {name for _, name, *rest in lines if "begins" in rest} >= set(RUNS)
+    words = [line for line in lines if "begins" not in line]
     assert {name for _, name, *_ in words[:2]} == set(FIRST_RUNS)
     assert [place for place, *_ in words] == [f"{done}/{len(RUNS)}" for done in range(1, len(RUNS) + 1)]
     assert [rest[:1] for _, _, *rest in words] == [["..."]] * (len(RUNS) - 1) + [[]]
