@@ -238,8 +238,9 @@ class Attack(AttackMethod):
         Parameters
         ----------
         transcript
-            The party's view so far. An attack must not write into it: in a simulation its tensors may be those that are
-            sent, and others read them afterwards. A run ends with an error if an attack does.
+            The party's view of the last step; an attack keeps in its `state` what it needs of earlier ones. It must
+            not write into the transcript: in a simulation its tensors may be those that are sent, and others read them
+            afterwards. A run ends with an error if an attack does.
         layer
             The attacked layer: ``"cut"``, ``"first"`` or another layer of the party's own model.
         side

@@ -93,7 +93,7 @@ class _Subject(AttackSubject[Any]):
 
     def score(self, attack: Attack, g: Tensor, *, layer: str = "cut") -> Tensor:
         """Return the scores of a batch of gradients, or of embeddings, (B, ...) after two other steps."""
-        transcript = Transcript(history=None)
+        transcript = Transcript()
         for step in range(3):
             now = g if step == 2 else torch.flip(g, dims=[0])
             other = now.flatten(1) + 1  # the tensor that the attack does not declare in `sees`
