@@ -8,6 +8,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from flower_vfl import build_config, run
 from flower_vfl.attacks.embedding import model_completion
 from flower_vfl.strategies import Observer
@@ -65,6 +67,10 @@ def start(folder: Path, values: dict[str, Any], kill: dict[str, Any]) -> int | N
     # With all that a run imports, scikit-learn for its attacks too: each fork would import it again.
     forks.set_forkserver_preload([__name__, "flower_vfl.apps.local", "flower_vfl.simulations", "sklearn.cluster"])
     process = forks.Process(target=train, args=(folder, values, kill))
-    process.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(
+            Path(__file__).parents[2]
+        )  # an earlier test may have started the process without this module
+        process.start()
     process.join(240)
     return process.exitcode
