@@ -28,7 +28,7 @@ extensions = [
 ]
 root_doc = "index"
 # README.md is the text of the index; JSON, scripts and templates beside the pages are none.
-exclude_patterns = ["README.md", "_build", "extensions", "**/.ipynb_checkpoints"]
+exclude_patterns = ["README.md", "_build", "jupyter_execute", "extensions", "**/.ipynb_checkpoints"]
 smartquotes = False  # options are named in plain text too, and `--` would become a dash
 nitpicky = False  # types of other packages have no page here
 suppress_warnings = ["ref.python"]  # annotations name a class without its module, and some names occur twice
