@@ -16,7 +16,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 IMPORTED = ["flower_vfl.apps.local", "flower_vfl.simulations.running", "torch._dynamo", "sklearn"]
-"""What benchmarks import; PyTorch's own optimizers, with which they compare ours, import its compiler."""
+"""Modules that benchmarks import; PyTorch's optimizers, with which they compare ours, import its compiler."""
 
 
 def execute(script, output, errors):

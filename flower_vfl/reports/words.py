@@ -23,7 +23,7 @@ from flower_vfl.auditing.entries import (
     sends_nothing,
 )
 from flower_vfl.config.parsing import call
-from flower_vfl.registry import ATTACK_NAMES, DEFENSE_NAMES, is_number
+from flower_vfl.registry import DEFENSE_NAMES, is_number
 from flower_vfl.reports.leaks import keeps_apart, side_information
 
 if TYPE_CHECKING:
@@ -39,7 +39,10 @@ LIMIT_REASONS = {
 }
 """Reason for the end of a run, by its status."""
 
-_USUAL = {"scope": "joint", "rho": 0.0, "spread": 0.1, "reduction": "mean", "distance": "angular", "form": "dcor"}
+_OF_BASES = {"scope": "joint", "rho": 0.0}
+"""Usual values of the parameters that every defense inherits from the base classes."""
+
+_OF_BUILT_IN = {**_OF_BASES, "spread": 0.1, "reduction": "mean", "distance": "angular", "form": "dcor"}
 
 METRICS = {
     "test_auc": "Test AUC",
@@ -200,8 +203,8 @@ def with_params(entry: Mapping[str, Any], name: str = "name") -> str:
 
 
 def usual_params(method: str) -> Mapping[str, Any]:
-    """Return the usual values of parameters, which texts leave out; of methods that are not built in, none is known."""
-    return _USUAL if method in DEFENSE_NAMES.builtin or method in ATTACK_NAMES.builtin else {}
+    """Return the usual values of parameters, which texts leave out; of other packages, of inherited ones alone."""
+    return _OF_BUILT_IN if method in DEFENSE_NAMES.builtin else _OF_BASES
 
 
 def place(entry: Mapping[str, Any]) -> str:

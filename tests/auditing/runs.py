@@ -11,7 +11,7 @@ from flower_vfl.protocol.schedule import Schedule
 BATCH, WIDTH = 256, 8
 
 
-def audit_of(labels, *, epochs=1, classes=2, seed=0, rows=20_000, positives=(1,), members=()):
+def audit_of(labels, *, epochs=1, classes=2, seed=0, rows=20_000, positives=(1,), members=(), every=1):
     """Return an audit, and the schedule of its training."""
     schedule = Schedule(seed, len(labels), 0, BATCH, BATCH, epochs, validation=0.0)
     audit = InformedAudit(
@@ -25,6 +25,7 @@ def audit_of(labels, *, epochs=1, classes=2, seed=0, rows=20_000, positives=(1,)
         recorder=NoRecorder(),
         rows=rows,
         members=members,
+        every=every,
     )
     return audit, schedule
 

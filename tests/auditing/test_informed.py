@@ -233,6 +233,25 @@ def test_the_auc_of_a_shift_of_means_is_its_closed_form():
     assert alone["rows"] == pytest.approx(N / 2, rel=0.1)
 
 
+def test_where_few_of_many_steps_are_sampled_two_in_a_row_are(monkeypatch):
+    """The gradients of the step before are read only there."""
+    monkeypatch.setattr(informed, "FEW_ROWS", N // 16)
+    thinned, _ = entries_of(Y, shifted, every=5)
+    assert "around" in {one["reader"] for one in thinned["candidates"]}
+
+
+def test_an_epoch_of_few_rows_is_sampled_whole_however_few_steps_are_scored():
+    whole, sparse = (entries_of(Y, shifted, every=every)[0]["candidates"] for every in (1, 16))
+    assert sparse == whole
+
+
+def test_readers_of_gradients_alone_are_candidates_with_embeddings_too():
+    """Embeddings of noise must not make a reader worse that need not use them."""
+    alone, joint = entries_of(Y, shifted)
+    names = {one["reader"] for one in alone["candidates"] if one["span"] == "epoch"}
+    assert names <= {one["reader"] for one in joint["candidates"]}
+
+
 def test_where_a_discriminant_separates_the_classes_no_tree_and_no_network_is_fitted():
     def parted(step, rows):
         return Z[rows], noise(step, rows) + 8 * Y[rows][:, None].astype(np.float32)

@@ -236,7 +236,7 @@ def test_arrays_that_readers_were_fitted_to_are_released():
 
 
 def test_an_interrupt_ends_the_fit_of_a_network():
-    """scikit-learn takes it for the end of the fit, and the run would go on."""
+    """scikit-learn takes it for the end of the fit, and the run would continue."""
 
     def interrupt(number, frame):
         raise KeyboardInterrupt

@@ -373,7 +373,7 @@ def test_seeds_judged_together_raise_few_false_alarms():
     assert alarms <= binom.isf(0.001, 200, 0.05)
 
 
-def test_a_defense_that_only_an_attack_on_one_class_breaks_is_not_tested_where_classes_take_turns():
+def test_where_classes_take_turns_an_attack_on_one_class_leaves_a_run_not_tested():
     each = [{"class": n, "q95": 0.55, "q95_null": 0.55, "mean": 0.5, "steps": 40} for n in range(3)]
     defense = [{"name": "iso", "params": {}, "read_by": ["remembered_direction"]}]
     entries = [entry for entry in complete(step("norm", by_class=each)) if entry["phase"] != "remembered"]

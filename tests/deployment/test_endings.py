@@ -104,7 +104,7 @@ def kill_supernode(hosts, out, step):
     hosts.start_again("shop")
 
 
-def test_a_run_goes_on_to_the_same_result_after_its_server_app_is_terminated_and_a_supernode_is_killed(hosts, parts):
+def test_a_terminated_run_resumes_through_a_killed_supernode_to_the_same_result(hosts, parts):
     """The ServerApp keeps its measurements; the SuperNode is killed in the run that resumes it."""
     done, out = [], hosts.folder / "ended"
     running = threading.Thread(target=lambda: done.append(hosts.run(terminated_and_killed(), "ended")))
