@@ -218,12 +218,16 @@ class Attack(AttackMethod):
     reads
         The kind of the result of `score`: ``"scores"``, or ``"clusters"``, groups without names. For more than two
         classes, scores are for one against the rest; the evaluator chooses that class and gives side information on it.
+    history
+        Number of latest steps in its transcript, of all training steps, scored or not; by default 1, the scored step
+        alone. At the start of a run there are fewer. A `RowAttack` reads no other step.
     sequential
         True if its scores depend on the steps that it has scored before. Then it is called once a step, in their order;
         any other `RowAttack` may score several steps together.
     """
 
     reads: ClassVar[Reads] = "scores"
+    history: ClassVar[int] = 1
     sequential: ClassVar[bool] = False
 
     @property
@@ -238,9 +242,9 @@ class Attack(AttackMethod):
         Parameters
         ----------
         transcript
-            The party's view of the last step; an attack keeps in its `state` what it needs of earlier ones. It must
-            not write into the transcript: in a simulation its tensors may be those that are sent, and others read them
-            afterwards. A run ends with an error if an attack does.
+            The party's view of the latest `history` steps, oldest first; an attack keeps in its `state` what it needs
+            of earlier ones. It must not write into the transcript: in a simulation its tensors may be those that are
+            sent, and others read them afterwards. A run ends with an error if an attack does.
         layer
             The attacked layer: ``"cut"``, ``"first"`` or another layer of the party's own model.
         side

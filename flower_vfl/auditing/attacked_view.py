@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flower_vfl.attacks.base import Attack, AttackMethod
+from flower_vfl.attacks.base import Attack, AttackMethod, whole
 from flower_vfl.attacks.longitudinal.base import Kept, MemoryAttack
 from flower_vfl.auditing.batched_scoring import STEPS_AT_ONCE
 from flower_vfl.auditing.evaluator import AttackEvaluator, AuditLabels, Reference
@@ -39,7 +39,7 @@ class AttackedView:
     recorder : Recorder
         Recorder of all values.
     every : int
-        Steps from one scored step to the next; the row memory takes in every step.
+        Steps from one scored step to the next; the row memory, and a transcript of several steps, take in every step.
     memory : Path, optional
         Folder of the row memory; without one, the memory ends with the process.
     prefix : str
@@ -52,8 +52,8 @@ class AttackedView:
     Attributes
     ----------
     transcript
-        The transcript, with the last step that an attack read.
-    history
+        The transcript, with as many steps as the attack with the longest `history` reads.
+    longitudinal
         The evaluator of longitudinal attacks, with the row memory; None where nothing needs it.
     """
 
@@ -74,7 +74,9 @@ class AttackedView:
         keeps: Iterable[Kept] = (),
         take: Take | None = None,
     ) -> None:
-        self.transcript, self._labels = Transcript(), labels
+        stepwise = [attack for attack in attacks if isinstance(attack, Attack)]
+        self._read_steps = max((whole(attack.name, "history", attack.history) for attack in stepwise), default=1)
+        self.transcript, self._labels = Transcript(self._read_steps), labels
         shared: dict[str, Any] = {
             "party": party,
             "source": source,
@@ -82,19 +84,18 @@ class AttackedView:
             "recorder": recorder,
             "view": prefix,
         }
-        stepwise = [attack for attack in attacks if isinstance(attack, Attack)]
         self._steps = AttackEvaluator(stepwise, layers, labels, every=every, together=STEPS_AT_ONCE, **shared)
-        longitudinal = [attack for attack in attacks if isinstance(attack, MemoryAttack)]
-        self.history: LongitudinalEvaluator | None = None
-        if longitudinal or keeps:
-            memory_layers = layers if longitudinal else ["cut"]
-            self.history = LongitudinalEvaluator(
-                longitudinal, memory_layers, labels, schedule, folder=memory, keeps=keeps, take=take, **shared
+        on_rows = [attack for attack in attacks if isinstance(attack, MemoryAttack)]
+        self.longitudinal: LongitudinalEvaluator | None = None
+        if on_rows or keeps:
+            memory_layers = layers if on_rows else ["cut"]
+            self.longitudinal = LongitudinalEvaluator(
+                on_rows, memory_layers, labels, schedule, folder=memory, keeps=keeps, take=take, **shared
             )
 
     def reads(self, step: int) -> bool:
         """Return True if an attack reads this step."""
-        return self.history is not None or self._steps.scores(step)
+        return self.longitudinal is not None or self._read_steps > 1 or self._steps.scores(step)
 
     def observe(self, trace: StepTrace, reference: Reference | None = None) -> None:
         """Run the attacks on a step, with the side information of oracle attacks where there is one.
@@ -108,22 +109,22 @@ class AttackedView:
         if not self._labels.complete:
             return
         self._steps.score(self.transcript, reference)
-        if self.history is not None:
-            self.history.observe(trace.step, trace.rows, trace.gradients)
+        if self.longitudinal is not None:
+            self.longitudinal.observe(trace.step, trace.rows, trace.gradients)
 
     @property
     def latest(self) -> float:
         """The largest leak of attacks on the last compared step, without pending ones, and of longitudinal attacks."""
-        return largest([self._steps.latest, self._longitudinal])
+        return largest([self._steps.latest, self._longitudinal_leak])
 
     @property
     def epoch_leak(self) -> float:
         """The largest leak of attacks on the steps of this epoch, and of longitudinal attacks after the last epoch."""
-        return largest([self._steps.epoch_leak, self._longitudinal])
+        return largest([self._steps.epoch_leak, self._longitudinal_leak])
 
     @property
-    def _longitudinal(self) -> float:
-        return math.nan if self.history is None else self.history.latest
+    def _longitudinal_leak(self) -> float:
+        return math.nan if self.longitudinal is None else self.longitudinal.latest
 
     def settle(self) -> None:
         """Score the pending steps and record the values."""
@@ -134,32 +135,34 @@ class AttackedView:
         """Return the entries of attacks on steps for `result.json`; none where nothing could be scored."""
         return self._steps.entries() if self._labels.complete else []
 
-    def history_entries(self) -> list[dict[str, Any]]:
+    def longitudinal_entries(self) -> list[dict[str, Any]]:
         """Return the entries of longitudinal attacks for `result.json`; none where nothing could be scored."""
-        return self.history.entries() if self.history is not None and self._labels.complete else []
+        return self.longitudinal.entries() if self.longitudinal is not None and self._labels.complete else []
 
     def check(self) -> None:
         """Check the row memory against the restored state."""
-        if self.history is not None:
-            self.history.check()
+        if self.longitudinal is not None:
+            self.longitudinal.check()
 
     def forget(self) -> None:
         """Release the row memory, after the last step."""
-        if self.history is not None:
-            self.history.forget()
+        if self.longitudinal is not None:
+            self.longitudinal.forget()
 
     def state(self) -> dict[str, Any]:
         """Return the measurements so far, as plain values and tensors."""
         return {
             "steps": self._steps.state(),
-            "remembered": None if self.history is None else self.history.state(),
+            "transcript": self.transcript.state() if self._read_steps > 1 else [],
+            "remembered": None if self.longitudinal is None else self.longitudinal.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the result of `state`."""
         self._steps.restore(state["steps"])
-        if self.history is not None:
-            self.history.restore(state["remembered"])
+        self.transcript.restore(state["transcript"])
+        if self.longitudinal is not None:
+            self.longitudinal.restore(state["remembered"])
 
 
 def largest(values: Iterable[float]) -> float:

@@ -303,21 +303,21 @@ class Attacker(PartyObserver):
     def report(self, steps: int, *, trained: bool) -> dict[str, Any]:
         """Attack the trained model, and return the entries of all attacks that could be scored."""
         self.settle()
-        leakage = [*self.view.step_entries(), *self.view.history_entries()]
+        leakage = [*self.view.step_entries(), *self.view.longitudinal_entries()]
         if trained:
             leakage += [*self._joint_entries(), *self._trained_model_entries(steps)]
         return {"leakage": leakage}
 
     def _joint_entries(self) -> list[dict[str, Any]]:
         """Run the joint attacks and return their entries; none without the true labels."""
-        history = self.view.history
-        if self._joint is None or history is None or not self._audit.complete:
+        longitudinal = self.view.longitudinal
+        if self._joint is None or longitudinal is None or not self._audit.complete:
             return []
         if not self._joint.taken and self._joint.epoch:  # taken by another process, or before a checkpoint
-            memory = history.again("cut", self._joint.epoch)
+            memory = longitudinal.again("cut", self._joint.epoch)
             if memory is not None:
                 self._joint.take(self._joint.epoch, memory)
-        return self._joint.entries(self._point.bottom, history.unread.get("cut", ""))
+        return self._joint.entries(self._point.bottom, longitudinal.unread.get("cut", ""))
 
     def _trained_model_entries(self, steps: int) -> list[dict[str, Any]]:
         """Run the attacks on the trained model and return their entries; none without true labels of the test rows."""

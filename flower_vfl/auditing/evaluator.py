@@ -334,13 +334,16 @@ class AttackEvaluator:
         nothing = SideInformation(classes=self._labels.classes)
         # An attack with k hints knows the first k positives, at every layer the same.
         hinted = draw_positives(labels == positive, trace.step, HINTS) if self._needs_hints else nothing.left_out
-        shown = [trace.embedding, *trace.gradients.values(), *trace.outputs.values()]
+        shown = [
+            tensor for one in transcript for tensor in (one.embedding, *one.gradients.values(), *one.outputs.values())
+        ]
         shown += [] if reference is None else reference.gradients.values()
         step = PendingStep(trace.step, trace.epoch, labels, positive)
         for place, leaks in enumerate(self._leaks):
             side = self._side_information(leaks, transcript, reference, hinted) if leaks.attack.needs else nothing
-            step.add((leaks.attack, leaks.layer), transcript, side, shown)
-            self._shared_state.compare(place, transcript, leaks.layer, side, step.scores[-1])
+            seen = transcript.latest(leaks.attack.history)
+            step.add((leaks.attack, leaks.layer), seen, side, shown)
+            self._shared_state.compare(place, seen, leaks.layer, side, step.scores[-1])
         self._pending.append(step)
         if len(self._pending) >= self._together or sum(one.held for one in self._pending) > MOST_PENDING_BYTES:
             self.settle()

@@ -303,7 +303,7 @@ class LeakageMonitor:
         audits = [view.informed for view in views if view.informed is not None]
         return [
             *(entry for view in views for entry in view.attacked.step_entries()),
-            *(entry for view in views for entry in view.attacked.history_entries()),
+            *(entry for view in views for entry in view.attacked.longitudinal_entries()),
             *(entry for audit in audits for entry in audit.entries()),
             *self._joint_entries,
             *self._trained_entries,

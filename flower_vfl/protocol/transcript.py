@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from flower_vfl.errors import ConfigError, ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -46,6 +48,14 @@ class StepTrace:
         """Return the output of a layer for the batch, (B, ...): the embedding at the cut."""
         return self.embedding if layer == "cut" else self.outputs[layer]
 
+    def to(self, device: torch.device) -> StepTrace:
+        """Return the trace with all tensors on a device."""
+        gradients, outputs = (
+            {layer: tensor.to(device) for layer, tensor in tensors.items()}
+            for tensors in (self.gradients, self.outputs)
+        )
+        return replace(self, embedding=self.embedding.to(device), gradients=gradients, outputs=outputs)
+
 
 class Transcript:
     """The traces of a party's steps, oldest first.
@@ -72,7 +82,37 @@ class Transcript:
 
     def record(self, trace: StepTrace) -> None:
         """Append one step; the oldest is dropped if the history is full."""
+        device = trace.embedding.device
+        if self._traces and self._traces[-1].embedding.device != device:  # those of a checkpoint, on another device
+            self._traces = deque((one.to(device) for one in self._traces), self._traces.maxlen)
         self._traces.append(trace)
+
+    def latest(self, steps: int) -> Transcript:
+        """Return the transcript of the latest `steps` steps, or of fewer at the start of a run."""
+        if len(self._traces) <= steps:
+            return self
+        kept = Transcript(steps)
+        kept._traces.extend(self._traces)
+        return kept
+
+    def state(self) -> list[dict[str, Any]]:
+        """Return the steps as plain values and tensors, for a checkpoint."""
+        return [
+            {
+                "step": one.step,
+                "epoch": one.epoch,
+                "rows": torch.tensor(one.rows),
+                "embedding": one.embedding,
+                "gradients": dict(one.gradients),
+                "outputs": dict(one.outputs),
+            }
+            for one in self._traces
+        ]
+
+    def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
+        """Restore the result of `state`."""
+        self._traces.clear()
+        self._traces.extend(StepTrace(**{**one, "rows": one["rows"].numpy()}) for one in state)
 
     @property
     def last(self) -> StepTrace:

@@ -20,6 +20,7 @@ from flower_vfl.attacks.base import (
     AttackMethod,
     RowAttack,
     SideInformation,
+    is_whole,
 )
 from flower_vfl.attacks.embedding.inference import InferenceAttack
 from flower_vfl.attacks.joint import JointAttack
@@ -93,7 +94,7 @@ class _Subject(AttackSubject[Any]):
 
     def score(self, attack: Attack, g: Tensor, *, layer: str = "cut") -> Tensor:
         """Return the scores of a batch of gradients, or of embeddings, (B, ...) after two other steps."""
-        transcript = Transcript()
+        transcript = Transcript(attack.history)
         for step in range(3):
             now = g if step == 2 else torch.flip(g, dims=[0])
             other = now.flatten(1) + 1  # the tensor that the attack does not declare in `sees`
@@ -134,9 +135,13 @@ def _declarations(subject: _Subject) -> Iterator[str]:
         yield f"its `sees` is {cls.sees!r}; 'gradients' or 'embeddings' is allowed"
     if cls.reads not in WHILE_TRAINING:
         yield f"its `reads` is {cls.reads!r}; {' or '.join(map(repr, WHILE_TRAINING))} is allowed"
+    if not is_whole(cls.history):
+        yield f"its `history` is {cls.history!r}; a whole number from 1 is needed"
+        return
     alone = len(cls.needs) > 1 or LABELS in cls.needs
-    if issubclass(cls, RowAttack) and (cls.sees != "gradients" or cls.reads != "scores" or alone):
-        yield f"a RowAttack scores gradients and needs {REFERENCE!r} or {HINTS!r} or nothing; derive it from Attack"
+    if issubclass(cls, RowAttack) and (cls.sees != "gradients" or cls.reads != "scores" or alone or cls.history > 1):
+        what = f"a RowAttack scores gradients of one step and needs {REFERENCE!r} or {HINTS!r} or nothing"
+        yield f"{what}; derive it from Attack"
 
 
 def _parameters(subject: _Subject) -> Iterator[str]:

@@ -157,7 +157,10 @@ class Member:
         if monitor is not None:
             views = zip(trained.monitored or [[] for _ in trained.audited], trained.audited, strict=True)
             monitor.restore(
-                [{"steps": evaluator_state(view), "remembered": None, "informed": audit} for view, audit in views]
+                [
+                    {"steps": evaluator_state(view), "transcript": [], "remembered": None, "informed": audit}
+                    for view, audit in views
+                ]
             )
         training = TrainingLoop(
             label,

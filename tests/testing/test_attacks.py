@@ -337,6 +337,18 @@ class Numbering(Right):
         return torch.arange(len(last(transcript)))
 
 
+class Endless(Right):
+    """Declares that it reads all steps."""
+
+    history = None
+
+
+class Remembering(Rows):
+    """Rates one batch, and declares that it reads two."""
+
+    history = 2
+
+
 class Averaging(Rows):
     """Reads along the mean of all steps so far."""
 
@@ -435,6 +447,8 @@ class Unsliced(Averaging):
         (Same, "`fresh` must return a new instance"),
         (Merged, "`rate` of three runs at once differs from that of each alone, at step 1 of a sequence"),
         (Unsliced, "the tensors of `state` must have their leading dimension, 3"),
+        (Endless, "its `history` is None; a whole number from 1 is needed"),
+        (Remembering, "a RowAttack scores gradients of one step"),
         (Naming, "its `reads` is 'classes'; 'scores' or 'clusters' is allowed"),
         (Grouping, "it returned .*; whole numbers below side.classes are needed"),
         (Numbering, r"it returned \[0, 1, 2, 3, 4\]; whole numbers below side.classes are needed"),

@@ -124,7 +124,7 @@ def test_the_leak_is_measured_over_all_rows_that_occurred(monkeypatch):
 
     def initialised(attacker, point, **kwargs):
         initialise(attacker, point, **kwargs)
-        party_of.update({id(memory): point.party for memory in attacker.view.history._memories.values()})
+        party_of.update({id(memory): point.party for memory in attacker.view.longitudinal._memories.values()})
 
     monkeypatch.setattr(Attacker, "__init__", initialised)
     monkeypatch.setattr(RowMemory, "record", recording)
