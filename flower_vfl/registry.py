@@ -75,6 +75,30 @@ _SURE_RATIO = 0.9
 """Similarity from which the nearest name is suggested alone."""
 
 
+_PLAIN = {
+    "greater than or equal to": "at least",
+    "greater than": "above",
+    "less than or equal to": "at most",
+    "less than": "below",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid string": "a text",
+    "a valid boolean": "true or false",
+    "a valid list": "a list",
+    "a valid dictionary": "a table",
+}
+
+
+def plain_reason(message: str) -> str:
+    """Return the reason in a message of pydantic, without its jargon."""
+    jargon, found, reason = message.partition("Input should be")
+    if jargon or not found:
+        return message.removeprefix("Value error, ")
+    for theirs, ours in _PLAIN.items():
+        reason = reason.replace(theirs, ours)
+    return "must be" + reason.partition(", unable to")[0]
+
+
 def suggestion(name: str, choices: Iterable[str], *, other: str = "") -> str:
     """Return the nearest of `choices` and the allowed ones, as a sentence; of many choices only the nearest.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import logging
 import os
 import shlex
 import signal
@@ -462,6 +463,15 @@ def test_only_an_interrupted_run_says_that_measurements_are_kept(tmp_path, monke
     done = flower_vfl(*arguments, "--out", tmp_path / "out")
     assert done.returncode == 130
     assert done.stderr.splitlines()[-1] == f"flower-vfl: interrupted{'; what was measured is kept' if kept else ''}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"), [(["presets"], False), (["-v", "presets"], True), (["presets", "-v"], True)]
+)
+def test_stages_are_logged_where_verbose_stands_before_or_behind_the_command(arguments, shown):
+    assert flower_vfl(*arguments).returncode == 0
+    (handler,) = logging.getLogger("flower_vfl").handlers
+    assert (handler.level <= logging.INFO) == shown
 
 
 def test_doctor_finds_this_machine_usable():

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from click import Context, HelpFormatter
+from click import Context, HelpFormatter, Option, Parameter
 from typer.core import TyperCommand
 
 from flower_vfl.errors import ConfigError
@@ -45,8 +45,22 @@ class Engine(StrEnum):
 EngineOption = Annotated[Engine, typer.Option(help="In this process, or in Flower's simulation runtime.")]
 
 
+def _show_stages(_context: Context, _parameter: Parameter, verbose: bool) -> None:
+    from flower_vfl.terminal import show_log
+
+    if verbose:
+        show_log(verbose=True)
+
+
+_VERBOSE = Option(["-v", "--verbose"], is_flag=True, hidden=True, expose_value=False, callback=_show_stages)
+
+
 class Command(TyperCommand):
-    """A command with help that is plain text."""
+    """A command with help that is plain text; it takes `-v` also behind its name."""
+
+    def get_params(self, ctx: Context) -> list[Parameter]:
+        """Return the parameters of the command, and `-v`, which the program's help shows."""
+        return [*super().get_params(ctx), _VERBOSE]
 
     def format_help(self, ctx: Context, formatter: HelpFormatter) -> None:
         """Write the help; typer escapes brackets for rich markup, which plain text does not have."""

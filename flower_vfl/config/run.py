@@ -32,7 +32,7 @@ from flower_vfl.config.schema import (
     require_plain,
 )
 from flower_vfl.errors import ConfigError
-from flower_vfl.registry import MOST_NAMES, nearest, suggestion
+from flower_vfl.registry import MOST_NAMES, nearest, plain_reason, suggestion
 
 _PRESETS = files("flower_vfl") / "simulations" / "presets"
 
@@ -330,7 +330,7 @@ def explain(error: ValidationError, model: type[BaseModel] = Config) -> str:
             lines.append(f"{path}: there is no such key; {_key_hint(path, leaf_paths(model))}")
         else:
             given = "" if problem["type"] == "value_error" and not problem["loc"] else f", given {problem['input']!r}"
-            lines.append(f"{path}: {problem['msg'].removeprefix('Value error, ')}{given}")
+            lines.append(f"{path}: {plain_reason(problem['msg'])}{given}")
     return "; ".join(lines)
 
 

@@ -38,11 +38,11 @@ def test_an_address_with_colons_is_an_address():
         ("cpus=1, cpus=2", "'cpus' is given twice"),
         ("cpus=1, gpus", "'gpus' is no key=value"),
         ("cpu=1", "cpu: there is no such key; did you mean 'cpus'"),
-        ("cpus=0", "cpus: Input should be greater than 0, given 0"),
+        ("cpus=0", "cpus: must be above 0, given 0"),
         ("cpus=nan", "cpus"),
-        ("gpus=-1", "gpus: Input should be greater than or equal to 0"),
+        ("gpus=-1", "gpus: must be at least 0"),
         ("gpus=1.5", "above 1 it must be a whole number"),
-        ("cpus=many", "cpus: Input should be a valid number, given 'many'"),
+        ("cpus=many", "cpus: must be a number, given 'many'"),
     ],
 )
 def test_what_is_wrong_is_refused_in_words(text, words):

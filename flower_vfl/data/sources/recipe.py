@@ -15,7 +15,7 @@ from flower_vfl.config.parsing import read_list
 from flower_vfl.data.store.builder import Builder
 from flower_vfl.data.store.dataset import Part
 from flower_vfl.errors import ConfigError
-from flower_vfl.registry import suggestion
+from flower_vfl.registry import plain_reason, suggestion
 
 Progress = Callable[[float], None]
 """Callback that receives the part of the work that is done, 0 to 1."""
@@ -129,7 +129,7 @@ def _explain(recipe: Recipe, problem: Any) -> str:
     path = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         return f"{recipe.name} has no option {path!r}; {suggestion(path, recipe.options.model_fields)}"
-    message = str(problem["msg"]).removeprefix("Value error, ")
+    message = plain_reason(problem["msg"])
     if not problem["loc"]:  # of several options: the message names them
         return f"options of {recipe.name}: {message}"
     return f"option {path} of {recipe.name}: {message}, given {problem['input']!r}"

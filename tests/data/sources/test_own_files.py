@@ -284,7 +284,7 @@ def test_a_broken_features_file_is_refused_by_name(two, tmp_path, change, text):
         ({"label_party": "a"}, DataError, "label_party is 'a', but the label is in the file of 'b'"),
         ({"positive": "baad"}, DataError, "did you mean 'bad'"),
         ({"test_fraction": 1e-9}, DataError, "no row is left for the test part"),
-        ({"test_fraction": 1.5}, ConfigError, "option test_fraction of files: .*less than 1, given 1.5"),
+        ({"test_fraction": 1.5}, ConfigError, "option test_fraction of files: .*below 1, given 1.5"),
         ({"join": "outer"}, ConfigError, "option join of files: .*'strict' or 'inner'"),
         ({"files": {}}, ConfigError, "name a file for at least one party"),
         ({"files": {"a": "/nowhere.csv"}}, DataError, "there is no file /nowhere.csv"),

@@ -50,9 +50,9 @@ def test_a_list_of_numbers_can_be_typed():
 @pytest.mark.parametrize(
     ("name", "assignment", "text"),
     [
-        ("fashion-mnist", "thin=many,5", "option thin.0 of fashion-mnist: .*valid integer.*, given 'many'"),
+        ("fashion-mnist", "thin=many,5", "option thin.0 of fashion-mnist: .*whole number.*, given 'many'"),
         ("fashion-mnist", "classes=0", "option classes of fashion-mnist: name two classes or more"),
-        ("files", "image_size=84x84", "option image_size.0 of files: .*valid integer.*, given '84x84'"),
+        ("files", "image_size=84x84", "option image_size.0 of files: .*whole number.*, given '84x84'"),
     ],
 )
 def test_a_wrong_option_is_refused_as_it_was_typed(name, assignment, text):
