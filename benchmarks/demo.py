@@ -1,8 +1,8 @@
 """(y) `flower-vfl demo` from start to end: time of the first comparison, time of the end, and memory.
 
 Targets on two cores: the first comparison within 60 s, the end within 180 s. The memory is that of each process alone,
-so pages that several share count in each. With `--readme` the table and the picture of README.md become those of this
-demo, with the seed, the epochs and the date; the picture needs Chromium.
+so pages that several share count in each. With `--readme` the table of the tutorial, its first rows in README.md and
+the picture there become those of this demo, with the seed, the epochs and the date; the picture needs Chromium.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from harness import parser, report
 from flower_vfl.machine import cores
 from flower_vfl.simulations.demo.table import markdown
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+PAGES = {"README.md": 4, "docs/tutorials/first-run.md": None}
+"""Pages with the table, and the number of runs in it: the first ones, or None for all."""
 TABLE = re.compile(r"(?<=<!-- demo-table -->\n).*?(?=<!-- /demo-table -->)", re.DOTALL)
 PICTURED = "marvell-full-s4"
 FIRST_SECONDS, ALL_SECONDS = 60.0, 180.0
@@ -84,21 +86,21 @@ def demo(out: Path, options: list[str]) -> dict[str, Any]:
 
 
 def write_readme(out: Path) -> None:
-    """Put the table of a demo into README.md, and the picture of a report beside it."""
+    """Put the table of a demo into the pages, and the picture of a report beside it."""
     summaries = json.loads((out / "summary.json").read_text(encoding="utf8"))
     seed, epochs = summaries[0]["environment"]["seed"], summaries[0]["utility"]["last"]["epoch"]
     words = f"Seed {seed}, {epochs} epochs, {date.today().isoformat()} (`python benchmarks/demo.py --readme`)."
-    text = README.read_text(encoding="utf8")
-    README.write_text(TABLE.sub(lambda _: f"{markdown(summaries)}\n\n{words}\n", text), encoding="utf8")
-    subprocess.run(
-        [sys.executable, README.parent / "docs" / "images" / "pages.py", "report", out / PICTURED], check=True
-    )
+    for page, runs in PAGES.items():
+        block = f"{markdown(summaries[:runs])}\n\n{words}\n"
+        text = (ROOT / page).read_text(encoding="utf8")
+        (ROOT / page).write_text(TABLE.sub(lambda _, block=block: block, text), encoding="utf8")
+    subprocess.run([sys.executable, ROOT / "docs" / "images" / "pages.py", "report", out / PICTURED], check=True)
 
 
 def main() -> None:
     """Measure and report."""
     options = parser(__doc__)
-    options.add_argument("--readme", action="store_true", help="put the table and the picture into README.md")
+    options.add_argument("--readme", action="store_true", help="put the table and the picture into the pages")
     options.add_argument("--out", type=Path, help="keep the demo's results in this folder")
     given = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="flower-vfl-benchmark-") as folder:

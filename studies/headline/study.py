@@ -117,6 +117,21 @@ def headline_table(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     return "\n".join([*lines, "", *textwrap.wrap(text, 118, break_long_words=False, break_on_hyphens=False)])
 
 
+def headline_sentence(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Return the leaks behind the recommended defense, and what a reader with own data reaches behind the other one."""
+    (recommended, runs), (other, others) = found.items()
+    names = " or ".join(sorted({f"`{one['practical']['label']}`" for one in runs}))
+    attack, alone = (shown([one[key]["reached"] for one in runs]) for key in ("practical", "informed"))
+    both, theirs = (shown([one["together"]["mean"] for one in of]) for of in (runs, others))
+    text = (
+        f"Census, six epochs, seeds 0 to {len(runs) - 1}: behind `{recommended.replace('.0', '')}`, pre-trained, the "
+        f"test AUC is {shown([one['test_auc'] for one in runs], 4)}, {names} reads {attack}, an informed reader "
+        f"{alone}, and one with the party's own data {both}; behind `{other.replace('.0', '')}` the last one reads "
+        f"{theirs} (`python -m studies headline headline`)."
+    )
+    return textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False)
+
+
 def table(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Return the table of conditional oracles."""
     lines = [
@@ -138,6 +153,7 @@ def pages(numbers: Mapping[str, Any]) -> dict[Path, str]:
     blocks = {}
     if numbers.get("headline"):
         blocks["headline"] = headline_table(numbers["headline"])
+        blocks["headline-sentence"] = headline_sentence(numbers["headline"])
     if numbers.get("conditional"):
         blocks["conditional"] = table(numbers["conditional"])
     return {ROOT / name: fill((ROOT / name).read_text(encoding="utf-8"), blocks) for name in PAGES}

@@ -25,6 +25,7 @@ from tests.packaging.conftest import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))
 CONSTRAINTS = (ROOT / "constraints.txt").read_text(encoding="utf8")
 README = (ROOT / "README.md").read_text(encoding="utf8")
+TUTORIAL = (ROOT / "docs" / "tutorials" / "first-run.md").read_text(encoding="utf8")
 FOLDERS = ("docs", "benchmarks", "examples", "tests")
 TESTED_EXTRAS = ("demo", "dev", "tensorboard")
 
@@ -156,10 +157,25 @@ def test_the_readmes_commands_install_into_a_new_environment_with_constraints(ma
     assert lines[-1].startswith(last)
 
 
-def test_the_readmes_table_has_the_rows_and_columns_of_the_demo():
-    found = re.findall(r"<!-- demo-table -->\n(.*?)<!-- /demo-table -->", README, flags=re.DOTALL)
-    assert len(found) == 1, "README.md needs one demo-table; `python benchmarks/demo.py --readme` writes it"
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in found[0].splitlines() if "|" in line]
+def demo_table(page):
+    """Return the lines of the demo's table on a page, and of the words below it."""
+    found = re.findall(r"<!-- demo-table -->\n(.*?)<!-- /demo-table -->", page, flags=re.DOTALL)
+    assert len(found) == 1, "the page needs one demo-table; `python benchmarks/demo.py --readme` writes it"
+    return found[0].splitlines()
+
+
+def test_the_readmes_table_is_the_beginning_of_the_tutorials():
+    short, whole = demo_table(README), demo_table(TUTORIAL)
+    rows = [line for line in short if line.startswith("|")]
+    assert len(rows) == 6
+    assert whole[: len(rows)] == rows
+    assert short[len(rows) :] == whole[-2:]
+
+
+def test_the_tutorials_table_has_the_rows_and_columns_of_the_demo():
+    lines = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in demo_table(TUTORIAL) if line.startswith("|")
+    ]
     assert lines[0] == list(HEADINGS)
     runs = (parse_defenses(text) for text in RUNS.values())
     assert [line[0] for line in lines[2:]] == [
