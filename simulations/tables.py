@@ -194,7 +194,7 @@ def _remembered_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
         alone = "" if step is None else f"; the strongest attack on single steps reads {number(reached(step))} (q95)"
         first = "" if len(found.epochs) == 1 else f"{number(found.first)} after epoch {found.epochs[0]}, "
         lines.append(
-            f"Over all epochs, {defenses(summary)}: {found.entry['label']} at {place(found.entry)} reads {first}"
+            f"Over all epochs, {defenses(summary)}: {found.name} at {place(found.entry)} reads {first}"
             f"{number(found.last)} after epoch {found.epochs[-1]}{' (turned around)' if found.turned else ''}{alone}"
         )
     return lines

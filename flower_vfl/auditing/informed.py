@@ -61,7 +61,7 @@ from flower_vfl.auditing.selection import (
 from flower_vfl.auditing.summary_state import restore_summary, summary_state
 from flower_vfl.auditing.verdict import INFORMED
 from flower_vfl.data.store.dataset import PartyTable
-from flower_vfl.metrics import LeakSummary, auc_interval, leak_auc
+from flower_vfl.metrics import LeakSummary, auc_interval, leak_auc, null_quantile
 from flower_vfl.protocol.schedule import Rows, Schedule, is_scored
 from flower_vfl.protocol.tensors import brought
 
@@ -93,18 +93,22 @@ def informed_rows(wanted: int, numbers: int) -> int:
 
 @dataclass(slots=True)
 class _DirectionResults:
-    """The results of the attack `DIRECTION` on the panel, epoch by epoch."""
+    """The results of the attack `DIRECTION` on the panel for one class against the rest, epoch by epoch."""
 
     summary: LeakSummary
     epochs: list[int] = field(default_factory=list)
     interval: list[float] | None = None
 
-    def entries(self) -> list[dict[str, Any]]:
-        if not self.epochs:
-            return []
+    @property
+    def evidence(self) -> float:
+        """The largest distance of a value from 0.5, in units of that of a random score's 95 % quantile."""
+        farthest = max(abs(value - 0.5) for value in self.summary.values)
+        return farthest / max(null_quantile(self.summary.class_counts.elements()) - 0.5, 1e-9)
+
+    def entry(self) -> dict[str, Any]:
         (negatives, positives), _ = self.summary.class_counts.most_common(1)[0]
         entry = {**self.summary.result(), "label": DIRECTION, "epochs": self.epochs, "interval95": self.interval}
-        return [{**entry, "values": list(self.summary.values), "rows": negatives + positives, "positives": positives}]
+        return {**entry, "values": list(self.summary.values), "rows": negatives + positives, "positives": positives}
 
     def state(self) -> dict[str, Any]:
         return {"epochs": list(self.epochs), "interval": self.interval, "summary": summary_state(self.summary)}
@@ -146,7 +150,7 @@ class InformedAudit:
     every : int
         Number of steps of which one is sampled in an epoch of many rows.
     direction : bool
-        True if the panel is read by `remembered_direction` too, after each epoch.
+        True if the panel is read by `remembered_direction` too, after each epoch, for each class that is read.
     audits : int
         Number of audits that share the seconds that readers may take at the end of a run.
     """
@@ -171,7 +175,7 @@ class InformedAudit:
         self._labels, self._classes, self._positives = labels, classes, list(positives)
         self._schedule, self._split, self._party = schedule, split, party
         self._defended, self._recorder = defended, recorder
-        self._most_rows, self._every, self._reads_direction = rows, every, direction and len(self._positives) == 1
+        self._most_rows, self._every, self._reads_direction = rows, every, direction
         most = max(LARGEST_FIT // audits, SMALLEST_FIT)
         self._fits: dict[str, Fit] = {
             **DISCRIMINANTS,
@@ -181,9 +185,12 @@ class InformedAudit:
         self._panel: RowPanel | None = None
         self._current, self._kept = Collected(), Collected()
         self._kept_auc = -math.inf
-        self._directions = _DirectionResults(
-            LeakSummary(DIRECTION, party, phase="remembered", source="monitor", defended=defended)
-        )
+        self._directions = {
+            positive: _DirectionResults(
+                LeakSummary(DIRECTION, party, phase="remembered", source="monitor", defended=defended)
+            )
+            for positive in self._positives
+        }
         self._pending: list[tuple[int, int, Rows, Tensor, Tensor]] = []
         self._entries: list[dict[str, Any]] | None = None
         self._with_columns: list[dict[str, Any]] = []
@@ -263,19 +270,39 @@ class InformedAudit:
             self._read_direction(step, epoch, self._panel)
 
     def _read_direction(self, step: int, epoch: int, panel: RowPanel) -> None:
-        """Score the randomly drawn rows of the panel along the first direction of their mean gradients."""
+        """Score the randomly drawn rows of the panel along the first direction of their mean gradients.
+
+        The scores are compared with each class against the rest. Of more than one class none is the rarer one by which
+        the direction's side is chosen: each has the larger AUC of both sides, and the step log the largest of all.
+        """
         rows = panel.arrived.numpy() & panel.random
-        labels = self._labels[panel.rows[rows]] == self._positives[0]
-        positives = int(np.count_nonzero(labels))
-        if not 0 < positives < len(labels):
+        numbers = self._labels[panel.rows[rows]]
+        counts = {positive: int(np.count_nonzero(numbers == positive)) for positive in self._positives}
+        present = [positive for positive, count in counts.items() if 0 < count < len(numbers)]
+        if not present:
             return
         mean = panel.mean[torch.from_numpy(rows)]
         scores = direction_score(lambda: [mean]).numpy()
-        value, interval = leak_auc(scores, labels), auc_interval(scores, labels)
-        self._directions.epochs.append(epoch)
-        self._directions.interval = None if interval is None else list(interval)
-        self._directions.summary.add(value, len(labels) - positives, positives)
-        self._add(step, epoch, DIRECTION, "remembered_auc", value)
+        values = []
+        for positive in present:
+            labels, found = numbers == positive, self._directions[positive]
+            other_side = len(self._positives) > 1 and leak_auc(scores, labels) < 0.5
+            sided = -scores if other_side else scores
+            interval = auc_interval(sided, labels)
+            values.append(leak_auc(sided, labels))
+            found.epochs.append(epoch)
+            found.interval = None if interval is None else list(interval)
+            found.summary.add(values[-1], len(labels) - counts[positive], counts[positive])
+        self._add(step, epoch, DIRECTION, "remembered_auc", max(values))
+
+    def _direction_entries(self) -> list[dict[str, Any]]:
+        """Return the entry of `DIRECTION`, of several classes that of the one read most clearly; empty without any."""
+        found = {positive: results for positive, results in self._directions.items() if results.epochs}
+        if not found:
+            return []
+        positive = max(found, key=lambda one: found[one].evidence)
+        more = {"class": positive, "classes": len(found)} if len(self._positives) > 1 else {}
+        return [{**found[positive].entry(), **more}]
 
     def _add(self, step: int, epoch: int, attack: str, metric: str, value: float) -> None:
         self._recorder.add(
@@ -467,7 +494,7 @@ class InformedAudit:
 
     def entries(self) -> list[dict[str, Any]]:
         """Return the entries of ``result.json``; before `finish`, those of the panel only."""
-        return [*self._directions.entries(), *(self._entries or []), *self._with_columns]
+        return [*self._direction_entries(), *(self._entries or []), *self._with_columns]
 
     def state(self) -> dict[str, Any]:
         """Return the state that a resumed run needs, as plain values and tensors."""
@@ -479,7 +506,7 @@ class InformedAudit:
             "now": self._current.state(),
             "kept": self._kept.state(),
             "kept_auc": self._kept_auc,
-            "directions": self._directions.state(),
+            "directions": {str(positive): found.state() for positive, found in self._directions.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -489,7 +516,8 @@ class InformedAudit:
         self._features.restore(state["features"])
         self._current, self._kept = Collected.of(state["now"]), Collected.of(state["kept"])
         self._kept_auc = state["kept_auc"]
-        self._directions.restore(state["directions"])
+        for positive, found in self._directions.items():
+            found.restore(state["directions"][str(positive)])
         if state["panel"] is not None:
             widths = state["panel"]["sums"].shape[1], state["panel"]["embeddings"].shape[1]
             self._make_panel(*widths).restore(state["panel"])

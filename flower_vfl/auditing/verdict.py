@@ -221,7 +221,8 @@ def practical_p_value(entry: Entry) -> float | None:
     .. math:: P = P\big(\mathrm{Bin}(T, 1 - \Phi((x - 1/2) / \sigma)) \ge T - k + 1\big),
 
     doubled, as scores may be turned around. A longitudinal attack has one AUC over all rows after each of E epochs:
-    the normal tail of the largest, times 2 E. Where C classes take turns, each is tested by itself, too. So
+    the normal tail of the largest, times 2 E, and times C where it is of one of C classes that were compared. Where C
+    classes take turns in single steps, each is tested by itself, too. So
     are single steps, where their ``max_p_value`` is known: a leak in fewer than one of twenty hardly moves the q95. The
     smallest of all these p-values is multiplied by their number.
 
@@ -281,8 +282,8 @@ def _remembered_p_value(entry: Entry) -> float | None:
         sigma = (float(ends[1]) - float(ends[0])) / (2 * _Z975)
     if not sigma > 0:
         return None
-    epochs = max(1, len(entry.get("values") or ()))
-    return min(1.0, 2.0 * epochs * float(ndtr((0.5 - reached(entry)) / sigma)))
+    tests = 2 * max(1, len(entry.get("values") or ())) * int(entry.get("classes") or 1)
+    return min(1.0, tests * float(ndtr((0.5 - reached(entry)) / sigma)))
 
 
 def _party_verdict(result: Result, party: str, findings: Sequence[Finding], alarm: float) -> dict[str, Any]:
@@ -425,8 +426,7 @@ def not_run(result: Result, party: str) -> list[str]:
     if sends_nothing(result):
         return []
     entries = [entry for entry in practical_entries(result) if str(entry.get("party")) == party]
-    several = any(entry.get("by_class") for entry in received(result))
-    reasons = [reason for name in needed(result) if (reason := _reason(name, entries, several=several))]
+    reasons = [reason for name in needed(result) if (reason := _reason(name, entries))]
     readers = [entry for entry in read(result) if str(entry.get("party")) == party]
     informed = [entry for entry in readers if is_informed(entry)]
     gains = [entry for entry in readers if is_gain(entry)]
@@ -438,23 +438,14 @@ def not_run(result: Result, party: str) -> list[str]:
 
 
 def needed(result: Result) -> list[str]:
-    """Return the names of the attacks that must have run: the practical set, and those known to break the defenses.
-
-    A longitudinal attack detects one class. Where several take turns it cannot run, and is needed only where it is
-    known to break the defense.
-    """
+    """Return the names of the attacks that must have run: the practical set, and those known to break the defenses."""
     defenses: Sequence[Mapping[str, Any]] = result["defenses"]
     known = [str(name) for defense in defenses for name in defense.get("read_by") or ()]
-    usual: Sequence[str] = PRACTICAL if defenses else UNDEFENDED
-    if any(entry.get("by_class") for entry in received(result)):
-        usual = [name for name in usual if not name.startswith("remembered_")]
-    return list(dict.fromkeys([*usual, *known]))
+    return list(dict.fromkeys([*(PRACTICAL if defenses else UNDEFENDED), *known]))
 
 
-def _reason(name: str, entries: Sequence[Entry], *, several: bool) -> str:
+def _reason(name: str, entries: Sequence[Entry]) -> str:
     """Return the reason why an attack tested nothing; empty where it did test."""
-    if several and name.startswith("remembered_"):
-        return f"{name}: it detects one class, and several take turns"
     here = [entry for entry in entries if entry.get("attack") == name]
     known = [entry for entry in here if entry.get("q95") is not None]
     if not known:

@@ -61,6 +61,12 @@ class Remembered:
         return self.leaks[-1]
 
     @property
+    def name(self) -> str:
+        """The attack's label and, where several classes were compared, the one that it reads most clearly."""
+        number = self.entry.get("class")
+        return label_of(self.entry) if number is None else f"{label_of(self.entry)}, class {number}"
+
+    @property
     def knows(self) -> str:
         """Side information of the attacker, in words."""
         params = self.entry.get("params")
@@ -128,7 +134,7 @@ def _figures(run: Run) -> list[Markup]:
 
 
 def _figure(run: Run, party: Any, layer: Any, found: Sequence[Remembered]) -> Markup:
-    curves: dict[str, CurvePoints] = {label_of(f.entry): (np.array(f.epochs), np.array(f.values)) for f in found}
+    curves: dict[str, CurvePoints] = {f.name: (np.array(f.epochs), np.array(f.values)) for f in found}
     step = single_steps(run.result, party, layer)
     alone = None if step is None else by_epoch(run, step)
     null = largest_null(f.entry for f in found)

@@ -186,8 +186,7 @@ def test_an_attackers_own_measurement_counts_before_the_monitors():
 def test_a_class_that_leaks_alone_raises_the_alarm_and_is_named():
     each = [{"class": n, "q95": 0.55, "q95_null": 0.55, "mean": 0.5, "steps": 40, "one_class_steps": 0} for n in "012"]
     each[2] |= {"q95": 0.8, "mean": 0.7}
-    entries = complete(step("norm", 0.56, by_class=each))
-    found = verdict(*(e for e in entries if e["phase"] != "remembered"))["parties"][0]
+    found = verdict(*complete(step("norm", 0.56, by_class=each)))["parties"][0]
     assert (found["status"], found["not_run"]) == ("leaks", [])
     assert (found["leak"]["practical"]["class"], found["leak"]["value"]) == ("2", 0.8)
 
@@ -199,8 +198,11 @@ def test_the_p_value_of_a_q95_is_the_tail_of_an_order_statistic(steps, value):
     assert practical_p_value(step("norm", value, steps=steps)) == pytest.approx(exact, rel=1e-6)
 
 
-def test_the_p_value_over_epochs_is_a_normal_tail_times_epochs_and_sides():
+def test_the_p_value_over_epochs_is_a_normal_tail_times_epochs_sides_and_classes():
     exact = 2 * 2 * norm.sf(0.03 / 0.0105)
+    assert practical_p_value({**remembered(values=(0.53, 0.51)), "class": 1, "classes": 3}) == pytest.approx(
+        3 * exact, rel=1e-3
+    )
     assert practical_p_value(remembered(values=(0.53, 0.51))) == pytest.approx(exact, rel=1e-3)
     of_interval = remembered(values=(0.5, 0.53), interval95=[0.53 - 1.96 * 0.0105, 0.53 + 1.96 * 0.0105])
     assert practical_p_value({**of_interval, "q95_null": None}) == pytest.approx(exact, rel=1e-3)
@@ -320,7 +322,7 @@ def test_a_small_leak_of_one_attack_and_party_is_found_among_all_tests():
 def test_what_is_needed_without_a_defense_and_with_several_classes():
     assert needed({"leakage": [], "defenses": []}) == ["norm", "direction"]
     turns = {"leakage": [step("norm", by_class=[{"class": 0, "q95": 0.5}])], "defenses": [{"read_by": ["hint"]}]}
-    assert needed(turns) == ["norm", "residual", "direction", "shell", "hint"]
+    assert needed(turns) == [*PRACTICAL, "hint"]
 
 
 def chance_of_classes(seed, classes, batch, last, steps, epochs):
@@ -373,10 +375,10 @@ def test_seeds_judged_together_raise_few_false_alarms():
     assert alarms <= binom.isf(0.001, 200, 0.05)
 
 
-def test_where_classes_take_turns_an_attack_on_one_class_leaves_a_run_not_tested():
+def test_where_classes_take_turns_an_attack_that_breaks_the_defense_must_have_run():
     each = [{"class": n, "q95": 0.55, "q95_null": 0.55, "mean": 0.5, "steps": 40} for n in range(3)]
     defense = [{"name": "iso", "params": {}, "read_by": ["remembered_direction"]}]
     entries = [entry for entry in complete(step("norm", by_class=each)) if entry["phase"] != "remembered"]
     found = verdict(*entries, defenses=defense)
     assert found["status"] == "not tested"
-    assert found["parties"][0]["not_run"] == ["remembered_direction: it detects one class, and several take turns"]
+    assert found["parties"][0]["not_run"] == ["remembered_direction: did not run"]

@@ -51,7 +51,7 @@ def test_a_base_that_is_a_path_begins_at_the_sweeps_file(read, tmp_path):
         ("grids = 1", "did you mean 'grid'"),
         ("seed = 1", r"go into \[set\]"),
         ("[sweep]\nretry = 2", "did you mean 'retries'"),
-        ("[sweep]\nretries = -1", "greater than or equal to 0"),
+        ("[sweep]\nretries = -1", "at least 0"),
         ("[sweep]\nsamples = 5\n[grid]\nseed = [1, 2]", "there are none"),
         ("base = 3", "base must be a preset"),
         ('base = ["census", "census"]', "twice"),
