@@ -11,9 +11,9 @@ from flower_vfl.protocol.schedule import Schedule
 BATCH, WIDTH = 256, 8
 
 
-def audit_of(labels, *, epochs=1, classes=2, seed=0, rows=20_000, positives=(1,), members=(), every=1):
-    """Return an audit, and the schedule of its training."""
-    schedule = Schedule(seed, len(labels), 0, BATCH, BATCH, epochs, validation=0.0)
+def audit_of(labels, *, epochs=1, classes=2, seed=0, rows=20_000, positives=(1,), members=(), every=1, periods=()):
+    """Return an audit, and the schedule of its training, in time order if it has periods."""
+    schedule = Schedule(seed, len(labels), 0, BATCH, BATCH, len(periods) or epochs, validation=0.0, periods=periods)
     audit = InformedAudit(
         labels,
         classes,

@@ -414,6 +414,19 @@ def test_batches_of_zeros_do_not_keep_others_from_being_read():
     assert 0.75 < alone["mean"] < norm.cdf(2.5 / np.sqrt(2))  # below the AUC if no batch were zeros
 
 
+def test_in_time_order_the_rows_of_all_days_are_read_not_those_of_one_day():
+    def send(step, rows):
+        g = noise(step, rows)
+        g[:, 0] += 1.2 * Y[rows]
+        return Z[rows], g
+
+    alone, _ = entries_of(Y, send, periods=(N // 8,) * 8, seed=1)
+    low, high = alone["interval95"]
+    assert (alone["span"], alone["rows"] > 1000) == ("epochs", True)  # of one day about 240 rows are scored
+    assert high - low < 0.06
+    assert alone["mean"] == pytest.approx(norm.cdf(1.2 / np.sqrt(2)), abs=0.03)
+
+
 def direction_entries(audit):
     return [entry for entry in audit.entries() if entry["attack"] == "remembered_direction"]
 
