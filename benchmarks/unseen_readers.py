@@ -228,7 +228,7 @@ SLOWER: dict[str, Callable[[], Any]] = {
 }
 """Further readers of the changes between epochs, and of columns."""
 
-CHANGES, ALIKE = "changes between epochs", "beside people alike"
+CHANGES, NEAREST = "changes between epochs", "beside the nearest people"
 
 WITHIN = {
     "LDA": MODELS["LDA"],
@@ -266,7 +266,7 @@ def products(x: Matrix, z: Matrix) -> Matrix:
     return np.concatenate([outer, cosine[:, None]], axis=1).astype(np.float32)
 
 
-def beside_alike(x: Matrix, own: Matrix) -> Matrix:
+def beside_nearest(x: Matrix, own: Matrix) -> Matrix:
     """Return as features gradients, their means over people with the most similar own data, and the differences."""
     units = StandardScaler().fit_transform(own)
     near = NearestNeighbors(n_neighbors=31).fit(units).kneighbors(units, return_distance=False)[:, 1:]
@@ -309,7 +309,7 @@ def samples(audit: Recording) -> Iterator[tuple[str, str, Matrix, Labels, NDArra
     held = np.concatenate([*columns, own], axis=1)
     yield "columns", "all epochs", np.concatenate([views[2][1], held], axis=1), y, of
     yield "columns", CHANGES, np.concatenate([views[4][1], average, held], axis=1), y, of
-    yield "columns", ALIKE, np.concatenate([beside_alike(sent, held), held], axis=1), y, of
+    yield "columns", NEAREST, np.concatenate([beside_nearest(sent, held), held], axis=1), y, of
 
 
 def _drawn(generator: np.random.Generator, mask: NDArray[np.bool_], most: int) -> NDArray[np.int64]:

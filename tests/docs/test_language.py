@@ -1,15 +1,22 @@
-"""The library's docstrings and messages are plain technical English, without private metaphors."""
+"""Docstrings, messages and pages are plain technical English, without private metaphors."""
 
 import ast
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("flower_vfl", "strategies", "simulations", "examples/own_methods", "docs/extensions")
+FOLDERS = (
+    *("flower_vfl", "strategies", "simulations"),
+    *("examples/own_methods", "docs/extensions", "studies", "benchmarks"),
+)
+PAGES = ("*.md", "docs/**/*.md", "examples/**/*.md", "benchmarks/*.md", "tests/**/*.md")
+ON_PAGES = {"cards"}
+"""Banned words that pages use in their usual meaning: cards of a report, credit cards."""
+
 LIBRARY = FOLDERS[:3]
 TEMPLATES = "flower_vfl/reports/templates"
 FIRST_WORDS = {"What", "Who", "Whether", "How", "Where", "Which", "Whose"}
@@ -52,6 +59,7 @@ NAMES = {"told", "said", "hears", "heard", "cards", "on_card"}
 
 _BANNED = re.compile(rf"\b({'|'.join(BANNED)})\b".replace(" ", r"\s+"))
 _CODE = re.compile(r"<[^>]*>|\{[{%#].*?[}%#]\}", re.DOTALL)
+_BLOCK = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
 
 def texts(tree: ast.AST) -> Iterator[tuple[int, str, bool]]:
@@ -85,16 +93,23 @@ def problems(source: str) -> list[tuple[int, str]]:
     return found
 
 
-def banned(text: str) -> Iterator[tuple[int, str]]:
+def banned(text: str, allowed: Container[str] = ()) -> Iterator[tuple[int, str]]:
     """Yield the offset of the line of each banned word, which may be broken over two lines, and what to write."""
     for match in _BANNED.finditer(text):
         words = " ".join(match[0].split())
+        if words in allowed:
+            continue
         yield text.count("\n", 0, match.start()), f"{words!r}: write {BANNED[words]!r} or the like"
 
 
 def prose(template: str) -> str:
     """Return a template without its tags and expressions; lines stay."""
     return _CODE.sub(lambda match: "\n" * match[0].count("\n"), template)
+
+
+def without_code(page: str) -> str:
+    """Return a Markdown page without its blocks of code; lines stay."""
+    return _BLOCK.sub(lambda match: "\n" * match[0].count("\n"), page)
 
 
 def identifiers(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -133,6 +148,22 @@ def test_the_prose_of_templates_is_plain_english():
     ]
     assert paths
     assert not found, "\n".join(found)
+
+
+def test_pages_are_plain_english():
+    paths = sorted({path for pattern in PAGES for path in ROOT.glob(pattern) if "_build" not in path.parts})
+    found = [
+        f"{path.relative_to(ROOT)}:{1 + offset}: {words}"
+        for path in paths
+        for offset, words in banned(without_code(path.read_text(encoding="utf8")), allowed=ON_PAGES)
+    ]
+    assert len(paths) > 100
+    assert not found, "\n".join(found)
+
+
+def test_banned_words_on_a_page_are_found_outside_of_code():
+    text = "Two cards.\n```text\nIt knows nothing.\n```\nIt looks\nat rows."
+    assert [line for line, _ in banned(without_code(text), allowed=ON_PAGES)] == [4]
 
 
 def test_banned_words_in_a_template_are_found_in_its_prose_alone():
