@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from flower_vfl.checkpoint import load_state, save_state
 from flower_vfl.errors import ConfigError, ProtocolError
 from flower_vfl.protocol.transcript import StepTrace, Transcript
 
@@ -44,6 +45,30 @@ def test_an_empty_transcript_has_no_last_step_and_says_so():
     with pytest.raises(ProtocolError, match="empty"):
         _ = Transcript().last
     assert list(Transcript()) == []
+
+
+def test_the_latest_steps_are_a_transcript_of_their_own():
+    transcript = Transcript(5)
+    for step in range(4):
+        transcript.record(trace(step))
+    assert [seen.step for seen in transcript.latest(2)] == [2, 3]
+    assert [seen.step for seen in transcript.latest(9)] == [0, 1, 2, 3]
+    assert len(transcript) == 4
+
+
+def test_a_restored_transcript_has_the_same_steps_and_moves_to_the_device_of_the_next(tmp_path):
+    before, after = Transcript(3), Transcript(3)
+    for step in range(4):
+        before.record(trace(step))
+    save_state(tmp_path / "state", {"transcript": before.state()})
+    after.restore(load_state(tmp_path / "state")["transcript"])
+    for one, other in zip(before, after, strict=True):
+        assert (one.step, one.epoch, one.rows.tolist()) == (other.step, other.epoch, other.rows.tolist())
+        assert torch.equal(one.embedding, other.embedding)
+        assert all(torch.equal(one.gradients[layer], g) for layer, g in other.gradients.items())
+    after.record(trace(4).to(torch.device("meta")))  # in place of a GPU
+    assert {tensor.device.type for seen in after for tensor in (seen.embedding, *seen.gradients.values())} == {"meta"}
+    assert [seen.step for seen in after] == [2, 3, 4]
 
 
 @pytest.mark.parametrize("history", [0, -1])
