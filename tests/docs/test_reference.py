@@ -15,6 +15,7 @@ from flower_vfl import build_config, run
 from flower_vfl.attacks import ATTACKS
 from flower_vfl.config import leaf_paths, preset_names, sweep_names
 from flower_vfl.registry import BUILT_IN
+from flower_vfl.simulations.worth import compare_run
 from flower_vfl.strategies import DEFENSE_METHODS, DEFENSES
 from flower_vfl.tracking import STEPS
 
@@ -152,20 +153,38 @@ def described(key, known):
     return any(fnmatchcase(key.replace("[]", "/"), pattern.replace("[]", "/")) for pattern in known)
 
 
-def test_every_key_of_a_result_and_every_metric_of_its_steps_is_described(tmp_path):
+TWO_CLASSES = {
+    "data": {"name": "breast-cancer"},
+    "training": {"epochs": 2, "batch_size": 128},
+    "attack": {
+        "names": ["norm", "remembered_direction", "model_completion", "joint_regression"],
+        "max_leak": 0.999,
+        "on_leak": "warn",
+    },
+    "defenses": "marvell(s=4)",
+    "baselines": "on",
+}
+SEVERAL_CLASSES = {
+    "data": {"name": "digits"},
+    "training": {"epochs": 1, "batch_size": 256},
+    "attack": {"informed": 8192},
+    "parties": {"colluding": ["left+right"]},
+    "defenses": "iso(t=1)",
+}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(TWO_CLASSES, id="two classes"),
+        pytest.param(SEVERAL_CLASSES, id="several classes and a group", marks=pytest.mark.slow),
+    ],
+)
+def test_every_key_of_a_result_and_every_metric_of_its_steps_is_described(config, tmp_path):
     import results
 
-    config = {
-        "data": {"name": "breast-cancer"},
-        "training": {"epochs": 2, "batch_size": 128},
-        "attack": {
-            "names": ["norm", "remembered_direction", "model_completion", "joint_regression"],
-            "max_leak": 0.999,
-        },
-        "defenses": "marvell(s=4)",
-    }
-    config["attack"]["on_leak"] = "warn"
-    summary = run(build_config(config), out=tmp_path).summary
+    run(build_config(config), out=tmp_path)
+    summary = compare_run(build_config(config), tmp_path)
     keys = set(results.keys_of(summary))
     assert {key for key in keys if not described(key, results.KEYS)} == set()
     assert len(keys) > 100
