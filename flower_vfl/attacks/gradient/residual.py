@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ALL_DIRECTIONS = 64
 """Largest number of rows or columns, whichever are fewer, for which all directions are computed, in float64."""
 
-SPARE_DIRECTIONS = 4
+SPARE_DIRECTIONS = 2
 """Number of additional directions in the subspace iteration that finds the first ones of more rows and columns."""
 
 ODD = 100
@@ -46,7 +46,7 @@ def score(g: Tensor, *, r: int = 4) -> Tensor:
     ----------
     g
         (B, D) gradients, one row an example; further dimensions are flattened. Where B and D are both above 64, the
-        directions come from a subspace iteration: those whose variance is near that of the next ones are
+        directions come from two rounds of subspace iteration: those whose variance is near that of the next ones are
         mixed with them.
     r
         Number of directions that are removed, at least 1; never more than half of D, and fewer than B.
@@ -114,29 +114,27 @@ def _lengths_beyond(x: Tensor, r: int) -> Tensor:
 
 
 def _lengths_beyond_most(x: Tensor, r: int) -> Tensor:
-    """Return nearly the same lengths in less time, by the first directions from a subspace iteration.
+    """Return nearly the same lengths in less time, by the first directions from two subspace iterations.
 
-    It starts with random combinations of the rows, which lie nearer to these directions than random vectors do, and
-    takes one round. Products are centred, not the rows: each pass over the rows takes as long as a product. Coordinates
-    (B, k) along a few directions are columns: as rows (k, B), they take twice as long.
+    The products are centred, not the rows: each pass over the rows takes as long as a product. Coordinates (B, k) along
+    a few directions are columns: as rows (k, B), they take twice as long.
     """
-    count = min(*x.shape[-2:], r + SPARE_DIRECTIONS)
-    start = _basis(_combinations(x.shape[-2], count, x.dtype).to(x.device), x)
-    basis = _basis(_centred(x @ start, dim=-2), x)
-    mean = x.mean(dim=-2, keepdim=True)
-    coordinates = x @ basis - mean @ basis
-    first = _right_singular_vectors(coordinates.double())[..., -r:].to(x)
-    taken = torch.cat([coordinates @ first, x.new_ones((*x.shape[:-1], 1))], dim=-1)
-    out = torch.cat([(basis @ first).mT, mean], dim=-2)
+    start = _start(x.shape[-1], r + SPARE_DIRECTIONS, x.dtype).to(x.device).expand(*x.shape[:-2], -1, -1)
+    basis = torch.linalg.qr((_coordinates(x, start).mT @ x).mT).Q
+    ones = x.new_ones((*x.shape[:-1], 1))
+    products = torch.cat([_coordinates(x, basis.mT.contiguous()), ones], dim=-1).mT @ x
+    basis, small = torch.linalg.qr(products[..., :-1, :].mT)
+    directions = (basis @ torch.linalg.svd(small).U[..., :r]).mT.contiguous()
+    taken = torch.cat([_coordinates(x, directions), ones], dim=-1)
+    out = torch.cat([directions, products[..., -1:, :] / x.shape[-2]], dim=-2)
     subtract = torch.addmm if x.dim() == 2 else torch.baddbmm
     lengths: Tensor = torch.linalg.vector_norm(subtract(x, taken, out, alpha=-1), dim=-1)
     return lengths
 
 
-def _basis(weights: Tensor, x: Tensor) -> Tensor:
-    """Return orthonormal columns (..., D, k) that span the rows' sums with weights (..., B, k)."""
-    basis: Tensor = torch.linalg.qr((weights.mT @ x).mT).Q
-    return basis
+def _coordinates(x: Tensor, directions: Tensor) -> Tensor:
+    """Return the centred coordinates (..., B, k) of rows (..., B, D) along directions (..., k, D)."""
+    return _centred(x @ directions.mT, dim=-2)
 
 
 def _centred(values: Tensor, dim: int = -1) -> Tensor:
@@ -150,10 +148,10 @@ def _right_singular_vectors(tall: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=16)
-def _combinations(rows: int, count: int, dtype: torch.dtype) -> Tensor:
-    """Return fixed random weights (B, k) with a mean of 0, from which the subspace iteration starts."""
+def _start(width: int, rows: int, dtype: torch.dtype) -> Tensor:
+    """Return the fixed random vectors (rows, D) at which the subspace iteration starts."""
     generator = torch.Generator().manual_seed(0)
-    return _centred(torch.randn(rows, count, generator=generator, dtype=torch.float64), dim=-2).to(dtype)
+    return torch.randn(min(width, rows), width, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def _split(values: Tensor) -> Tensor:
