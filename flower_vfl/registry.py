@@ -82,7 +82,7 @@ _PLAIN = {
     "less than": "below",
     "a valid integer": "a whole number",
     "a valid number": "a number",
-    "a valid string": "a text",
+    "a valid string": "text",
     "a valid boolean": "true or false",
     "a valid list": "a list",
     "a valid dictionary": "a table",

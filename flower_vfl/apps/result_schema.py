@@ -114,6 +114,11 @@ def class_name(result: Mapping[str, Any], number: Any) -> str:
     return names[number] if isinstance(number, int) and 0 <= number < len(names) else str(number)
 
 
+def of_class(result: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """Return the class of a finding or an entry in words, as in ", class cat"; empty where it names none."""
+    return "" if found.get("class") is None else f", class {class_name(result, found['class'])}"
+
+
 def with_class_names(result: Mapping[str, Any], text: str) -> str:
     """Return a text about classes by number, such as why a reader has no value, with their names.
 

@@ -61,7 +61,7 @@ from flower_vfl.auditing.selection import (
 from flower_vfl.auditing.summary_state import restore_summary, summary_state
 from flower_vfl.auditing.verdict import INFORMED
 from flower_vfl.data.store.dataset import PartyTable
-from flower_vfl.metrics import LeakSummary, auc_interval, leak_auc, null_quantile
+from flower_vfl.metrics import LeakSummary, auc_interval, leak_auc
 from flower_vfl.protocol.schedule import Rows, Schedule, is_scored
 from flower_vfl.protocol.tensors import brought
 
@@ -99,12 +99,6 @@ class _DirectionResults:
     epochs: list[int] = field(default_factory=list)
     interval: list[float] | None = None
 
-    @property
-    def evidence(self) -> float:
-        """The largest distance of a value from 0.5, in units of that of a random score's 95 % quantile."""
-        farthest = max(abs(value - 0.5) for value in self.summary.values)
-        return farthest / max(null_quantile(self.summary.class_counts.elements()) - 0.5, 1e-9)
-
     def entry(self) -> dict[str, Any]:
         (negatives, positives), _ = self.summary.class_counts.most_common(1)[0]
         entry = {**self.summary.result(), "label": DIRECTION, "epochs": self.epochs, "interval95": self.interval}
@@ -116,6 +110,20 @@ class _DirectionResults:
     def restore(self, state: Mapping[str, Any]) -> None:
         self.epochs, self.interval = list(state["epochs"]), state["interval"]
         restore_summary(self.summary, state["summary"])
+
+
+def _of_several(entry: Mapping[str, Any], positive: int, classes: int) -> dict[str, Any]:
+    """Return the entry of one class among several: its chance level and p-value count all classes, and both sides."""
+    from scipy.special import ndtri
+
+    wider = float(ndtri(1.0 - 0.05 / (2 * classes)) / ndtri(0.95))
+    return {
+        **entry,
+        "class": positive,
+        "classes": classes,
+        "q95_null": 0.5 + wider * (entry["q95_null"] - 0.5),
+        "p_value": min(1.0, classes * entry["p_value"]),
+    }
 
 
 class InformedAudit:
@@ -300,9 +308,10 @@ class InformedAudit:
         found = {positive: results for positive, results in self._directions.items() if results.epochs}
         if not found:
             return []
-        positive = max(found, key=lambda one: found[one].evidence)
-        more = {"class": positive, "classes": len(found)} if len(self._positives) > 1 else {}
-        return [{**found[positive].entry(), **more}]
+        entries = {positive: results.entry() for positive, results in found.items()}
+        positive = min(entries, key=lambda one: (entries[one]["p_value"], -entries[one]["max"]))
+        entry = entries[positive]
+        return [entry if len(self._positives) == 1 else _of_several(entry, positive, len(entries))]
 
     def _add(self, step: int, epoch: int, attack: str, metric: str, value: float) -> None:
         self._recorder.add(

@@ -221,10 +221,10 @@ def practical_p_value(entry: Entry) -> float | None:
     .. math:: P = P\big(\mathrm{Bin}(T, 1 - \Phi((x - 1/2) / \sigma)) \ge T - k + 1\big),
 
     doubled, as scores may be turned around. A longitudinal attack has one AUC over all rows after each of E epochs:
-    the normal tail of the largest, times 2 E, and times C where it is of one of C classes that were compared. Where C
-    classes take turns in single steps, each is tested by itself, too. So
-    are single steps, where their ``max_p_value`` is known: a leak in fewer than one of twenty hardly moves the q95. The
-    smallest of all these p-values is multiplied by their number.
+    its ``p_value`` is the least probability of one of them, by the rows of that epoch, times 2 E and the number of
+    classes that were compared. Without one all epochs count as equal. Where C classes take turns in single steps, each
+    is tested by itself, too. So are single steps, where their ``max_p_value`` is known: a leak in fewer than one of
+    twenty hardly moves the q95. The smallest of all these p-values is multiplied by their number.
 
     Examples
     --------
@@ -276,14 +276,16 @@ def _order_p_value(value: float, null: float, sigma: float, steps: int) -> float
 def _remembered_p_value(entry: Entry) -> float | None:
     from scipy.special import ndtr
 
+    if entry.get("p_value") is not None:
+        return float(entry["p_value"])
     sigma = (null_of(entry) - 0.5) / _Z95
     ends = entry.get("interval95")
     if not sigma > 0 and isinstance(ends, Sequence) and len(ends) == 2:
         sigma = (float(ends[1]) - float(ends[0])) / (2 * _Z975)
     if not sigma > 0:
         return None
-    tests = 2 * max(1, len(entry.get("values") or ())) * int(entry.get("classes") or 1)
-    return min(1.0, tests * float(ndtr((0.5 - reached(entry)) / sigma)))
+    epochs = max(1, len(entry.get("values") or ()))
+    return min(1.0, 2.0 * epochs * float(ndtr((0.5 - reached(entry)) / sigma)))
 
 
 def _party_verdict(result: Result, party: str, findings: Sequence[Finding], alarm: float) -> dict[str, Any]:

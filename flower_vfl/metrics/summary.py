@@ -121,9 +121,9 @@ class LeakSummary:
         all steps, ``one_class_steps`` those of them without a value. ``max_p_value`` is the probability that random
         scores, or the same turned around, read any of these steps as well as one was read, ``steps_read`` the number of
         steps for which that probability is at most 5 %, and ``steps_read_max`` the largest AUC of these, turned around
-        where it is below 0.5. ``detection_error_q05`` is the 5 % quantile of the detection error: at one step in twenty
-        the attack's is no larger. ``baseline`` and ``advantage`` belong to attacks that are compared with training
-        alone.
+        where it is below 0.5. Of longitudinal attacks ``p_value`` is that probability for the AUCs of all epochs.
+        ``detection_error_q05`` is the 5 % quantile of the detection error: at one step in twenty the attack's is no
+        larger. ``baseline`` and ``advantage`` belong to attacks that are compared with training alone.
         """
         values, errors = np.array(self.values), np.array(self.errors)
         by_chance = self.metric == "auc"
@@ -144,6 +144,7 @@ class LeakSummary:
             "q95_turned": none_if_nan(turned),
             "q95_p_value": none_if_nan(self._p_value(max(q95, turned), null)) if tested else None,
             **(self._single_steps(values) if tested and values.size else dict.fromkeys(SINGLE_STEPS)),
+            **({"p_value": self.p_value} if by_chance and self.phase == "remembered" else {}),
             "mean": none_if_nan(float(values.mean()) if values.size else math.nan),
             "max": none_if_nan(float(values.max()) if values.size else math.nan),
             "detection_error_mean": none_if_nan(float(errors.mean()) if errors.size else math.nan),
@@ -155,13 +156,22 @@ class LeakSummary:
         }
 
     def _single_steps(self, values: NDArray[np.float64]) -> dict[str, Any]:
-        """Return the numbers of `SINGLE_STEPS`: Bonferroni over the steps and both sides of each."""
-        pairs = self._pairs()
-        sides = step_p_values(2 * pairs, [*values, *(1.0 - values)]).reshape(2, -1)
-        p_values = np.minimum(1.0, sides.size * sides.min(axis=0))
+        """Return the numbers of `SINGLE_STEPS`."""
+        p_values = self._p_values(values)
         read = np.maximum(values, 1.0 - values)[p_values <= STEP_LEVEL]
         found = float(p_values.min()), read.size, float(read.max()) if read.size else None
         return dict(zip(SINGLE_STEPS, found, strict=True))
+
+    def _p_values(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the p-value of each AUC by its class counts: Bonferroni over all of them and both sides of each."""
+        sides = step_p_values(2 * self._pairs(), [*values, *(1.0 - values)]).reshape(2, -1)
+        found: NDArray[np.float64] = np.minimum(1.0, sides.size * sides.min(axis=0))
+        return found
+
+    @property
+    def p_value(self) -> float | None:
+        """The probability that random scores, or the same turned around, reach any of the AUCs; None without any."""
+        return float(self._p_values(np.array(self.values)).min()) if self.values else None
 
     def _p_value(self, value: float, null: float) -> float:
         """Return the two-sided probability that a random score reaches a value: 1 up to its quantile `null`."""

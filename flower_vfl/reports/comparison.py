@@ -156,7 +156,11 @@ def _leak_figure(settings: Sequence[Setting], attack: str, layer: str) -> Markup
         metric = "remembered_auc" if is_remembered(entry) else "auc"
         metric = f"monitor_{metric}" if entry.get("source") == "monitor" else metric
         run, party = setting.runs[0], str(entry.get("party"))
-        steps, _, values = run.curve(attack=attack, party=party, layer=layer, metric=metric)
+        steps, epochs, values = run.curve(attack=attack, party=party, layer=layer, metric=metric)
+        if is_remembered(entry):  # of several classes the log has the largest AUC, the entry those of one class
+            known = np.isin(epochs, entry["epochs"])
+            if np.count_nonzero(known) == len(entry["values"]):
+                steps, values = steps[known], np.array(entry["values"])
         if np.isfinite(values).any():
             curves[setting.title if setting.title not in curves else f"{setting.title} · {run.name}"] = (steps, values)
             entries.append(entry)

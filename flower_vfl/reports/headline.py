@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flower_vfl.apps.result_schema import class_name, with_class_names
+from flower_vfl.apps.result_schema import of_class, with_class_names
 from flower_vfl.auditing.entries import REMEMBERED, Result, label_of, read, sends_nothing
 from flower_vfl.auditing.verdict import (
     FEWEST_STEPS,
@@ -114,10 +114,6 @@ class Lines:
         """True if an attack on gradients alone did not run, and the measured leak is below the highest grade."""
         return bool(self._gaps("leak")) and reading(self.value or 0.0, self.null, found=True) != GRADES[-1]
 
-    def _of_class(self, found: Mapping[str, Any]) -> str:
-        """Return the class of a finding, in words; empty where there are two classes."""
-        return "" if found.get("class") is None else f", class {class_name(self.result, found['class'])}"
-
     @staticmethod
     def _above(found: Mapping[str, Any] | None, chance: float) -> bool:
         """Return True if the 95 % interval of a finding lies wholly above chance."""
@@ -140,7 +136,7 @@ class Lines:
         if found is None:
             return ""
         reached = f"{number(found['reached'])} (guessing {number(found['null'])})"
-        return f"{found['label']}{self._of_class(found)} {reached}{_of_member(found)}"
+        return f"{found['label']}{of_class(self.result, found)} {reached}{_of_member(found)}"
 
     @property
     def single_steps(self) -> str:
@@ -175,7 +171,7 @@ class Lines:
         if found is None:
             return ""
         ends = f" ({interval(found['interval95'])})" if found.get("interval95") else ""
-        return f"{number(found['reached'])}{ends}{self._of_class(found)}{_of_member(found)}"
+        return f"{number(found['reached'])}{ends}{of_class(self.result, found)}{_of_member(found)}"
 
     @property
     def unread(self) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
+from flower_vfl.apps.result_schema import of_class
 from flower_vfl.auditing.entries import Entry, Result, is_remembered, label_of, received
 from flower_vfl.metrics import nearest_rank
 from flower_vfl.reports.figures import remembered_figure
@@ -34,11 +35,14 @@ class Remembered:
         The entry of ``result.json``.
     epochs, values
         Epochs after which it was measured, and the leak AUC of all rows after each of them.
+    of_class
+        The class that it reads most clearly among several, in words, as in ", class cat".
     """
 
     entry: Entry
     epochs: Sequence[int]
     values: Sequence[float]
+    of_class: str = ""
 
     @property
     def turned(self) -> bool:
@@ -63,8 +67,7 @@ class Remembered:
     @property
     def name(self) -> str:
         """The attack's label and, where several classes were compared, the one that it reads most clearly."""
-        number = self.entry.get("class")
-        return label_of(self.entry) if number is None else f"{label_of(self.entry)}, class {number}"
+        return f"{label_of(self.entry)}{self.of_class}"
 
     @property
     def knows(self) -> str:
@@ -76,15 +79,18 @@ class Remembered:
         return f"{k} positives" if self.entry.get("attack") == "remembered_hint" else f"{k} rows of each class"
 
 
-def remembered_in(entries: Sequence[Entry]) -> list[Remembered]:
+def remembered_in(result: Result, entries: Sequence[Entry]) -> list[Remembered]:
     """Return the measurements of longitudinal attacks with at least one value, in the order of the entries."""
-    found = (Remembered(entry, entry["epochs"], entry["values"]) for entry in entries if is_remembered(entry))
-    return [known for known in found if known.values]
+    return [
+        Remembered(entry, entry["epochs"], entry["values"], of_class(result, entry))
+        for entry in entries
+        if is_remembered(entry) and entry["values"]
+    ]
 
 
 def strongest(result: Result) -> Remembered | None:
     """Return the longitudinal attack with the largest leak of the received gradients; None without any."""
-    return max(remembered_in(received(result)), key=lambda found: max(found.leaks), default=None)
+    return max(remembered_in(result, received(result)), key=lambda found: max(found.leaks), default=None)
 
 
 def single_steps(result: Result, party: Any, layer: Any) -> Entry | None:
@@ -97,15 +103,16 @@ def of_remembered(run: Run) -> dict[str, Any]:
     """Return the values of the page of one run about longitudinal attacks."""
     found = strongest(run.result)
     step = None if found is None else single_steps(run.result, found.entry.get("party"), found.entry.get("layer"))
+    rows = remembered_in(run.result, run.result["leakage"])
     return {
         "remembered": found,
         "single_step": step,
         "each_comes_again": _repeats(run),
         "averaged_out": found is not None and _averaged_out(run, found),
-        "remembered_rows": remembered_in(run.result["leakage"]),
+        "remembered_rows": rows,
         "unread": [e for e in run.result["leakage"] if is_remembered(e) and e.get("unavailable")],
         "remembered_figures": _figures(run),
-        "bounded": any(promised(run, row.entry.get("party")) for row in remembered_in(run.result["leakage"])),
+        "bounded": any(promised(run, row.entry.get("party")) for row in rows),
     }
 
 
@@ -125,7 +132,7 @@ def _figures(run: Run) -> list[Markup]:
     """Return one figure for each party and layer; the monitor's values only where no attacker measured any."""
     places: dict[tuple[Any, Any], list[Remembered]] = {}
     for source in ("attacker", "monitor"):
-        for found in remembered_in(received(run.result)):
+        for found in remembered_in(run.result, received(run.result)):
             place = (found.entry.get("party"), found.entry.get("layer"))
             known = places.setdefault(place, [])
             if found.entry.get("source") == source and all(other.entry.get("source") == source for other in known):

@@ -41,7 +41,7 @@ from flower_vfl.testing.common import (
 )
 from flower_vfl.testing.joint import JOINT_CHECKS, JointSubject
 from flower_vfl.testing.longitudinal import MEMORIES, MemorySubject
-from flower_vfl.testing.sequences import repeated, sequence, side_rows, stacked
+from flower_vfl.testing.sequences import first_steps, repeated, sequence, side_rows, stacked
 from flower_vfl.testing.trained import TRAINED, TrainedSubject
 
 _LAYERS = ("cut", "first")
@@ -94,14 +94,18 @@ class _Subject(AttackSubject[Any]):
 
     def score(self, attack: Attack, g: Tensor, *, layer: str = "cut") -> Tensor:
         """Return the scores of a batch of gradients, or of embeddings, (B, ...) after two other steps."""
+        before = torch.flip(g, dims=[0])
+        return self.score_steps(attack, [before, before, g], layer=layer)
+
+    def score_steps(self, attack: Attack, steps: list[Tensor], *, layer: str = "cut") -> Tensor:
+        """Return the scores of the last of these batches (B, ...), with the steps before it that the attack reads."""
         transcript = Transcript(attack.history)
-        for step in range(3):
-            now = g if step == 2 else torch.flip(g, dims=[0])
+        for step, now in enumerate(steps):
             other = now.flatten(1) + 1  # the tensor that the attack does not declare in `sees`
             seen, unseen = (other, now) if attack.sees == "gradients" else (now, other)
             gradients, outputs = dict.fromkeys(_LAYERS, unseen), dict.fromkeys(_LAYERS[1:], seen)
-            transcript.record(StepTrace(step, 0, np.arange(len(g)), seen, gradients, outputs))
-        return attack.score(transcript, layer, _side(attack, g))
+            transcript.record(StepTrace(step, 0, np.arange(len(now)), seen, gradients, outputs))
+        return attack.score(transcript, layer, _side(attack, steps[-1]))
 
     def problems_of(self, scores: Any, g: Tensor, what: str) -> Iterator[str]:
         """Yield the problems of the scores of gradients (B, ...)."""
@@ -246,6 +250,7 @@ _STEPWISE: tuple[Check[_Subject], ...] = (
     _side_information,
     _stack,
     _devices,
+    first_steps,
     repeated,
     sequence,
 )

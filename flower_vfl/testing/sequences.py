@@ -28,6 +28,12 @@ class ScoredSubject(Protocol):
     def score(self, attack: Attack, g: Tensor) -> Any:
         """Return the scores of a batch of gradients."""
 
+    def score_steps(self, attack: Attack, steps: list[Tensor]) -> Any:
+        """Return the scores of the last of these batches, with the steps before it that the attack reads."""
+
+    def problems_of(self, scores: Any, g: Tensor, what: str) -> Iterator[str]:
+        """Yield the problems of the scores of gradients (B, ...)."""
+
 
 def sequence(subject: ScoredSubject) -> Iterator[str]:
     """Yield the problems of an attack that scores several steps, alone and beside another instance."""
@@ -66,6 +72,24 @@ def _resumed(subject: ScoredSubject, steps: list[Tensor], expected: list[Tensor]
             "after `state` and `restore` it gives other scores than without an interruption: return all that it keeps "
             "between calls"
         )
+
+
+def first_steps(subject: ScoredSubject) -> Iterator[str]:
+    """Yield the problems of an attack that reads several steps, where a run has fewer, or a batch of another size."""
+    attack = subject.make()
+    if attack.history == 1:
+        return
+    sizes = [64] * attack.history + [16]  # the last batch of an epoch is shorter
+    for count in range(1, len(sizes) + 1):
+        steps = [gradients((rows, 8), seed=rows + step) for step, rows in enumerate(sizes[:count])]
+        known = f"{min(count, attack.history)} of {attack.history} steps"
+        what = f"{known} in the transcript, the last one of {len(steps[-1])} rows"
+        try:
+            scores = subject.score_steps(subject.make(), steps)
+        except Exception as error:  # noqa: BLE001 - a finding
+            yield f"{what}: it fails with {type(error).__name__}: {error}"
+            return
+        yield from subject.problems_of(scores, steps[-1], what)
 
 
 def repeated(subject: ScoredSubject) -> Iterator[str]:

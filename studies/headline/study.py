@@ -118,16 +118,16 @@ def headline_table(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 
 
 def headline_sentence(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Return the leaks behind the recommended defense, and what a reader with own data reaches behind the other one."""
+    """Return the leaks behind the recommended defense, and that of a reader with own data behind the other one."""
     (recommended, runs), (other, others) = found.items()
     names = " or ".join(sorted({f"`{one['practical']['label']}`" for one in runs}))
     attack, alone = (shown([one[key]["reached"] for one in runs]) for key in ("practical", "informed"))
     both, theirs = (shown([one["together"]["mean"] for one in of]) for of in (runs, others))
     text = (
         f"Census, six epochs, seeds 0 to {len(runs) - 1}: behind `{recommended.replace('.0', '')}`, pre-trained, the "
-        f"test AUC is {shown([one['test_auc'] for one in runs], 4)}, {names} reads {attack}, an informed reader "
-        f"{alone}, and one with the party's own data {both}; behind `{other.replace('.0', '')}` the last one reads "
-        f"{theirs} (`python -m studies headline headline`)."
+        f"test AUC is {shown([one['test_auc'] for one in runs], 4)}. The leak AUC of {names} is {attack}, that of an "
+        f"informed reader {alone}, and with the party's own data {both}; behind `{other.replace('.0', '')}` a reader "
+        f"with own data reaches {theirs} ([study](studies/headline/study.py))."
     )
     return textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False)
 

@@ -91,7 +91,7 @@ def test_each_attack_reads_as_many_steps_as_it_declares_whatever_runs_beside_it(
             assert window == list(range(max(0, window[-1] - steps + 1), window[-1] + 1))
 
 
-@pytest.mark.parametrize("until", [5, 13])
+@pytest.mark.parametrize("until", [6, 14])
 def test_after_a_resume_it_reads_the_steps_before_the_interruption(tmp_path, until):
     undisturbed, whole = view_of(LastThree())
     follow(undisturbed, range(STEPS))

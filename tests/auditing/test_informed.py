@@ -480,13 +480,19 @@ def test_of_several_classes_the_panels_direction_shows_the_one_that_it_reads_mos
     assert entry["values"][-1] == pytest.approx(max(exact, 1 - exact), abs=0.02)
 
 
-def test_of_60_panels_of_noise_with_several_classes_at_most_8_are_called_leaking():
+@pytest.mark.parametrize("classes", [2, 5])
+@pytest.mark.parametrize("periods", [(), (64,) * 16], ids=["all rows in each epoch", "more rows with each day"])
+def test_of_60_panels_of_noise_at_most_8_are_called_leaking(classes, periods):
     """At a rate of 5 % more than 8 have a probability of 0.3 %."""
     from flower_vfl.auditing.verdict import practical_p_value
 
-    classes, alarms = np.random.default_rng(4).choice(5, size=1024, p=[0.5, 0.2, 0.15, 0.1, 0.05]), 0
+    shares = {2: [0.9, 0.1], 5: [0.5, 0.2, 0.15, 0.1, 0.05]}[classes]
+    y, alarms = np.random.default_rng(4).choice(classes, size=1024, p=shares), 0
+    positives = range(classes) if classes > 2 else (1,)
     for seed in range(60):
-        audit, schedule = audit_of(classes, epochs=2, classes=5, positives=range(5), seed=seed, rows=4096)
+        audit, schedule = audit_of(
+            y, epochs=2, classes=classes, positives=positives, seed=seed, rows=4096, periods=periods
+        )
         follow(audit, schedule, lambda step, rows, seed=seed: (Z[rows], noise(step, rows, salt=seed)))
         (entry,) = direction_entries(audit)
         alarms += practical_p_value(entry) <= 0.05

@@ -163,3 +163,12 @@ def test_nearest_rank_of_nothing_is_nan_and_a_wrong_quantile_is_refused():
     assert math.isnan(nearest_rank([]))
     with pytest.raises(ArgumentError, match="quantile"):
         nearest_rank([1.0], 0.0)
+
+
+def test_the_p_value_over_epochs_follows_from_the_rows_of_each():
+    leak = LeakSummary(attack="remembered_norm", party="a", phase="remembered")
+    leak.add(1.0, negatives=1, positives=1)
+    leak.add(0.0, negatives=8, positives=2)  # turned around it reads both positives: one of 45 orders
+    leak.add(0.5, negatives=8, positives=2)
+    assert leak.result()["p_value"] == pytest.approx(2 * 3 / 45)
+    assert "p_value" not in LeakSummary(attack="norm", party="a").result()

@@ -349,6 +349,29 @@ class Remembering(Rows):
     history = 2
 
 
+class Paired(Right):
+    """Unpacks two steps, of which a run has one at first."""
+
+    history = 2
+
+    def score(self, transcript, layer, side=NOTHING):
+        """Return the sizes of the changes."""
+        before, now = (trace.gradients[layer].flatten(1) for trace in transcript)
+        return (now - before).abs().sum(dim=1)
+
+
+class Aligned(Right):
+    """Compares each row with the one at its place in the step before, which may be a shorter batch."""
+
+    history = 2
+
+    def score(self, transcript, layer, side=NOTHING):
+        """Return the sizes of the changes."""
+        first, *_, now = [*transcript, *transcript]
+        before, now = (trace.gradients[layer].flatten(1) for trace in (first, now))
+        return (now - before).abs().sum(dim=1)
+
+
 class Averaging(Rows):
     """Reads along the mean of all steps so far."""
 
@@ -448,6 +471,8 @@ class Unsliced(Averaging):
         (Merged, "`rate` of three runs at once differs from that of each alone, at step 1 of a sequence"),
         (Unsliced, "the tensors of `state` must have their leading dimension, 3"),
         (Endless, "its `history` is None; a whole number from 1 is needed"),
+        (Paired, "1 of 2 steps in the transcript, the last one of 64 rows: it fails with ValueError"),
+        (Aligned, "2 of 2 steps in the transcript, the last one of 16 rows: it fails with RuntimeError"),
         (Remembering, "a RowAttack scores gradients of one step"),
         (Naming, "its `reads` is 'classes'; 'scores' or 'clusters' is allowed"),
         (Grouping, "it returned .*; whole numbers below side.classes are needed"),
