@@ -64,6 +64,7 @@ def read_with_columns(
     defended: bool,
     lengths: torch.Tensor | None = None,
     signs: torch.Tensor | None = None,
+    batches: NDArray[np.int64] | None = None,
     classes: int = 2,
     positives: Sequence[int] = (1,),
     members: Members = ALONE,
@@ -86,6 +87,8 @@ def read_with_columns(
         (n, L) logarithms of the lengths of each row's gradients over the epochs, which their mean does not show.
     signs : Tensor, optional
         (n, D) means of the signs of each row's gradients over the epochs, which a reader of their own gets.
+    batches : NDArray, optional
+        (n,) batch of each row, where rows are compared within their batch: in time order.
     classes : int
         Number of classes.
     positives : Sequence[int]
@@ -99,7 +102,7 @@ def read_with_columns(
     of_lengths = [] if lengths is None else [lengths.double()]
     gradients = torch.cat([view.gradients.double(), *evidences, *of_lengths], dim=1).float().numpy()
     own = _matrices(view.train, words=view.words)
-    bare = Sample(np.zeros((len(y), 0), dtype=np.float32), y, parts)
+    bare = Sample(np.zeros((len(y), 0), dtype=np.float32), y, parts, batches)
     with_gradients = [np.concatenate([matrix, gradients], axis=1) for matrix in own]
     others: Mapping[str, Fit] = {**DISCRIMINANTS, "network": partial(LEARNERS["network"], most=MOST_FIT)}
     read = partial(_read, bare, others, classes=classes, positives=positives)

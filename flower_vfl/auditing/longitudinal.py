@@ -24,6 +24,7 @@ from flower_vfl.auditing.evaluator import UNSEEN_ROW, AuditLabels, draw_known, d
 from flower_vfl.auditing.read_only import ask
 from flower_vfl.auditing.recorder import Recorder
 from flower_vfl.auditing.row_memory import RowMemory
+from flower_vfl.auditing.selection import ranks_within
 from flower_vfl.auditing.summary_state import restore_summary, summary_state
 from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.files import boot
@@ -225,14 +226,37 @@ class LongitudinalEvaluator:
             memories = {kind: memory.at(layer, epoch) for kind, memory in self._memories.items()}
             if self._take is not None:
                 self._take(layer, epoch, memories[MEANS])
-            labels = self._labels.at(next(iter(memories.values())).order) == self._labels.positive(0)
+            order = next(iter(memories.values())).order
+            labels, batches = self._labels.at(order) == self._labels.positive(0), self._batches(order, step)
             for found in self._found:
                 if found.summary.layer == layer and found.attack.first_epoch <= times:
                     memory = memories[_kind(found.attack.keeps)]
-                    values.append(self._run_attack(found, memory, labels, step, epoch))
+                    values.append(self._run_attack(found, memory, labels, batches, step, epoch))
         self.latest = max((max(value, 1.0 - value) for value in values if not math.isnan(value)), default=math.nan)
 
-    def _run_attack(self, found: _Results, memory: Memory, labels: NDArray[np.bool_], step: int, epoch: int) -> float:
+    def _batches(self, order: NDArray[np.integer], step: int) -> NDArray[np.int64] | None:
+        """Return the batch of each of these rows, which occurred until a step, in time order; None where rows recur.
+
+        Days have other shares of positives, and what tells the day of a row tells nothing of the row itself: rows are
+        compared within their batch.
+        """
+        if not self._schedule.periods:
+            return None
+        steps = np.zeros(sum(self._schedule.periods), dtype=np.int64)
+        for one in range(step + 1):
+            steps[self._schedule.train_batch(one)] = one
+        found: NDArray[np.int64] = steps[order]
+        return found
+
+    def _run_attack(
+        self,
+        found: _Results,
+        memory: Memory,
+        labels: NDArray[np.bool_],
+        batches: NDArray[np.int64] | None,
+        step: int,
+        epoch: int,
+    ) -> float:
         """Run one attack at one layer, record its values, and return its leak AUC."""
         known = self._known(found.attack, memory)
         values, interval, scored = (math.nan, math.nan), None, labels[:0]
@@ -241,7 +265,8 @@ class LongitudinalEvaluator:
             of_rows = checked_scores(
                 found.attack, ask(found.attack, partial(found.attack.score, memory, known)), len(labels)
             )
-            scores, scored = of_rows[others], labels[others]
+            scored = labels[others]
+            scores = of_rows[others] if batches is None else ranks_within(of_rows[others], batches[others])
             with naming(found.attack):
                 values, interval = separation(scores, scored), auc_interval(scores, scored)
         positives = int(np.count_nonzero(scored))

@@ -177,7 +177,7 @@ def candidates(
         for positive in readable:
             along = score_of(scores, positive)
             if sample.batches is not None:
-                along = _ranks_within(along, sample.batches[others])
+                along = ranks_within(along, sample.batches[others])
             choose = parts == CHOOSE
             auc = leak_auc(along[choose], true[choose] == positive)
             reached[positive] = max(reached[positive], auc)
@@ -269,7 +269,7 @@ def _by_batch(sample: Sample, fit: Fit, classes: int) -> Scores | None:
     return scores if read else None
 
 
-def _ranks_within(values: NDArray[np.float64], batches: NDArray[np.int64]) -> NDArray[np.float64]:
+def ranks_within(values: NDArray[np.float64], batches: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return ranks between 0 and 1 within each batch.
 
     Fits of different batches have no common scale. Also, the gradients of a batch in any order show its number of

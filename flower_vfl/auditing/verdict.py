@@ -131,10 +131,11 @@ def status_of(results: Sequence[Result]) -> str:
     if len(results) == 1:
         return str(verdict_of(results[0])["status"])
     statuses = {str(verdict_of(result, level=0.0)["status"]) for result in results}
-    p_values: dict[tuple[str, str, str], list[float]] = {}
+    p_values: dict[tuple[str, ...], list[float]] = {}
     for result in results:
         for finding in _findings(result) if proof_of(result) is None else ():
-            key = (finding.party, finding.kind, label_of(finding.entry))
+            seen = str(finding.entry.get("sees"))  # the informed reader has a gain over embeddings, and over columns
+            key = (finding.party, finding.kind, label_of(finding.entry), seen)
             p_values.setdefault(key, []).append(max(finding.p_value, _LEAST_P))
     together = [float(chdtrc(2 * len(each), -2.0 * sum(map(math.log, each)))) for each in p_values.values()]
     if together and min(together) <= LEVEL / len(together):
