@@ -144,7 +144,7 @@ def test_a_party_that_cannot_reach_the_port_uses_messages_where_the_run_allows_i
     """One epoch of one batch, as each message takes seconds; the other party goes on by its stream."""
     hosts = behind_a_firewall
     short = {"training": {"epochs": 1, "validation": 0.0}, "checkpoint": {"every": -1}}
-    transport = {"host": "127.0.0.1", "advertise": "localhost", "fallback": fallback, "connect_timeout": 50.0}
+    transport = {"host": "127.0.0.1", "advertise": "localhost", "fallback": fallback, "connect_timeout": 80.0}
     before = {party: len(hosts.log(party)) for party in ("club", "shop")}
     done = hosts.run(changed(config(batch_size=952, **transport), **short), f"closed-{fallback}", timeout=400)
     club, shop = (hosts.log(party)[length:] for party, length in before.items())

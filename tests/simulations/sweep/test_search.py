@@ -235,7 +235,7 @@ def test_validation_chooses_and_the_test_is_shown_of_the_chosen_one_alone(file, 
     monkeypatch.setattr("flower_vfl.simulations.sweep.search.search_space", with_one_that_diverges)
     monkeypatch.setattr("flower_vfl.simulations.sweep.search.DRAWS", 3)
     out = tmp_path / "out"
-    words = ["tune", str(file), "--out", str(out), "--trials", "3", "--minutes", "2", "--set", "model.dropout=0.05"]
+    words = ["tune", str(file), "--out", str(out), "--trials", "3", "--minutes", "10", "--set", "model.dropout=0.05"]
     with pytest.raises(SystemExit) as done:
         main(words)
     assert done.value.code == 0
