@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flower_vfl.attacks.base import Attack, AttackMethod, whole
+from flower_vfl.attacks.base import Attack, AttackMethod, RowAttack, whole
 from flower_vfl.attacks.longitudinal.base import Kept, MemoryAttack
 from flower_vfl.auditing.batched_scoring import STEPS_AT_ONCE
 from flower_vfl.auditing.evaluator import AttackEvaluator, AuditLabels, Reference
 from flower_vfl.auditing.longitudinal import LongitudinalEvaluator, Take
 from flower_vfl.auditing.recorder import Recorder
+from flower_vfl.errors import ConfigError
 from flower_vfl.protocol.schedule import Schedule
 from flower_vfl.protocol.transcript import StepTrace, Transcript
 
@@ -75,7 +76,7 @@ class AttackedView:
         take: Take | None = None,
     ) -> None:
         stepwise = [attack for attack in attacks if isinstance(attack, Attack)]
-        self._read_steps = max((whole(attack.name, "history", attack.history) for attack in stepwise), default=1)
+        self._read_steps = max((_history(attack) for attack in stepwise), default=1)
         self.transcript, self._labels = Transcript(self._read_steps), labels
         shared: dict[str, Any] = {
             "party": party,
@@ -163,6 +164,20 @@ class AttackedView:
         self.transcript.restore(state["transcript"])
         if self.longitudinal is not None:
             self.longitudinal.restore(state["remembered"])
+
+
+def _history(attack: Attack) -> int:
+    """Return the number of steps that an attack reads.
+
+    Raises
+    ------
+    ConfigError
+        When it is not a whole number from 1, or more than 1 for a `RowAttack`.
+    """
+    steps = whole(attack.name, "history", attack.history)
+    if steps > 1 and isinstance(attack, RowAttack):
+        raise ConfigError(f"{attack.name}: history is {steps}, but a RowAttack reads one step; derive it from Attack")
+    return steps
 
 
 def largest(values: Iterable[float]) -> float:

@@ -144,7 +144,9 @@ def _declarations(subject: _Subject) -> Iterator[str]:
         return
     alone = len(cls.needs) > 1 or LABELS in cls.needs
     if issubclass(cls, RowAttack) and (cls.sees != "gradients" or cls.reads != "scores" or alone or cls.history > 1):
-        what = f"a RowAttack scores gradients of one step and needs {REFERENCE!r} or {HINTS!r} or nothing"
+        what = (
+            f"a RowAttack scores gradients of one step (`history` is 1) and needs {REFERENCE!r} or {HINTS!r} or nothing"
+        )
         yield f"{what}; derive it from Attack"
 
 

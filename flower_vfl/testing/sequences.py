@@ -90,6 +90,15 @@ def first_steps(subject: ScoredSubject) -> Iterator[str]:
             yield f"{what}: it fails with {type(error).__name__}: {error}"
             return
         yield from subject.problems_of(scores, steps[-1], what)
+    now, ways = gradients((64, 8)), ((10, 11), (20, 21))
+    found = [
+        subject.score_steps(
+            subject.make(), [gradients((64, 8), seed=seeds[step % 2]) for step in range(1, attack.history)] + [now]
+        )
+        for seeds in ways
+    ]
+    if torch.equal(*found):
+        yield f"its scores do not depend on the steps before, although its `history` is {attack.history}"
 
 
 def repeated(subject: ScoredSubject) -> Iterator[str]:

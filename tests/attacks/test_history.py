@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from flower_vfl.attacks import Attack
+from flower_vfl.attacks import Attack, RowAttack
 from flower_vfl.auditing.attacked_view import AttackedView
 from flower_vfl.auditing.evaluator import AuditLabels
 from flower_vfl.auditing.recorder import NoRecorder
@@ -113,6 +113,22 @@ def test_steps_between_scored_ones_are_not_read_where_no_attack_needs_them():
 def test_an_impossible_history_is_refused():
     with pytest.raises(ConfigError, match="last_none: history is 0; give a whole number from 1"):
         view_of(LastNone())
+
+
+class Rated(RowAttack):
+    """Declares steps that a `RowAttack` never reads."""
+
+    name = "rated"
+    history = 3
+
+    def rate(self, rows, known):
+        """Return the first numbers."""
+        return rows[..., 0]
+
+
+def test_a_row_attack_with_a_history_is_refused():
+    with pytest.raises(ConfigError, match="rated: history is 3, but a RowAttack reads one step"):
+        view_of(Rated())
 
 
 class Windowed(Attack):

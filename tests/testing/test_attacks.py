@@ -372,6 +372,12 @@ class Aligned(Right):
         return (now - before).abs().sum(dim=1)
 
 
+class Forgetful(Right):
+    """Declares two steps, and reads one."""
+
+    history = 2
+
+
 class Averaging(Rows):
     """Reads along the mean of all steps so far."""
 
@@ -473,6 +479,7 @@ class Unsliced(Averaging):
         (Endless, "its `history` is None; a whole number from 1 is needed"),
         (Paired, "1 of 2 steps in the transcript, the last one of 64 rows: it fails with ValueError"),
         (Aligned, "2 of 2 steps in the transcript, the last one of 16 rows: it fails with RuntimeError"),
+        (Forgetful, "its scores do not depend on the steps before, although its `history` is 2"),
         (Remembering, "a RowAttack scores gradients of one step"),
         (Naming, "its `reads` is 'classes'; 'scores' or 'clusters' is allowed"),
         (Grouping, "it returned .*; whole numbers below side.classes are needed"),
