@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 from flower_vfl.attacks.base import AttackMethod
 from flower_vfl.attacks.joint import JointAttack, JointScores, JointView
 from flower_vfl.auditing.entries import JOINT
+from flower_vfl.auditing.halves import SCORE
+from flower_vfl.auditing.selection import FEWEST_OF_PART
 from flower_vfl.errors import ArgumentError, ConfigError
 from flower_vfl.metrics import LeakSummary, auc_interval, leak_auc
 from flower_vfl.metrics.arrays import as_numpy
@@ -166,7 +168,8 @@ class JointEvaluator:
         best = max(reached, key=lambda name: _nan_as_lowest(reached[name][other]), default="")
         without = others[best][rows_of] if best else np.zeros(len(scored))
         gain = advantage_fields(scores[rows_of][scored], without[scored], truth)
-        if rows_of == "test" or not attack.reads_own:
+        few = min(found["positives"], found["rows"] - found["positives"]) < FEWEST_OF_PART[SCORE]
+        if rows_of == "test" or not attack.reads_own or few:  # of few rows the p-value would be too small
             gain["advantage_p_value"] = None
         return {
             **self._base(attack, rows_of),

@@ -117,6 +117,15 @@ def test_a_gain_over_a_weak_baseline_that_is_no_own_gradient_has_no_advantage():
     assert train["advantage_p_value"] == 0.5
 
 
+def test_of_fewer_than_20_positives_a_gain_has_no_p_value():
+    view, labels = draw(0)
+    few = labels.train & (np.cumsum(labels.train) <= 8 + 19)  # eight of them are known
+    labels = replace(labels, train=few)
+    train, _ = SCORER.entries(Fixed(scores_of(labels, (2, 2), 0)), view, labels)
+    assert (train["positives"], train["advantage_p_value"]) == (19, None)
+    assert train["advantage"] > 0.1
+
+
 @pytest.mark.parametrize("depends", [False, True], ids=["labels follow nothing", "labels follow the columns"])
 def test_gradients_that_carry_nothing_raise_few_false_alarms(depends):
     alarms = covered = 0
