@@ -134,6 +134,7 @@ KEYS: Mapping[str, str] = {
     "leakage[].classes": "Number of classes with which its scores were compared.",
     "leakage[].member": "The member of a group whose numbers alone the best reader uses.",
     "leakage[].unavailable": "Why there is no number.",
+    "leakage[].unread": "Why some of the classes have no reader.",
     "leakage[].by_class[].*": "The same measures for each class (`class`); for more than two classes.",
     "leakage[].worst_class.*": "The same measures for the class that leaks most; for more than two classes.",
     "leakage[].macro_*": "Means over the classes; for more than two classes.",

@@ -441,10 +441,10 @@ class InformedAudit:
             alone, joint = alone + followed[0], joint + followed[1]
             baselines[SPAN_EPOCHS] = followed[2]
         joint += [reader for reader in alone if reader.span in baselines]  # who has more numbers need not use them
-        missing = "" if sample.readable(self._positives) else sample.lacking(self._positives[0])
+        lacking = {positive: why for positive in self._positives if (why := sample.lacking(positive))}
         self._entries = [
-            self._entry([_GRADIENTS], alone, None, missing),
-            self._entry([_GRADIENTS, _EMBEDDINGS], joint, baselines, missing),
+            self._entry([_GRADIENTS], alone, None, lacking),
+            self._entry([_GRADIENTS, _EMBEDDINGS], joint, baselines, lacking),
         ]
         self._current, self._kept, self._panel = Collected(), Collected(), None
 
@@ -501,14 +501,19 @@ class InformedAudit:
         sees: list[str],
         found: Sequence[FittedReader],
         baselines: Mapping[str, Sequence[FittedReader]] | None,
-        missing: str,
+        lacking: Mapping[int, str],
     ) -> dict[str, Any]:
-        """Return one entry of ``result.json``."""
+        """Return one entry of ``result.json``; `lacking` has the reason for each class with too few sampled rows."""
         entry = {**LeakSummary(INFORMED, self._party, phase=AUDIT, source="monitor", defended=self._defended).result()}
         entry |= {"label": INFORMED, "sees": sees, "steps": None, "one_class_steps": None}
         chosen = best(found)
         if chosen is None:
-            return {**entry, "unavailable": missing or "no row was sampled"}
+            return {**entry, "unavailable": next(iter(lacking.values()), "no row was sampled")}
+        unread = {positive: why for positive, why in lacking.items() if positive not in {one.positive for one in found}}
+        if unread:
+            others = len(unread) - 1
+            more = f"; likewise for {others} further class{'es' if others > 1 else ''}" if others else ""
+            entry["unread"] = f"{next(iter(unread.values()))}{more}"
         others = [] if baselines is None else baselines.get(chosen.span, [])
         baseline = strongest(others, chosen.positive)
         return {**entry, **measured(chosen, found, baseline)}

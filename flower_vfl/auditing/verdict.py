@@ -435,6 +435,7 @@ def not_run(result: Result, party: str) -> list[str]:
     gains = [entry for entry in readers if is_gain(entry)]
     if not any(entry.get("mean") is not None and entry.get("p_value") is not None for entry in informed):
         reasons.append(f"informed reader of the gradients: {_why(informed)}")
+    reasons += [f"informed reader of the gradients: {entry['unread']}" for entry in informed if entry.get("unread")]
     if not any(entry.get("advantage") is not None for entry in gains):
         reasons.append(f"informed reader of gradients with embeddings or columns: {_why(gains)}")
     return reasons

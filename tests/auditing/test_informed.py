@@ -1,6 +1,7 @@
 """The informed audit catches defenses that no named attack breaks, and raises no false alarms."""
 
 import copy
+import re
 from functools import partial, wraps
 
 import numpy as np
@@ -412,6 +413,15 @@ def test_batches_of_zeros_do_not_keep_others_from_being_read():
 
     alone, _ = entries_of(Y, send)
     assert 0.75 < alone["mean"] < norm.cdf(2.5 / np.sqrt(2))  # below the AUC if no batch were zeros
+
+
+def test_classes_with_too_few_rows_for_a_reader_are_named():
+    rng = np.random.default_rng(8)
+    y = rng.choice(4, size=N, p=[0.5, 0.49, 0.005, 0.005])
+    alone, joint = entries_of(y, lambda step, rows: (Z[rows], noise(step, rows)), classes=4, positives=range(4))
+    for entry in (alone, joint):
+        assert entry["mean"] is not None
+        assert re.match(r"too few rows to .*class 2 .*; likewise for 1 further class$", entry["unread"])
 
 
 def test_in_time_order_the_rows_of_all_days_are_read_not_those_of_one_day():

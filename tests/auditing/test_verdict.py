@@ -373,6 +373,14 @@ def test_seeds_judged_together_raise_few_false_alarms():
     assert alarms <= binom.isf(0.001, 200, 0.05)
 
 
+def test_where_a_class_has_no_informed_reader_nothing_is_all_clear():
+    entries = complete(step("norm"))
+    entries = [{**one, "unread": "too few rows"} if one["attack"] == "informed" else one for one in entries]
+    found = verdict(*entries)
+    assert found["status"] == "not tested"
+    assert found["parties"][0]["not_run"] == ["informed reader of the gradients: too few rows"]
+
+
 def test_where_classes_take_turns_an_attack_that_breaks_the_defense_must_have_run():
     each = [{"class": n, "q95": 0.55, "q95_null": 0.55, "mean": 0.5, "steps": 40} for n in range(3)]
     defense = [{"name": "iso", "params": {}, "read_by": ["remembered_direction"]}]
