@@ -224,7 +224,7 @@ def practical_p_value(entry: Entry) -> float | None:
     doubled, as scores may be turned around. A longitudinal attack has one AUC over all rows after each of E epochs:
     its ``p_value`` is the least probability of one of them, by the rows of that epoch, times 2 E and the number of
     classes that were compared. Without one all epochs count as equal. Where C classes take turns in single steps, each
-    is tested by itself, too. So are single steps, where their ``max_p_value`` is known: a leak in fewer than one of
+    has a test of its own, too. So are single steps, where their ``max_p_value`` is known: a leak in fewer than one of
     twenty hardly moves the q95. The smallest of all these p-values is multiplied by their number.
 
     Examples

@@ -462,7 +462,7 @@ def test_the_panel_is_read_by_its_first_direction_without_a_label():
     assert entry["epochs"] == [1, 2, 3, 4]
 
 
-def test_of_several_classes_the_panels_direction_shows_the_one_that_it_reads_most_clearly(tmp_path):
+def test_with_several_classes_the_direction_is_that_of_the_class_it_reads_most_clearly(tmp_path):
     y = np.random.default_rng(3).choice(3, size=N, p=[0.6, 0.3, 0.1])
 
     def send(step, rows):
