@@ -437,6 +437,26 @@ def test_in_time_order_the_rows_of_all_days_are_read_not_those_of_one_day():
     assert alone["mean"] == pytest.approx(norm.cdf(1.2 / np.sqrt(2)), abs=0.03)
 
 
+def test_what_tells_the_day_of_a_row_tells_no_label():
+    """The gradients show the day, whose share of positives rises from one to nine of ten, and nothing of a row."""
+    days, generator = np.repeat(np.arange(8), 256), np.random.default_rng(6)
+    y = (generator.random(2048) < np.where(days < 4, 0.1, 0.9)).astype(np.int64)
+
+    def send(step, rows):
+        g = 0.1 * noise(step, rows)
+        rare = np.random.default_rng(step).random(len(rows)) < 0.1
+        g[:, 0] += np.where(rare, -9.0, 1.0) * (1 if days[rows[0]] < 4 else -1)
+        return Z[rows % N], g
+
+    audit, schedule = audit_of(y, rows=8192, periods=(256,) * 8)
+    follow(audit, schedule, send)
+    audit.finish()
+    (along,) = direction_entries(audit)
+    alone = next(entry for entry in audit.entries() if entry["attack"] == "informed")
+    assert abs(along["values"][-1] - 0.5) < 0.1
+    assert abs(alone["mean"] - 0.5) < 0.12
+
+
 def direction_entries(audit):
     return [entry for entry in audit.entries() if entry["attack"] == "remembered_direction"]
 
