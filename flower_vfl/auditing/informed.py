@@ -514,9 +514,8 @@ class InformedAudit:
             others = len(unread) - 1
             more = f"; likewise for {others} further class{'es' if others > 1 else ''}" if others else ""
             entry["unread"] = f"{next(iter(unread.values()))}{more}"
-        others = [] if baselines is None else baselines.get(chosen.span, [])
-        baseline = strongest(others, chosen.positive)
-        return {**entry, **measured(chosen, found, baseline)}
+        same_span = [] if baselines is None else baselines.get(chosen.span, [])
+        return {**entry, **measured(chosen, found, strongest(same_span, chosen.positive))}
 
     def entries(self) -> list[dict[str, Any]]:
         """Return the entries of ``result.json``; before `finish`, those of the panel only."""

@@ -24,7 +24,7 @@ CLOSED = {"grpc_proxy": "http://127.0.0.1:9", "no_grpc_proxy": "127.0.0.1"}
 """Environment of a SuperNode that can dial no name, as behind a firewall: no proxy listens at that address."""
 SILENT = {"names": [], "monitor": False}
 """Options of a local run whose weights and utility alone are compared."""
-UNREACHED = r"session endpoint localhost:\d+ could not be reached within 25 s"
+UNREACHED = r"session endpoint localhost:\d+ could not be reached within 40 s"
 
 
 @pytest.fixture(scope="module")
