@@ -8,6 +8,7 @@ from typing import Any
 
 from flower_vfl.auditing.entries import Result
 from flower_vfl.auditing.epsilon import WITH_CANARIES
+from flower_vfl.metrics import coin_p_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +91,29 @@ def measurement_of(result: Result) -> Measurement | None:
     proven = found.get("kind") == WITH_CANARIES
     delta = float(found.get("delta", 0.0))
     return Measurement(float(found["lower"]), str(found.get("party")), proven, float(found["confidence"]), delta)
+
+
+def refutation_p_value(result: Result, proof: Proof) -> float | None:
+    """Return the probability, if the proof is right, that canaries contradict it as clearly as in a run.
+
+    It is the smallest one over all parties, groups and numbers of guesses, times their number, so a p-value of at most
+    5 % is a 95 % bound above the proven epsilon. None without canaries, and at a smaller delta than that of the proof.
+    """
+    found = measurement_of(result)
+    if found is None or not found.proven or found.delta < proof.delta:
+        return None
+    audit = result["epsilon"]
+    classes = int((result.get("dataset") or {}).get("classes") or 2)
+    p_values = [
+        coin_p_value(
+            int(one["right"]),
+            int(one["guesses"]),
+            proof.epsilon,
+            delta=found.delta,
+            canaries=int(audit["canaries"]),
+            classes=classes,
+        )
+        for entry in audit["parties"]
+        for one in entry.get("tried", ())
+    ]
+    return min(1.0, min(p_values) * len(p_values)) if p_values else None

@@ -26,7 +26,7 @@ from flower_vfl.auditing.entries import (
     turned,
     unrepeated,
 )
-from flower_vfl.auditing.proof import measurement_of, proof_of
+from flower_vfl.auditing.proof import measurement_of, proof_of, refutation_p_value
 
 LEAKS, NO_LEAK, NOT_TESTED, PROVEN = "leaks", "no leak found", "not tested", "proven"
 """The values of a verdict's ``status``."""
@@ -125,22 +125,33 @@ def status_of(results: Sequence[Result]) -> str:
 
     The p-values of each test are combined over the runs by Fisher's method, whose noise is independent, and the tests
     are corrected for their number: a leak that a single run shows weakly is found the better the more seeds there are.
+    Where an epsilon is proven the only test is whether the canaries contradict the proof.
     """
     from scipy.special import chdtrc
 
     if len(results) == 1:
         return str(verdict_of(results[0])["status"])
-    statuses = {str(verdict_of(result, level=0.0)["status"]) for result in results}
+    statuses: set[str] = set()
     p_values: dict[tuple[str, ...], list[float]] = {}
     for result in results:
-        for finding in _findings(result) if proof_of(result) is None else ():
-            seen = str(finding.entry.get("sees"))  # the informed reader has a gain over embeddings, and over columns
-            key = (finding.party, finding.kind, label_of(finding.entry), seen)
-            p_values.setdefault(key, []).append(max(finding.p_value, _LEAST_P))
+        for key, p_value in _tests(result):
+            p_values.setdefault(key, []).append(max(p_value, _LEAST_P))
+        statuses.add(PROVEN if proof_of(result) else str(verdict_of(result, level=0.0)["status"]))
     together = [float(chdtrc(2 * len(each), -2.0 * sum(map(math.log, each)))) for each in p_values.values()]
     if together and min(together) <= LEVEL / len(together):
         return LEAKS
     return next(status for status in (LEAKS, NOT_TESTED, PROVEN, NO_LEAK) if status in statuses)
+
+
+def _tests(result: Result) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Yield the name of each test that decides on a run, the same in each run of a setting, and its p-value."""
+    proof = proof_of(result)
+    if proof is None:
+        for finding in _findings(result):
+            seen = str(finding.entry.get("sees"))  # the informed reader has a gain over embeddings, and over columns
+            yield (finding.party, finding.kind, label_of(finding.entry), seen), finding.p_value
+    elif (p_value := refutation_p_value(result, proof)) is not None:
+        yield ("proof",), p_value
 
 
 def parties_of(result: Result) -> list[str]:

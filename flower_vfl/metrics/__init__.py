@@ -11,7 +11,14 @@ from flower_vfl.metrics.certificate import (
     one_against_rest_bound,
 )
 from flower_vfl.metrics.embeddings import Embeddings, compact, pair_angles, sample_rows
-from flower_vfl.metrics.epsilon import audit_power, coin_bound, guesses_needed, odds_bound, poisson_binomial_tail
+from flower_vfl.metrics.epsilon import (
+    audit_power,
+    coin_bound,
+    coin_p_value,
+    guesses_needed,
+    odds_bound,
+    poisson_binomial_tail,
+)
 from flower_vfl.metrics.interval import auc_interval, mean_interval, mean_share_interval, share_interval
 from flower_vfl.metrics.leakage import detection_error, leak_auc, separation
 from flower_vfl.metrics.multiclass import balanced_accuracy, macro_auc, recalls
@@ -41,6 +48,7 @@ __all__ = [
     "audit_power",
     "balanced_accuracy",
     "coin_bound",
+    "coin_p_value",
     "compact",
     "detection_error",
     "detection_error_bound",

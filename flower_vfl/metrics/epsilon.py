@@ -89,16 +89,11 @@ def coin_bound(
 
 def _with_delta(v: int, r: int, delta: float, canaries: int, beta: float) -> float:
     """Return the bound of one audit at a delta: the first epsilon on a grid that is not refuted, refined."""
-    from scipy.stats import binom
-
     if v == 0:
         return 0.0
-    fewer = np.arange(1, v + 1)
 
     def probability(epsilon: float) -> float:
-        q = 1.0 / (1.0 + math.exp(-epsilon))
-        below = binom.cdf(v - 1, r, q) - binom.cdf(v - 1 - fewer, r, q)
-        return float(binom.sf(v - 1, r, q) + 2.0 * canaries * delta * (below / fewer).max())
+        return coin_p_value(v, r, epsilon, delta=delta, canaries=canaries)
 
     above = next((epsilon for epsilon in _GRID if probability(float(epsilon)) >= beta), LARGEST_EPSILON)
     if above == 0.0:
@@ -108,6 +103,41 @@ def _with_delta(v: int, r: int, delta: float, canaries: int, beta: float) -> flo
         middle = (low + high) / 2
         low, high = (middle, high) if probability(middle) < beta else (low, middle)
     return low
+
+
+def coin_p_value(
+    right: int, guesses: int, epsilon: float, *, delta: float = 0.0, canaries: int = 0, classes: int = 2
+) -> float:
+    r"""Return the largest probability of that many right guesses of coins under a claimed epsilon and delta.
+
+    It is the right-hand side of the inequality of `coin_bound`. Each of C classes has the same probability; the form
+    with a delta is known for two.
+
+    Parameters
+    ----------
+    right, guesses
+        Numbers of right guesses and of all guesses.
+    epsilon, delta
+        The claim.
+    canaries
+        Number of canaries; needed with a delta.
+    classes
+        Number of classes C.
+
+    Examples
+    --------
+    >>> round(coin_p_value(75, 100, 0.702), 3), round(coin_p_value(75, 100, 1.0), 3)
+    (0.05, 0.383)
+    """
+    from scipy.stats import binom
+
+    q = 1.0 / (1.0 + (classes - 1) * math.exp(-epsilon))
+    below, more = right - 1, 0.0
+    if delta > 0.0 and right > 0:
+        fewer = np.arange(1, right + 1)
+        between = binom.cdf(below, guesses, q) - binom.cdf(below - fewer, guesses, q)
+        more = 2.0 * canaries * delta * float((between / fewer).max())
+    return min(1.0, float(binom.sf(below, guesses, q)) + more)
 
 
 def odds_bound(right: ArrayLike, priors: ArrayLike, *, eta: float = 0.0, beta: float = 0.05) -> NDArray[np.float64]:

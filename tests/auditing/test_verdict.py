@@ -9,7 +9,7 @@ from scipy.stats import binom, norm, rankdata
 from flower_vfl.attacks import make_attack
 from flower_vfl.auditing.summaries import StepLeaks
 from flower_vfl.auditing.verdict import PRACTICAL, needed, practical_p_value, status_of, verdict_of
-from flower_vfl.metrics import LeakSummary, leak_auc
+from flower_vfl.metrics import LeakSummary, coin_bound, leak_auc
 
 DEFENDED = [{"name": "marvell", "params": {"s": 4.0}}]
 
@@ -371,6 +371,36 @@ def test_seeds_judged_together_raise_few_false_alarms():
     rng = np.random.default_rng(0)
     alarms = sum(of_seeds(rng.random((3, 4))) == "leaks" for _ in range(200))
     assert alarms <= binom.isf(0.001, 200, 0.05)
+
+
+def of_audits(rights, *, guesses=400):
+    """Return the status of runs that prove an epsilon of 1, from numbers of right guesses of their canaries."""
+    proven = [{"name": "own", "proven": {"epsilon": 1.0, "auc": 0.73}}]
+    runs = []
+    for right in rights:
+        lower = float(coin_bound(right, guesses))
+        tried = [{"guesses": guesses, "right": int(right), "lower": lower}]
+        audit = {"kind": "canaries", "lower": lower, "party": "a", "confidence": 0.95, "canaries": guesses}
+        entries = [{"party": "a", **tried[0], "tried": tried}]
+        known = {"leakage": [], "defenses": proven, "parties": {"features": ["a"]}}
+        runs.append({**known, "epsilon": {**audit, "parties": entries}})
+    return status_of(runs)
+
+
+def test_canaries_of_many_seeds_seldom_contradict_a_proof_that_is_right():
+    """Of 200 settings of ten seeds at most 20: more have a probability of 0.1 % at a rate of 5 %."""
+    rights = np.random.default_rng(0).binomial(400, 1 / (1 + math.exp(-1.0)), size=(200, 10))
+    assert (coin_bound(rights, 400) > 1.0).any(axis=1).sum() > 40  # one seed's bound alone would refute many
+    statuses = [of_audits(each) for each in rights]
+    assert set(statuses) <= {"leaks", "proven"}
+    assert statuses.count("leaks") <= binom.isf(0.001, 200, 0.05)
+
+
+def test_a_wrong_proof_that_no_seed_refutes_is_refuted_by_all_together():
+    rights = [304] * 5  # 76 % where 73 % are the most that are expected
+    assert coin_bound(304, 400) < 1.0
+    assert of_audits(rights[:1]) == "proven"
+    assert of_audits(rights) == "leaks"
 
 
 def test_where_a_class_has_no_informed_reader_nothing_is_all_clear():

@@ -12,6 +12,7 @@ from flower_vfl.metrics import (
     ArgumentError,
     audit_power,
     coin_bound,
+    coin_p_value,
     guesses_needed,
     leak_auc,
     odds_bound,
@@ -30,6 +31,18 @@ def test_the_bound_with_a_delta_is_the_published_one(canaries, guesses, right, d
     found = coin_bound(right, guesses, delta=delta, canaries=canaries)
     assert found == pytest.approx(bound, abs=1e-3)
     assert found < coin_bound(right, guesses)
+
+
+@pytest.mark.parametrize(("delta", "canaries"), [(0.0, 0), (1e-4, 1000)])
+def test_at_its_bound_an_audit_has_a_p_value_of_beta(delta, canaries):
+    bound = float(coin_bound(75, 100, delta=delta, canaries=canaries, beta=0.01))
+    assert coin_p_value(75, 100, bound, delta=delta, canaries=canaries) == pytest.approx(0.01, rel=1e-4)
+
+
+def test_the_p_value_of_coins_of_several_classes_is_that_of_their_odds():
+    for right in (0, 30, 60, 100):
+        expected = poisson_binom.sf(right - 1, np.full(100, expit(1.0 + logit(1 / 4))))
+        assert coin_p_value(right, 100, 1.0, classes=4) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("beta", [0.05, 0.01])
