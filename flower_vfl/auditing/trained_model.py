@@ -195,6 +195,7 @@ class TrainedModelEvaluator:
         alone = [baseline.get(name, math.nan) for baseline in baselines]
         gains = [value - baseline for value, baseline in zip(values, alone, strict=False)]
         advantage = _mean(gains)
+        answer = next((reading.answer for reading in readings if reading.answer is not None), None)
         return {
             "mean": _mean([value for value in values if not math.isnan(value)]),
             "interval95": self._interval(name, attack, readings, values),
@@ -202,7 +203,7 @@ class TrainedModelEvaluator:
             "baseline_interval95": _listed(mean_interval(alone)) if _mean(alone) is not None else None,
             "advantage": advantage,
             "advantage_interval95": None if advantage is None else _listed(mean_interval(gains)),
-            "chance": chance(name, self._labels, self._classes),
+            "chance": chance(name, attack.reads, answer, self._labels, self._classes),
         }
 
     def _interval(

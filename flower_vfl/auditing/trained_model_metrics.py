@@ -8,7 +8,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_vfl.attacks.base import Reads
-from flower_vfl.attacks.embedding.clustering import matched_accuracy, matched_balanced_accuracy
+from flower_vfl.attacks.embedding.clustering import (
+    matched_accuracy,
+    matched_balanced_accuracy,
+    matched_by_chance,
+)
 from flower_vfl.metrics import (
     ArgumentError,
     auc_interval,
@@ -91,8 +95,17 @@ def sample_interval(
     return auc_interval(answer, labels) if classes == 2 else None
 
 
-def chance(measure: str, labels: ClassNumbers, classes: int) -> float:
-    """Return the value of a constant answer: the most frequent class for accuracy."""
+def chance(measure: str, reads: Reads, answer: Tensor | None, labels: ClassNumbers, classes: int) -> float:
+    """Return what a constant answer reaches, of clusters what groups of their sizes reach by chance.
+
+    The accuracy of a constant answer is the share of the most frequent class. Without an answer of clusters it is
+    that of a constant answer, too.
+    """
+    if measure == AUC:
+        return 0.5
+    if reads == "clusters" and answer is not None:
+        return matched_by_chance(answer, labels, classes=classes)[measure == BALANCED]
+    counts = np.bincount(labels, minlength=classes)
     if measure == ACCURACY:
-        return float(np.bincount(labels, minlength=classes).max() / max(1, len(labels)))
-    return 1 / classes if measure == BALANCED else 0.5
+        return float(counts.max() / max(1, len(labels)))
+    return 1.0 / max(1, int(np.count_nonzero(counts)))

@@ -12,6 +12,7 @@ from sklearn.metrics import accuracy_score, balanced_accuracy_score, roc_auc_sco
 from torch import nn
 
 from flower_vfl.attacks import InferenceAttack, TrainedView
+from flower_vfl.attacks.embedding.clustering import matched_by_chance
 from flower_vfl.auditing.evaluator import draw_examples
 from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.auditing.trained_model import FreshModels, TrainedModel, TrainedModelEvaluator
@@ -232,7 +233,7 @@ def test_clusters_are_measured_under_their_best_names_and_classes_under_their_ow
     classes = scorer().entry(Answering("classes", [turned]), "cut", views())
     assert (clusters["mean"], classes["mean"]) == (1.0, 0.0)
     assert clusters["interval95"] == list(share_interval(1.0, 30))
-    assert clusters["chance"] == pytest.approx(1 / 3)
+    assert (clusters["chance"], classes["chance"]) == (matched_by_chance(turned, TEST, classes=3)[0], 1 / 3)
     assert clusters["q95_null"] is None
     assert (clusters["baseline"], clusters["advantage"], clusters["perfect_protection"]) == (None, None, None)
 
@@ -332,8 +333,14 @@ def test_clusters_have_a_balanced_accuracy_but_no_interval_of_it():
     assert measures["balanced_accuracy"] == {
         **dict.fromkeys(("interval95", "baseline", "baseline_interval95", "advantage", "advantage_interval95")),
         "mean": 1.0,
-        "chance": pytest.approx(1 / 3),
+        "chance": matched_by_chance(TEST, TEST, classes=3)[1],
     }
+
+
+def test_a_class_without_a_test_row_does_not_lower_the_chance_of_the_others():
+    labels = np.arange(30) % 2
+    measures = scorer(labels, 3).entry(Answering("classes", [labels]), "cut", views())["measures"]
+    assert measures["balanced_accuracy"]["chance"] == 0.5
 
 
 class Kept(NoRecorder):

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 RESTARTS, ROUNDS = 10, 100
 """Number of starts of k-means, and of rounds of each: as in the paper."""
 
+TABLES = 500
+"""Number of random tables of groups and classes from which the chance level follows."""
+
 
 def assign(z: Tensor, *, classes: int, seed: int) -> Tensor:
     """Put embeddings into as many groups as there are classes, by k-means.
@@ -142,6 +145,45 @@ def matched_balanced_accuracy(clusters: Array, labels: Array, *, classes: int) -
     sizes = table.sum(axis=0)
     present = int(np.count_nonzero(sizes))
     return _best(table / np.maximum(sizes, 1)) / present if present else math.nan
+
+
+def matched_by_chance(clusters: Array, labels: Array, *, classes: int) -> tuple[float, float]:
+    """Return what groups that are independent of the classes reach under their best assignment.
+
+    Parameters
+    ----------
+    clusters, labels
+        (N,) group numbers and class numbers, which determine the sizes of groups and classes.
+    classes
+        Number of classes C.
+
+    Returns
+    -------
+    tuple[float, float]
+        The means of `matched_accuracy` and of `matched_balanced_accuracy` over `TABLES` random tables of these sizes,
+        drawn with a fixed seed; at least what a single group of all examples reaches. NaN where there is no example.
+
+    Raises
+    ------
+    ArgumentError
+        As `matched_accuracy` does.
+
+    Examples
+    --------
+    >>> [round(value, 2) for value in matched_by_chance([0, 1] * 8, [0, 1] * 8, classes=2)]
+    [0.6, 0.6]
+    """
+    from scipy.stats import random_table
+
+    table = _table(clusters, labels, classes)
+    total, sizes = int(table.sum()), table.sum(axis=0)
+    if not total:
+        return math.nan, math.nan
+    present = np.count_nonzero(sizes)
+    tables = random_table.rvs(table.sum(axis=1), sizes, size=TABLES, random_state=0)
+    accuracy = float(np.mean([_best(one) / total for one in tables]))
+    balanced = float(np.mean([_best(one / np.maximum(sizes, 1)) / present for one in tables]))
+    return max(accuracy, float(sizes.max()) / total), max(balanced, 1.0 / present)
 
 
 def _best(weights: NDArray[Any]) -> float:

@@ -5,15 +5,23 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
+from scipy.stats import hypergeom
 from sklearn.cluster import KMeans
 from sklearn.metrics import balanced_accuracy_score
 
 from flower_vfl.attacks.embedding import clustering
-from flower_vfl.attacks.embedding.clustering import ClusteringAttack, matched_accuracy, matched_balanced_accuracy
+from flower_vfl.attacks.embedding.clustering import (
+    ClusteringAttack,
+    matched_accuracy,
+    matched_balanced_accuracy,
+    matched_by_chance,
+)
 from flower_vfl.attacks.embedding.inference import TrainedView
 from flower_vfl.attacks.rows import normalised, raw_features
 from flower_vfl.errors import InputError
 from tests.attacks.common import DTYPES, SCALES, gradients
+
+MATCHED = (matched_accuracy, matched_balanced_accuracy)
 
 
 def clouds(classes=3, rows=90, *, apart=8.0, seed=0, dtype=torch.float64):
@@ -57,6 +65,26 @@ def test_a_group_may_stay_without_members():
     assert matched_balanced_accuracy([0, 0, 1, 1], [0, 0, 0, 0], classes=2) == 0.5
     assert np.isnan(matched_accuracy([], [], classes=2))
     assert np.isnan(matched_balanced_accuracy([], [], classes=2))
+
+
+def test_chance_of_two_equal_groups_is_that_of_the_hypergeometric_distribution():
+    shared = np.arange(9)
+    expected = (hypergeom(16, 8, 8).pmf(shared) * np.maximum(2 * shared, 16 - 2 * shared)).sum() / 16
+    halves = np.arange(16) % 2
+    assert matched_by_chance(halves, halves, classes=2) == pytest.approx((expected, expected), abs=0.015)  # 4 errors
+
+
+def test_chance_of_clusters_is_that_of_shuffled_labels_and_no_less_than_one_cluster():
+    rng = np.random.default_rng(1)
+    y, groups = np.repeat([0, 1, 2], [14, 14, 12]), np.repeat([0, 1, 2], [16, 12, 12])
+    shuffled = [rng.permutation(y) for _ in range(1000)]
+    expected = [np.mean([f(groups, one, classes=3) for one in shuffled]) for f in MATCHED]
+    assert matched_by_chance(groups, y, classes=3) == pytest.approx(expected, abs=0.015)
+    assert min(expected) > 0.4
+    rare = np.arange(100) >= 95
+    assert matched_by_chance(np.arange(100) >= 60, rare, classes=2)[0] == 0.95
+    assert matched_by_chance([0, 0, 0, 0], [2, 2, 1, 1], classes=3) == (0.5, 0.5)
+    assert np.isnan(matched_by_chance([], [], classes=2)).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
