@@ -246,7 +246,7 @@ class InformedAudit:
 
     def _make_panel(self, width: int, z_width: int) -> RowPanel:
         count = informed_rows(self._most_rows // 4, 4 * width + z_width)
-        membership = Membership(self._split, self._labels, self._classes, count)
+        membership = Membership(self._split, self._labels, self._classes, count, self._schedule)
         self._panel = RowPanel(membership, width, z_width, self._members)
         return self._panel
 

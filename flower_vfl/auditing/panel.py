@@ -13,6 +13,7 @@ from torch.nn.functional import cosine_similarity
 
 from flower_vfl.auditing.halves import Split
 from flower_vfl.auditing.members import ALONE, Members
+from flower_vfl.protocol.schedule import Schedule
 
 _CHUNK = 1 << 20
 _TOGETHER = 16
@@ -29,7 +30,8 @@ class Membership:
     """A choice of rows of a table by hashes of their numbers, so that a resumed run makes the same one.
 
     Half is drawn from all rows, half evenly from the classes: readers need enough rows of a rare one. All canaries are
-    followed.
+    followed. In time order the first half are whole batches, because rows are compared within their batch, which needs
+    many rows of each.
 
     Parameters
     ----------
@@ -39,15 +41,20 @@ class Membership:
         (N,) class of each row.
     classes, count : int
         Number of classes, and approximate number of rows, without canaries.
+    schedule : Schedule, optional
+        Gives the rows of each batch; needed in time order only.
     """
 
-    def __init__(self, split: Split, labels: NDArray[Any], classes: int, count: int) -> None:
+    def __init__(
+        self, split: Split, labels: NDArray[Any], classes: int, count: int, schedule: Schedule | None = None
+    ) -> None:
         self._split, self._labels = split, labels
         counts = np.zeros(classes, dtype=np.int64)
         for low in range(0, len(labels), _CHUNK):  # as 64-bit integers, labels may need gigabytes
             counts += np.bincount(labels[low : low + _CHUNK].astype(np.int64), minlength=classes)
         self._share = count / 2 / max(len(labels), 1)
         self._of_class = count / 2 / classes / np.maximum(counts, 1)
+        self._batches = _whole_batches(split, schedule, count // 2) if schedule and schedule.periods else None
 
     @property
     def total(self) -> int:
@@ -56,6 +63,8 @@ class Membership:
 
     def drawn(self, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
         """Return a mask (n,) of the rows that were drawn regardless of their class."""
+        if self._batches is not None:
+            return np.isin(rows, self._batches)
         return np.asarray(self._split.places(rows, _RANDOM) < self._share)
 
     def of(self, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
@@ -70,6 +79,12 @@ class Membership:
             rows = np.arange(low, min(low + _CHUNK, len(self._labels)))
             found.append(rows[self.of(rows)])
         return np.concatenate(found)
+
+
+def _whole_batches(split: Split, schedule: Schedule, count: int) -> NDArray[np.int64]:
+    """Return the rows of as many batches as have about `count` rows together, rounded up, at least one."""
+    chosen = np.argsort(split.places(np.arange(schedule.steps), _RANDOM))[: max(1, -(-count // schedule.batch_size))]
+    return np.concatenate([schedule.train_batch(int(step)) for step in chosen])
 
 
 class RowPanel:

@@ -457,6 +457,21 @@ def test_what_tells_the_day_of_a_row_tells_no_label():
     assert abs(alone["mean"] - 0.5) < 0.12
 
 
+def test_of_a_long_stream_the_panel_has_whole_batches_that_lose_nothing_of_a_leak():
+    """With rows drawn one by one, 512 of 64 batches are 8 of each, and ranks among 8 rows hide a part of the leak."""
+    y = (np.random.default_rng(8).random(64 * 256) < 0.3).astype(np.int64)
+
+    def send(step, rows):
+        g = 0.1 * noise(step, rows)
+        g[:, 0] += noise(step, rows, salt=1)[:, 0] + 3.0 * y[rows]
+        return Z[rows % N], g
+
+    audit, schedule = audit_of(y, rows=4096, periods=(2048,) * 8)
+    follow(audit, schedule, send)
+    (along,) = direction_entries(audit)
+    assert along["values"][-1] == pytest.approx(norm.cdf(3.0 / np.sqrt(2)), abs=0.02)
+
+
 def direction_entries(audit):
     return [entry for entry in audit.entries() if entry["attack"] == "remembered_direction"]
 
