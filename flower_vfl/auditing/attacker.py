@@ -153,7 +153,7 @@ class Attacker(PartyObserver):
         if not joint:
             return None
         return JointObserver(
-            *(joint, self._point.table, self._audit, self._test_audit),
+            *(joint, self._point.table, self._audit, self._test_audit, self._point.schedule),
             party=self._point.party,
             defended=self._defended,
             placement=self._placement,

@@ -23,7 +23,7 @@ from flower_vfl.attacks.base import AttackMethod
 from flower_vfl.attacks.joint import JointAttack, JointScores, JointView
 from flower_vfl.auditing.entries import JOINT
 from flower_vfl.auditing.halves import SCORE
-from flower_vfl.auditing.selection import FEWEST_OF_PART
+from flower_vfl.auditing.selection import FEWEST_OF_PART, ranks_within
 from flower_vfl.errors import ArgumentError, ConfigError
 from flower_vfl.metrics import LeakSummary, auc_interval, leak_auc
 from flower_vfl.metrics.arrays import as_numpy
@@ -47,19 +47,21 @@ BYTES = 64 << 20
 PositiveMask = NDArray[np.bool_]
 
 
-def sample_rows(rows: NDArray[np.integer], most: int) -> NDArray[np.int64]:
+def sample_rows(rows: NDArray[np.integer], most: int, batches: NDArray[np.integer] | None = None) -> NDArray[np.int64]:
     """Return at most ``most`` of the rows, sorted: those with the smallest hashes, the same in each run.
+
+    With the batch of each row whole batches are chosen, the last one in part.
 
     Examples
     --------
     >>> sample_rows(np.array([5, 3, 9]), 5), len(sample_rows(np.arange(100), 10))
     (array([3, 5, 9]), 10)
     """
-    chosen = np.sort(rows).astype(np.int64)
-    if len(chosen) <= most:
-        return chosen
-    order = scattered(chosen.astype(np.uint64) + np.uint64(1 << 62)).argsort()
-    return np.sort(chosen[order[:most]])
+    order = np.argsort(rows)
+    if len(rows) > most:
+        drawn = (rows if batches is None else batches)[order]
+        order = order[scattered(drawn.astype(np.uint64) + np.uint64(1 << 62)).argsort(kind="stable")[:most]]
+    return np.sort(rows[order]).astype(np.int64)
 
 
 def most_rows(width: int, *, columns: int) -> int:
@@ -75,10 +77,14 @@ class JointLabels:
     ----------
     train, test
         (n,) labels of training rows and (N,) of test rows; ``test`` is empty where there are no test rows.
+    batches
+        (n,) batch of each training row in time order: their scores are then compared within a batch, because days have
+        other shares of positives, and what tells the day of a row tells nothing of the row itself.
     """
 
     train: PositiveMask
     test: PositiveMask
+    batches: NDArray[np.int64] | None = None
 
 
 class JointEvaluator:
@@ -111,8 +117,8 @@ class JointEvaluator:
         """
         parts = {"train": labels.train, **({"test": labels.test} if len(labels.test) else {})}
         try:
-            scores, turned = _turned(_scores(attack.read(view), parts), labels.train, view)
-            baselines = {name: _scores(found, parts) for name, found in attack.baselines(view).items()}
+            scores, turned = _turned(_scores(attack.read(view), parts, labels.batches), labels.train, view)
+            baselines = {name: _scores(found, parts, labels.batches) for name, found in attack.baselines(view).items()}
             entries = [self._entry(attack, view, parts, rows_of, scores, baselines) for rows_of in parts]
             return [_with_turn(entry) for entry in entries] if turned else entries
         except Exception as error:  # noqa: BLE001 - training is done, and an attack may be a user's own
@@ -214,8 +220,10 @@ def check_joint_attacks(attacks: Iterable[AttackMethod], labels: NDArray[np.bool
             )
 
 
-def _scores(answer: JointScores, parts: Mapping[str, PositiveMask]) -> dict[str, NDArray[Any]]:
-    """Return scores as arrays, one number for each row.
+def _scores(
+    answer: JointScores, parts: Mapping[str, PositiveMask], batches: NDArray[np.int64] | None
+) -> dict[str, NDArray[Any]]:
+    """Return scores as arrays, one number for each row; with batches, training rows have ranks within theirs.
 
     Raises
     ------
@@ -229,6 +237,8 @@ def _scores(answer: JointScores, parts: Mapping[str, PositiveMask]) -> dict[str,
         rows = len(parts.get(part, parts["train"]))
         if scores.shape != (rows,):
             raise ArgumentError(f"it returned {scores.shape} for {rows} {part} rows: ({rows},) is needed")
+    if batches is not None:
+        found |= {part: ranks_within(scores, batches) for part, scores in found.items() if part != "test"}
     return found
 
 

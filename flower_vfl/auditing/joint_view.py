@@ -22,6 +22,7 @@ from flower_vfl.data.store.dataset import PartyTable
 from flower_vfl.data.store.source import FeatureSource
 from flower_vfl.nn.placement import Placement, widened
 from flower_vfl.parties.feature import embed
+from flower_vfl.protocol.schedule import Schedule
 
 TOO_FEW = "too few rows of a class have come for the labels it knows"
 """Reason for a joint attack without a number."""
@@ -48,9 +49,15 @@ def known_among(attack: JointAttack, rows: NDArray[np.int64], truth: NDArray[np.
 
 
 def read_group(
-    attacks: Sequence[JointAttack], view: JointView, rows: NDArray[np.int64], labels: AuditLabels, *, party: str,
+    attacks: Sequence[JointAttack],
+    view: JointView,
+    rows: NDArray[np.int64],
+    labels: AuditLabels,
+    schedule: Schedule,
+    *,
+    party: str,
     defended: bool,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """Run joint attacks on the joined view of several parties; return entries for `result.json`.
 
     Parameters
@@ -63,13 +70,17 @@ def read_group(
         (n,) rows of the training table, sorted.
     labels : AuditLabels
         The true labels.
+    schedule : Schedule
+        Gives the batches of the rows in time order.
     party : str
         The colluding group, such as "a+b".
     defended : bool
         True if any defense is in force.
     """
     scorer = _group_scorer(labels, party, defended=defended)
-    truth = JointLabels(labels.at(rows) == labels.positive(0), np.zeros(0, dtype=np.bool_))
+    truth = JointLabels(
+        labels.at(rows) == labels.positive(0), np.zeros(0, dtype=np.bool_), schedule.batches_of(rows, schedule.steps)
+    )
     return _entries(scorer, [attack.fresh() for attack in attacks], view, rows, truth)
 
 
@@ -115,6 +126,8 @@ class JointObserver:
         The party's columns.
     labels, test_labels : AuditLabels
         The true labels of training and test rows, for the scorer and for the few rows that an attack knows.
+    schedule : Schedule
+        Gives the batches of the rows in time order.
     party : str
         The feature party.
     defended : bool
@@ -131,6 +144,7 @@ class JointObserver:
         table: PartyTable,
         labels: AuditLabels,
         test_labels: AuditLabels,
+        schedule: Schedule,
         *,
         party: str,
         defended: bool,
@@ -138,7 +152,7 @@ class JointObserver:
         seed: int = 0,
     ) -> None:
         self._attacks, self._table, self._placement = [attack.fresh() for attack in attacks], table, placement
-        self._labels, self._test_labels = labels, test_labels
+        self._labels, self._test_labels, self._schedule = labels, test_labels, schedule
         self._party, self._defended = party, defended
         self._seed = seed
         self._columns = sum(prod(tensor.shape[1:]) for tensor in table.train.gather(np.zeros(1, dtype=np.int64)))
@@ -151,7 +165,8 @@ class JointObserver:
     def take(self, epoch: int, memory: Memory) -> None:
         """Take the mean gradients of the sampled rows at the end of an epoch (from 1); earlier ones are dropped."""
         if memory.rows != self._occurred:
-            self._rows = sample_rows(memory.order, most_rows(memory.width, columns=self._columns))
+            batches = self._schedule.batches_of(memory.order, self._schedule.steps_of(epoch).stop)
+            self._rows = sample_rows(memory.order, most_rows(memory.width, columns=self._columns), batches)
             self._occurred = memory.rows
         self._gradients, self.epoch = memory.at(self._rows, "mean"), epoch
 
@@ -178,7 +193,11 @@ class JointObserver:
         most = WIDE_ROWS if self._columns > 1024 else TEST_ROWS
         test_rows = sample_rows(np.arange(len(self._table.test) if self._test_labels.complete else 0), most)
         train, test = self._own(bottom, self._table.train, self._rows), self._own(bottom, self._table.test, test_rows)
-        truth = JointLabels(labels.at(self._rows) == positive, self._test_labels.at(test_rows) == positive)
+        truth = JointLabels(
+            labels.at(self._rows) == positive,
+            self._test_labels.at(test_rows) == positive,
+            self._schedule.batches_of(self._rows, self._schedule.steps_of(self.epoch).stop),
+        )
         view = JointView(self._gradients, train, test, words=self._table.spec.vocabulary > 0, seed=self._seed)
         return _entries(scorer, self._attacks, view, self._rows, truth)
 

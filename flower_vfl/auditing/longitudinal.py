@@ -227,26 +227,14 @@ class LongitudinalEvaluator:
             if self._take is not None:
                 self._take(layer, epoch, memories[MEANS])
             order = next(iter(memories.values())).order
-            labels, batches = self._labels.at(order) == self._labels.positive(0), self._batches(order, step)
+            labels = self._labels.at(order) == self._labels.positive(0)
+            # Days have other shares of positives, and what tells the day of a row tells nothing of the row itself.
+            batches = self._schedule.batches_of(order, step + 1)
             for found in self._found:
                 if found.summary.layer == layer and found.attack.first_epoch <= times:
                     memory = memories[_kind(found.attack.keeps)]
                     values.append(self._run_attack(found, memory, labels, batches, step, epoch))
         self.latest = max((max(value, 1.0 - value) for value in values if not math.isnan(value)), default=math.nan)
-
-    def _batches(self, order: NDArray[np.integer], step: int) -> NDArray[np.int64] | None:
-        """Return the batch of each of these rows, which occurred until a step, in time order; None where rows recur.
-
-        Days have other shares of positives, and what tells the day of a row tells nothing of the row itself: rows are
-        compared within their batch.
-        """
-        if not self._schedule.periods:
-            return None
-        steps = np.zeros(sum(self._schedule.periods), dtype=np.int64)
-        for one in range(step + 1):
-            steps[self._schedule.train_batch(one)] = one
-        found: NDArray[np.int64] = steps[order]
-        return found
 
     def _run_attack(
         self,

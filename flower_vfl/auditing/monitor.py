@@ -381,7 +381,9 @@ class LeakageMonitor:
         found = None if audit is None or not joint else audit.panel_of(tables, random=True)
         if found is not None:
             rows, together = found
-            self._joint_entries += read_group(joint, together, rows, self._labels, party=party, defended=self._defended)
+            self._joint_entries += read_group(
+                *(joint, together, rows, self._labels, self._schedule), party=party, defended=self._defended
+            )
         elif joint:
             why = "no rows of these parties were kept: set attack.informed above 0"
             self._joint_entries += group_unavailable(joint, why, self._labels, party=party, defended=self._defended)

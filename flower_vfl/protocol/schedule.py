@@ -165,6 +165,18 @@ class Schedule:
         starts = _running_sums(self.periods)
         return np.concatenate([start + self._order(1 + day) for day, start in enumerate(starts[:epoch])])
 
+    def batches_of(self, rows: NDArray[np.integer], steps: int) -> NDArray[np.int64] | None:
+        """Return the step (n,) of each of these rows, which occurred in the first `steps` steps, in time order.
+
+        None in other orders, where each row occurs in a batch of every epoch.
+        """
+        if not self.periods:
+            return None
+        found = np.zeros(self.rows, dtype=np.int64)
+        for step in range(steps):
+            found[self.train_batch(step)] = step
+        return np.asarray(found[rows])
+
     def places(self, step: int) -> slice:
         """Return the slice of the rows of `step` in the result of `trained_rows` for its epoch."""
         epoch = self.epoch_of(step)

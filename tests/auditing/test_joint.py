@@ -8,7 +8,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from flower_vfl.attacks.joint import JointAttack, JointReaderAttack, JointScores, JointView, OwnRows
-from flower_vfl.attacks.longitudinal.base import KnownRows
+from flower_vfl.attacks.longitudinal.base import NO_KNOWN_ROWS, KnownRows
 from flower_vfl.auditing.joint import (
     BYTES,
     TRAINING_ROWS,
@@ -183,6 +183,31 @@ def test_the_sample_is_bounded_and_the_same_each_time():
     assert most_rows(32, columns=24) == TRAINING_ROWS
     assert most_rows(4096, columns=24) * 4096 * 4 <= BYTES
     assert most_rows(32, columns=3 * 84 * 84) == 8192
+
+
+def test_of_rows_in_time_order_whole_batches_are_sampled():
+    rows = np.random.default_rng(0).permutation(5000)
+    chosen = sample_rows(rows, 1000, rows // 50)
+    assert np.array_equal(chosen, (np.unique(chosen // 50)[:, None] * 50 + np.arange(50)).ravel())
+    assert len(chosen) == 1000
+    assert len(sample_rows(rows, 30, rows // 50)) == 30
+
+
+def test_what_tells_the_day_of_a_row_is_neither_a_leak_nor_a_gain_in_time_order():
+    rng = np.random.default_rng(7)
+    days = np.repeat(np.arange(8), 250)
+    y = rng.random(2000) < np.where(days % 2, 0.8, 0.2)
+    view, _ = draw(7, rows=2000, test_rows=1)
+    noise = [torch.from_numpy(rng.normal(size=2000)) for _ in range(2)]
+    noise[0] += torch.from_numpy(9.0 * (days % 2))
+    along, nothing = (JointScores(each, torch.zeros(0)) for each in noise)
+    of_days, in_days = (JointLabels(y, y[:0], batches) for batches in (None, days))
+    view = replace(view, known=NO_KNOWN_ROWS)
+    (confused,) = SCORER.entries(Fixed(along, other=nothing), view, of_days)
+    (entry,) = SCORER.entries(Fixed(along, other=nothing), view, in_days)
+    assert confused["mean"] > 0.75
+    assert entry["interval95"][0] < 0.5 < entry["interval95"][1]
+    assert entry["advantage_interval95"][0] < 0.0 < entry["advantage_interval95"][1]
 
 
 def test_what_a_joint_attack_cannot_know_is_refused_before_training():
