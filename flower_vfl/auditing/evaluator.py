@@ -24,6 +24,7 @@ from flower_vfl.auditing.shared_state import SharedStateCheck
 from flower_vfl.auditing.summaries import StepLeaks, StepResults
 from flower_vfl.errors import ConfigError, ProtocolError
 from flower_vfl.metrics import ArgumentError, separation
+from flower_vfl.metrics.arrays import class_counts
 from flower_vfl.metrics.summary import nearest_rank
 from flower_vfl.protocol.schedule import Rows, is_scored
 from flower_vfl.protocol.transcript import Transcript
@@ -89,6 +90,11 @@ class AuditLabels:
     def complete(self) -> bool:
         """True if all labels are filled in."""
         return self._filled == len(self._labels)
+
+    @property
+    def class_counts(self) -> tuple[int, ...]:
+        """The number of rows of each class."""
+        return tuple(class_counts(self._labels, self.classes).tolist())
 
     @property
     def positives(self) -> Sequence[int]:
@@ -457,7 +463,8 @@ class AttackEvaluator:
     def entries(self) -> list[dict[str, Any]]:
         """Return one entry for each attack and layer, for `result.json`."""
         self.settle()
-        return [leaks.result() for leaks in self._leaks]
+        counts = self._labels.class_counts if self._labels.complete else ()
+        return [leaks.result(counts) for leaks in self._leaks]
 
     def state(self) -> dict[str, Any]:
         """Return the measurements so far, and the attacks' states, as plain values and tensors."""

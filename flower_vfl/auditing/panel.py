@@ -13,6 +13,7 @@ from torch.nn.functional import cosine_similarity
 
 from flower_vfl.auditing.halves import Split
 from flower_vfl.auditing.members import ALONE, Members
+from flower_vfl.metrics.arrays import class_counts
 from flower_vfl.protocol.schedule import Schedule
 
 _CHUNK = 1 << 20
@@ -49,11 +50,8 @@ class Membership:
         self, split: Split, labels: NDArray[Any], classes: int, count: int, schedule: Schedule | None = None
     ) -> None:
         self._split, self._labels = split, labels
-        counts = np.zeros(classes, dtype=np.int64)
-        for low in range(0, len(labels), _CHUNK):  # as 64-bit integers, labels may need gigabytes
-            counts += np.bincount(labels[low : low + _CHUNK].astype(np.int64), minlength=classes)
         self._share = count / 2 / max(len(labels), 1)
-        self._of_class = count / 2 / classes / np.maximum(counts, 1)
+        self._of_class = count / 2 / classes / np.maximum(class_counts(labels, classes), 1)
         self._batches = _whole_batches(split, schedule, count // 2) if schedule and schedule.periods else None
 
     @property

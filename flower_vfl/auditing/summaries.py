@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -54,18 +54,25 @@ class StepLeaks:
         for summary in (self.whole, self._by_class.setdefault(positive, self._make())):
             summary.add(value, negatives, positives, detection_error, null)
 
-    def result(self) -> dict[str, Any]:
-        """Return the entry for `result.json`.
+    def result(self, class_counts: Sequence[int] = ()) -> dict[str, Any]:
+        """Return the entry for `result.json`; of the whole training table, `class_counts` are the rows of each class.
 
         Where several classes were detected, ``by_class`` has the values of each, ``worst_class`` those of the class
         with the largest q95, and ``macro_q95`` is the mean of their q95. The numbers beside them are over all steps.
         """
-        entry = {**self.whole.result(), "label": self.attack.label, **from_elsewhere(type(self.attack))}
+        total = sum(class_counts)
+        rows = {one: (total - class_counts[one], class_counts[one]) for one in self._by_class if total}
+        rarest = min(rows.values(), key=min, default=None)
+        entry = {
+            **self.whole.result(population=rarest),
+            "label": self.attack.label,
+            **from_elsewhere(type(self.attack)),
+        }
         if len(self._by_class) < 2 or self.whole.metric != AUC:
             return entry
         each = []
         for positive, summary in sorted(self._by_class.items()):
-            found = summary.result()
+            found = summary.result(population=rows.get(positive))
             each.append({"class": positive, **{key: found[key] for key in _SHOWN}})
         read = [one for one in each if one["q95"] is not None]
         return {

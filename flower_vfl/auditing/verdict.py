@@ -225,7 +225,8 @@ def with_own_data(entries: Iterable[Entry]) -> Entry | None:
 def practical_p_value(entry: Entry) -> float | None:
     r"""Return the probability that a random score reaches as much as a practical entry; None where it is unknown.
 
-    Of single steps it is the entry's ``q95_p_value``, which follows from the class counts of each batch. Without one
+    Of single steps it is the entry's ``q95_p_value``, which follows from the class counts of each batch, and of the
+    whole table, whose rows may keep their scores in all epochs. Without one
     the T scored steps count as equal: the q95 is the k-th smallest leak AUC, :math:`k = \lceil 0.95\,T \rceil`, and
     under chance one step is about :math:`N(1/2, \sigma^2)` with the :math:`\sigma` that the chance level gives,
     :math:`q95_{null} = 1/2 + 1.645\,\sigma`, so

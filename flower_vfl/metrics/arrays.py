@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     Array: TypeAlias = Tensor | NDArray[Any] | Sequence[float]
 
 
+_CHUNK = 1 << 20
+
+
 def as_numpy(values: Array) -> NDArray[Any]:
     """Return a tensor (any device, any floating type) or an array as a numpy array, without a copy where possible.
 
@@ -69,3 +72,11 @@ def refuse_nan(values: NDArray[Any], name: str) -> None:
         raise ArgumentError(
             f"{count} of {values.size} {name} are NaN: a NaN cannot be ranked, find where it comes from."
         )
+
+
+def class_counts(labels: NDArray[Any], classes: int) -> NDArray[np.int64]:
+    """Return the number of rows of each class, (C,), from class numbers (N,) of any integer type."""
+    counts = np.zeros(classes, dtype=np.int64)
+    for low in range(0, len(labels), _CHUNK):  # as 64-bit integers, all labels may need gigabytes
+        counts += np.bincount(labels[low : low + _CHUNK].astype(np.int64), minlength=classes)
+    return counts

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _TIE = 1e-9
 """Largest difference of two equal AUCs by rounding."""
 
+_SHIFTS = np.linspace(-8.0, 8.0, 161)
+"""Shifts of the AUCs of all batches, in standard deviations."""
+
 EXACT_WORK = 50_000  # takes some milliseconds; above, the normal one errs by at most 2e-3 in batches of a few thousand
 
 
@@ -76,12 +79,28 @@ def null_quantile(class_counts: Iterable[tuple[int, int]], q: float = 0.95) -> f
     return high
 
 
-def quantile_p_value(class_counts: Iterable[tuple[int, int]], value: float, q: float = 0.95) -> float:
+def quantile_p_value(
+    class_counts: Iterable[tuple[int, int]],
+    value: float,
+    q: float = 0.95,
+    *,
+    population: tuple[int, int] | None = None,
+) -> float:
     r"""Return the probability that the quantile over steps of a random score's AUC is at least a value.
 
     Of T batches the nearest-rank quantile is the k-th smallest AUC, :math:`k = \lceil q\,T \rceil`. It is at least x
     where :math:`T - k + 1` batches or more have an AUC of at least x. Their number is Poisson binomial: the probability
     of each batch follows from its class counts, as in `null_quantile`, and is larger in a batch of few rows.
+
+    Where rows recur in later batches, their scores may be the same ones, which persistent noise causes. Batches
+    are then not independent: all of them share how well these scores happen to order the whole population. With a
+    population of P positives and N negatives that is a shift of all AUCs,
+
+    .. math:: \delta \sim N\Big(0, \frac{P + N + 1}{12 P N}\Big), \qquad
+        P(q\text{-quantile} \ge x) = E_\delta\, P\big(\mathrm{Bin}(T, \bar p(x - \delta)) \ge T - k + 1\big)
+
+    with :math:`\bar p(x)` the mean over batches of the probability of an AUC of at least x. Above its mean a Poisson
+    binomial tail is at most that of the binomial with the same mean (Hoeffding).
 
     Parameters
     ----------
@@ -91,6 +110,9 @@ def quantile_p_value(class_counts: Iterable[tuple[int, int]], value: float, q: f
         Measured quantile.
     q
         Level of the quantile, between 0 and 1.
+    population
+        Negatives and positives among all rows from which the batches are drawn again and again; None where the scores
+        of all batches are independent.
 
     Returns
     -------
@@ -102,6 +124,11 @@ def quantile_p_value(class_counts: Iterable[tuple[int, int]], value: float, q: f
     ArgumentError
         For a ``q`` outside (0, 1) and for negative counts.
 
+    References
+    ----------
+    Hoeffding, *On the distribution of the number of successes in independent trials*, Annals of Mathematical Statistics
+    27, 1956, theorem 4.
+
     Examples
     --------
     >>> round(quantile_p_value([(1, 1)], 1.0), 2), round(quantile_p_value([(1, 1), (1, 1)], 1.0, q=0.5), 2)
@@ -111,10 +138,23 @@ def quantile_p_value(class_counts: Iterable[tuple[int, int]], value: float, q: f
     batches = sum(counts.values())
     if not batches:
         return math.nan
-    # The distribution of the AUC is symmetric: P(AUC >= x) = P(AUC <= 1 - x).
-    chances = [_null_cdf(*pair)(min(1.0, 1.0 - value + _TIE)) for pair in counts]
-    rank = math.ceil(q * batches - 1e-9)
-    return float(poisson_binomial_tail(np.repeat(chances, list(counts.values())), batches - rank + 1))
+    least = batches - math.ceil(q * batches - 1e-9) + 1
+    weights = np.array(list(counts.values()), dtype=np.int64)
+    cdfs = [_null_cdf(*pair) for pair in counts]
+    if population is None or min(population) < 1:
+        return float(poisson_binomial_tail(np.repeat([_at_least(cdf, value) for cdf in cdfs], weights), least))
+    from scipy.special import bdtrc
+
+    shifts = _SHIFTS * math.sqrt((sum(population) + 1) / (12 * math.prod(population)))
+    chances = np.array([[_at_least(cdf, value - shift) for shift in shifts] for cdf in cdfs])
+    density = np.exp(-(_SHIFTS**2) / 2)
+    return float(density @ bdtrc(least - 1, batches, weights @ chances / batches) / density.sum())
+
+
+def _at_least(cdf: Callable[[float], float], auc: float) -> float:
+    """Return the probability of at least an AUC: the distribution is symmetric, P(AUC >= x) = P(AUC <= 1 - x)."""
+    below = 1.0 - auc + _TIE
+    return cdf(min(1.0, below)) if below >= 0.0 else 0.0
 
 
 def step_p_values(class_counts: Sequence[tuple[int, int]], aucs: Sequence[float]) -> NDArray[np.float64]:
@@ -141,7 +181,7 @@ def step_p_values(class_counts: Sequence[tuple[int, int]], aucs: Sequence[float]
     [0.5, 0.0222]
     """
     cdfs = {pair: _null_cdf(*pair) for pair in set(class_counts)}
-    found = [cdfs[pair](min(1.0, 1.0 - auc + _TIE)) for pair, auc in zip(class_counts, aucs, strict=True)]
+    found = [_at_least(cdfs[pair], auc) for pair, auc in zip(class_counts, aucs, strict=True)]
     return np.array(found, dtype=np.float64)
 
 

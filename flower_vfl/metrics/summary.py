@@ -112,7 +112,13 @@ class LeakSummary:
             self.negatives.append(negatives)
             self.positives.append(positives)
 
-    def result(self, *, baseline: float | None = None, advantage: float | None = None) -> dict[str, Any]:
+    def result(
+        self,
+        *,
+        baseline: float | None = None,
+        advantage: float | None = None,
+        population: tuple[int, int] | None = None,
+    ) -> dict[str, Any]:
         """Return the entry for the ``leakage`` list of ``result.json``; unknown values are None.
 
         ``q95`` is the 95 % quantile over the steps (nearest rank), ``q95_null`` that of a random score on these
@@ -123,7 +129,9 @@ class LeakSummary:
         steps for which that probability is at most 5 %, and ``steps_read_max`` the largest AUC of these, turned around
         where it is below 0.5. Of longitudinal attacks ``p_value`` is that probability for the AUCs of all epochs.
         ``detection_error_q05`` is the 5 % quantile of the detection error: at one step in twenty the attack's is no
-        larger. ``baseline`` and ``advantage`` belong to attacks that are compared with training alone.
+        larger. ``baseline`` and ``advantage`` belong to attacks that are compared with training alone. ``population``
+        are negatives and positives among all rows, which may keep their scores from epoch to epoch, see
+        `quantile_p_value`.
         """
         values, errors = np.array(self.values), np.array(self.errors)
         by_chance = self.metric == "auc"
@@ -142,7 +150,7 @@ class LeakSummary:
             "q95": none_if_nan(q95),
             "q95_null": none_if_nan(null),
             "q95_turned": none_if_nan(turned),
-            "q95_p_value": none_if_nan(self._p_value(max(q95, turned), null)) if tested else None,
+            "q95_p_value": none_if_nan(self._p_value(max(q95, turned), null, population)) if tested else None,
             **(self._single_steps(values) if tested and values.size else dict.fromkeys(SINGLE_STEPS)),
             **({"p_value": self.p_value} if by_chance and self.phase == "remembered" else {}),
             "mean": none_if_nan(float(values.mean()) if values.size else math.nan),
@@ -173,9 +181,11 @@ class LeakSummary:
         """The probability that random scores, or the same turned around, reach any of the AUCs; None without any."""
         return float(self._p_values(np.array(self.values)).min()) if self.values else None
 
-    def _p_value(self, value: float, null: float) -> float:
+    def _p_value(self, value: float, null: float, population: tuple[int, int] | None) -> float:
         """Return the two-sided probability that a random score reaches a value: 1 up to its quantile `null`."""
-        return 1.0 if value <= null else min(1.0, 2.0 * quantile_p_value(self.class_counts.elements(), value))
+        if value <= null:
+            return 1.0
+        return min(1.0, 2.0 * quantile_p_value(self.class_counts.elements(), value, population=population))
 
 
 def none_if_nan(value: float) -> float | None:

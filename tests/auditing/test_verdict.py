@@ -9,7 +9,7 @@ from scipy.stats import binom, norm, rankdata
 from flower_vfl.attacks import make_attack
 from flower_vfl.auditing.summaries import StepLeaks
 from flower_vfl.auditing.verdict import PRACTICAL, needed, practical_p_value, status_of, verdict_of
-from flower_vfl.metrics import LeakSummary, coin_bound, leak_auc
+from flower_vfl.metrics import LeakSummary, coin_bound, leak_auc, quantile_p_value
 
 DEFENDED = [{"name": "marvell", "params": {"s": 4.0}}]
 
@@ -341,6 +341,19 @@ def chance_of_classes(seed, classes, batch, last, steps, epochs):
 def test_where_classes_take_turns_short_batches_raise_no_false_alarm(shape):
     """More than 14 of 120 have a probability of 0.1 % at a rate of 5 %."""
     assert sum(chance_of_classes(seed, *shape) <= 0.05 for seed in range(120)) <= binom.isf(0.001, 120, 0.05)
+
+
+def test_each_class_is_compared_with_all_its_rows_which_recur():
+    leaks = StepLeaks(make_attack("norm"), "a", "cut", source="monitor", defended=True)
+    counts = [(24, 8)] * 60
+    for place, pair in enumerate(counts):
+        leaks.add(place % 2, 0.75, *pair)
+    entry = leaks.result((30, 10, 60))
+    both = 2 * quantile_p_value(counts, 0.75, population=(90, 10))
+    assert entry["q95_p_value"] == pytest.approx(both)
+    first = 2 * quantile_p_value(counts[:30], 0.75, population=(70, 30))
+    assert entry["by_class"][0]["q95_p_value"] == pytest.approx(first)
+    assert leaks.result()["q95_p_value"] < both  # without the numbers all steps count as independent
 
 
 def of_seeds(p_values):

@@ -162,6 +162,41 @@ def test_a_few_small_batches_reach_by_chance_what_equal_ones_do_not():
     assert quantile_p_value(counts, 0.66) > 10 * quantile_p_value([(234, 22)] * 66, 0.66)
 
 
+def quantiles_of_rows_that_recur(runs, *, keep, rows=960, batch=16, epochs=20):
+    """Return the class counts and the q95 of each run over batches of random scores, of which a share `keep` stays."""
+    rng, found = np.random.default_rng(5), []
+    for _ in range(runs):
+        y, kept = rng.permutation(rows) < 0.3 * rows, rng.normal(size=rows)
+        order = np.concatenate([rng.permutation(rows) for _ in range(epochs)]).reshape(-1, batch)
+        scores = np.sqrt(keep) * kept[order] + np.sqrt(1 - keep) * rng.normal(size=order.shape)
+        positives = y[order].sum(axis=1)
+        ranks = scores.argsort(axis=1).argsort(axis=1) + 1
+        both = (positives > 0) & (positives < batch)
+        sums, p = (ranks * y[order]).sum(axis=1)[both], positives[both]
+        aucs = (sums - p * (p + 1) / 2) / (p * (batch - p))
+        found.append(([(batch - int(one), int(one)) for one in p], nearest_rank(aucs)))
+    return found
+
+
+@pytest.mark.parametrize("keep", [1.0, 0.5, 0.0])
+def test_rows_that_keep_their_scores_raise_no_more_false_alarms(keep):
+    """Of 200 runs at most 20: more have a probability of 0.1 % at a rate of 5 %."""
+    runs = quantiles_of_rows_that_recur(200, keep=keep)
+    found = [quantile_p_value(counts, value, population=(672, 288)) for counts, value in runs]
+    assert sum(p <= 0.05 for p in found) <= binom.isf(0.001, 200, 0.05)
+    if keep == 1.0:  # taken to be independent they raise more
+        apart = [quantile_p_value(counts, value) for counts, value in runs]
+        assert sum(p <= 0.05 for p in apart) > binom.isf(0.001, 200, 0.05)
+
+
+def test_in_an_endless_population_scores_are_independent():
+    counts = [(30, 10)] * 100
+    for value in (180.5 / 300, 195.5 / 300, 210.5 / 300):  # AUCs are multiples of 1 / 300
+        endless = quantile_p_value(counts, value, population=(3 * 10**12, 10**12))
+        assert endless == pytest.approx(quantile_p_value(counts, value), rel=1e-3)
+    assert quantile_p_value(counts, 0.7, population=(300, 100)) > 2 * quantile_p_value(counts, 0.7)
+
+
 @given(st.integers(1, 8), st.integers(1, 8))
 @settings(max_examples=20, deadline=None)
 def test_the_p_value_of_a_step_is_the_exact_one_of_mann_whitney(m, n):
