@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -110,7 +111,18 @@ def _guarded(check: Check[S], name: str, subject: S) -> Iterator[str]:
     try:
         yield from check(subject)
     except Exception as error:  # noqa: BLE001 - any exception of a checked method is reported to its author
-        yield f"{name}: it raised {words_of(error)}"
+        where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        yield f"{name}: it raised {words_of(error)}{where}"
+
+
+@contextmanager
+def given(what: str) -> Iterator[None]:
+    """Note in an exception what a method was given, for the message of `run_checks`."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(what)
+        raise
 
 
 def name_problems(name: object) -> Iterator[str]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from flower_vfl.errors import FlowerVflError, InputError
 from flower_vfl.protocol.printable import words_of
 from flower_vfl.strategies.base import Defense
-from flower_vfl.testing.common import GRADIENT_DTYPES, Check, devices, scaled
+from flower_vfl.testing.common import GRADIENT_DTYPES, Check, devices, given, scaled
 from flower_vfl.testing.subject import PARTIES, Subject, batch, labels_of, log_problems, send
 
 ALARM = 1e-6
@@ -33,8 +33,8 @@ def shapes(subject: Subject) -> Iterator[str]:
                 g = batch(sum(widths.values()), rows=rows)
                 what = ", ".join([f"gradients {tuple(g.shape)}", *map("scope {}".format, scope.values())])
                 try:
-                    defense = subject.make(widths=widths, **scope)
-                    sent, log = send(defense, g, labels_of(rows))
+                    with given(what):
+                        sent, log = send(subject.make(widths=widths, **scope), g, labels_of(rows))
                 except InputError:
                     if min(widths.values()) > 2:  # a cut too narrow for a method may be refused, with a message
                         raise
@@ -47,10 +47,15 @@ def number_formats(subject: Subject) -> Iterator[str]:
     """Check every number format that gradients can have, and the devices of this machine."""
     for dtype in GRADIENT_DTYPES:
         g = batch(8, dtype=dtype)
-        yield from sent_problems(send(subject.make(), g, labels_of(64))[0], g, f"gradients in {dtype}")
+        yield from _of_format(subject, g, f"gradients in {dtype}")
     for device in devices():
-        g = batch(8).to(device)
-        yield from sent_problems(send(subject.make(), g, labels_of(64).to(device))[0], g, f"gradients on {device}")
+        yield from _of_format(subject, batch(8).to(device), f"gradients on {device}")
+
+
+def _of_format(subject: Subject, g: Tensor, what: str) -> Iterator[str]:
+    with given(what):
+        sent, _ = send(subject.make(), g, labels_of(64).to(g.device))
+    yield from sent_problems(sent, g, what)
 
 
 def sent_problems(sent: object, g: Tensor, what: str) -> Iterator[str]:
@@ -99,7 +104,8 @@ def _outcome(
     defense: Defense, g: Tensor, y: Tensor, what: str, subject: Subject, *, usual: bool = False
 ) -> Iterator[str]:
     try:
-        sent, log = send(defense, g.clone(), y)
+        with given(what):
+            sent, log = send(defense, g.clone(), y)
     except FlowerVflError as error:
         if usual:
             yield f"{what}: it is not protected: {words_of(error)}"

@@ -105,6 +105,14 @@ class FixedWidth(Right):
         return g + self.noise(g) @ torch.ones(8, 8, dtype=g.dtype), {}
 
 
+class Counting(Right):
+    """Divides by the number of rows; `scope` is that of `GradientDefense`."""
+
+    def perturb(self, g, y):
+        """Add noise."""
+        return g + self.noise(g) * (1 / len(g) + 1), {}
+
+
 class Graph(Right):
     """Keeps a graph; `scope` is that of `GradientDefense`."""
 

