@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -14,8 +14,11 @@ from flower_vfl.metrics.epsilon import poisson_binomial_tail
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from typing import TypeAlias
 
     from numpy.typing import NDArray
+
+    Cdf: TypeAlias = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 _TIE = 1e-9
 """Largest difference of two equal AUCs by rounding."""
@@ -72,7 +75,7 @@ def null_quantile(class_counts: Iterable[tuple[int, int]], q: float = 0.95) -> f
     low, high = 0.0, 1.0
     while high - low > 1e-12:
         middle = (low + high) / 2
-        if sum(weight * cdf(middle) for cdf, weight in mixture) >= target:
+        if sum(weight * float(cdf(np.array(middle))) for cdf, weight in mixture) >= target:
             high = middle
         else:
             low = middle
@@ -142,19 +145,20 @@ def quantile_p_value(
     weights = np.array(list(counts.values()), dtype=np.int64)
     cdfs = [_null_cdf(*pair) for pair in counts]
     if population is None or min(population) < 1:
-        return float(poisson_binomial_tail(np.repeat([_at_least(cdf, value) for cdf in cdfs], weights), least))
+        chances = np.repeat([_at_least(cdf, np.array(value)) for cdf in cdfs], weights)
+        return float(poisson_binomial_tail(chances, least))
     from scipy.special import bdtrc
 
     shifts = _SHIFTS * math.sqrt((sum(population) + 1) / (12 * math.prod(population)))
-    chances = np.array([[_at_least(cdf, value - shift) for shift in shifts] for cdf in cdfs])
+    chances = np.array([_at_least(cdf, value - shifts) for cdf in cdfs])
     density = np.exp(-(_SHIFTS**2) / 2)
     return float(density @ bdtrc(least - 1, batches, weights @ chances / batches) / density.sum())
 
 
-def _at_least(cdf: Callable[[float], float], auc: float) -> float:
-    """Return the probability of at least an AUC: the distribution is symmetric, P(AUC >= x) = P(AUC <= 1 - x)."""
-    below = 1.0 - auc + _TIE
-    return cdf(min(1.0, below)) if below >= 0.0 else 0.0
+def _at_least(cdf: Cdf, aucs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the probabilities of at least these AUCs: the distribution is symmetric, P(AUC >= x) = P(AUC <= 1 - x)."""
+    below = 1.0 - aucs + _TIE
+    return np.where(below < 0.0, 0.0, cdf(np.clip(below, 0.0, 1.0)))
 
 
 def step_p_values(class_counts: Sequence[tuple[int, int]], aucs: Sequence[float]) -> NDArray[np.float64]:
@@ -180,9 +184,12 @@ def step_p_values(class_counts: Sequence[tuple[int, int]], aucs: Sequence[float]
     >>> step_p_values([(1, 1), (8, 2)], [1.0, 1.0]).round(4).tolist()
     [0.5, 0.0222]
     """
-    cdfs = {pair: _null_cdf(*pair) for pair in set(class_counts)}
-    found = [_at_least(cdfs[pair], auc) for pair, auc in zip(class_counts, aucs, strict=True)]
-    return np.array(found, dtype=np.float64)
+    found, places = np.zeros(len(aucs)), defaultdict[tuple[int, int], list[int]](list)
+    for place, (pair, _) in enumerate(zip(class_counts, aucs, strict=True)):
+        places[pair].append(place)
+    for pair, at in places.items():
+        found[at] = _at_least(_null_cdf(*pair), np.asarray(aucs, dtype=np.float64)[at])
+    return found
 
 
 def _batches_by_counts(class_counts: Iterable[tuple[int, int]], q: float) -> Counter[tuple[int, int]]:
@@ -195,14 +202,16 @@ def _batches_by_counts(class_counts: Iterable[tuple[int, int]], q: float) -> Cou
     return Counter({pair: count for pair, count in counts.items() if min(pair) > 0})
 
 
-def _null_cdf(negatives: int, positives: int) -> Callable[[float], float]:
+def _null_cdf(negatives: int, positives: int) -> Cdf:
     """Return the function x -> P(AUC <= x) of a random score; the AUC is one of 0, 1/(P N), ..., 1."""
     pairs = negatives * positives
     if pairs * min(negatives, positives) <= EXACT_WORK:
         table = _mann_whitney_cdf(min(negatives, positives), max(negatives, positives))
-        return lambda x: float(table[int(x * pairs)])
+        return lambda x: table[(x * pairs).astype(np.int64)]
+    from scipy.special import erfc
+
     scale = math.sqrt(2 * pairs * (negatives + positives + 1) / 12)
-    return lambda x: math.erfc((pairs / 2 - math.floor(x * pairs) - 0.5) / scale) / 2
+    return lambda x: np.asarray(erfc((pairs / 2 - np.floor(x * pairs) - 0.5) / scale) / 2)
 
 
 @lru_cache(maxsize=128)
