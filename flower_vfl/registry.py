@@ -517,6 +517,7 @@ ATTACK_NAMES = MethodNames(
         "gradient_clustering": "flower_vfl.attacks.gradient.gradient_clustering:GradientClusteringAttack",
         "remembered_norm": "flower_vfl.attacks.longitudinal.norm:RememberedNormAttack",
         "remembered_direction": "flower_vfl.attacks.longitudinal.direction:RememberedDirectionAttack",
+        "remembered_batches": "flower_vfl.attacks.longitudinal.direction:RememberedBatchesAttack",
         "remembered_difference": "flower_vfl.attacks.longitudinal.difference:RememberedDifferenceAttack",
         "remembered_hint": "flower_vfl.attacks.longitudinal.hint:RememberedHintAttack",
         "remembered_fit": "flower_vfl.attacks.longitudinal.linear:RememberedFitAttack",

@@ -32,7 +32,7 @@ from flower_vfl.attacks.gradient.shell import ShellAttack
 from flower_vfl.attacks.joint import JointAttack, JointReaderAttack, JointRegressionAttack
 from flower_vfl.attacks.longitudinal.base import KnownRows, Memory, MemoryAttack
 from flower_vfl.attacks.longitudinal.difference import RememberedDifferenceAttack
-from flower_vfl.attacks.longitudinal.direction import RememberedDirectionAttack
+from flower_vfl.attacks.longitudinal.direction import RememberedBatchesAttack, RememberedDirectionAttack
 from flower_vfl.attacks.longitudinal.hint import RememberedHintAttack
 from flower_vfl.attacks.longitudinal.linear import RememberedFitAttack
 from flower_vfl.attacks.longitudinal.network import RememberedNetworkAttack
@@ -127,6 +127,7 @@ __all__ = [
     "MemoryAttack",
     "ModelCompletionAttack",
     "NormAttack",
+    "RememberedBatchesAttack",
     "RememberedDifferenceAttack",
     "RememberedDirectionAttack",
     "RememberedFitAttack",

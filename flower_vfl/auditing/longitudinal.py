@@ -17,7 +17,14 @@ from torch import Tensor
 
 from flower_vfl.attacks.base import HINTS
 from flower_vfl.attacks.embedding.inference import LEAKED
-from flower_vfl.attacks.longitudinal.base import NO_KNOWN_ROWS, Kept, KnownRows, Memory, MemoryAttack
+from flower_vfl.attacks.longitudinal.base import (
+    NO_KNOWN_ROWS,
+    Kept,
+    KnownRows,
+    Memory,
+    MemoryAttack,
+    statistic_of_batch,
+)
 from flower_vfl.auditing.batched_scoring import checked_scores
 from flower_vfl.auditing.entries import REMEMBERED
 from flower_vfl.auditing.evaluator import UNSEEN_ROW, AuditLabels, draw_known, draw_positives, naming
@@ -26,7 +33,7 @@ from flower_vfl.auditing.recorder import Recorder
 from flower_vfl.auditing.row_memory import RowMemory
 from flower_vfl.auditing.selection import ranks_within
 from flower_vfl.auditing.summary_state import restore_summary, summary_state
-from flower_vfl.errors import ConfigError, DataError
+from flower_vfl.errors import ArgumentError, ConfigError, DataError
 from flower_vfl.files import boot
 from flower_vfl.metrics import LeakSummary, auc_interval, separation
 from flower_vfl.protocol.schedule import Rows, Schedule
@@ -40,8 +47,9 @@ WIDEST_MEMORY = 4096
 
 Take: TypeAlias = Callable[[str, int, Memory], None]
 
-MEANS, HISTORY = "means", "history"
-"""Kinds of row memory: with centred batches, for attacks that read means alone, and for those that read epochs, too."""
+MEANS, BATCHES, HISTORY = "means", "batches", "history"
+"""Kinds of row memory: with centred batches, for attacks that read means alone; of the batches' own means; and for
+attacks that read epochs, too."""
 
 
 def check_memory_attacks(attacks: Iterable[MemoryAttack], labels: AuditLabels, *, repeats: bool) -> None:
@@ -64,6 +72,10 @@ def check_memory_attacks(attacks: Iterable[MemoryAttack], labels: AuditLabels, *
     """
     positive = labels.numbers == labels.positive(0)
     for attack in attacks:
+        try:
+            statistic_of_batch(attack.keeps)
+        except ArgumentError as error:
+            raise ConfigError(f"the attack {attack.label!r} cannot be run: {error}") from None
         if len(labels.positives) != 1:
             raise ConfigError(
                 f"the attack {attack.label!r} detects one class in all epochs; here {len(labels.positives)} take "
@@ -91,7 +103,7 @@ def check_memory_attacks(attacks: Iterable[MemoryAttack], labels: AuditLabels, *
 
 
 def _kind(keeps: frozenset[Kept]) -> str:
-    return MEANS if keeps == {"mean"} else HISTORY
+    return MEANS if keeps == {"mean"} else BATCHES if keeps == {"batches"} else HISTORY
 
 
 def _memories(schedule: Schedule, keeps: Iterable[frozenset[Kept]], folder: Path | None) -> dict[str, RowMemory]:

@@ -31,8 +31,7 @@ from flower_vfl.attacks.longitudinal.base import (
     Kept,
     Memory,
     Sums,
-    centred_in_batch_units,
-    in_batch_units,
+    statistic_of_batch,
 )
 from flower_vfl.auditing.read_only import read_only
 from flower_vfl.errors import DataError
@@ -76,8 +75,7 @@ class _Written(NamedTuple):
 class RowMemory:
     """A memory that adds up the gradients of each row over the epochs, each batch in its own units.
 
-    Where the mean alone is read, each batch is centred, too (`centred_in_batch_units`). Differences of epochs need
-    gradients without centring: persistent noise cancels in them, and the means of two batches would not.
+    Which values are added up depends on the statistics that are read (`statistic_of_batch`).
 
     Parameters
     ----------
@@ -95,7 +93,7 @@ class RowMemory:
         self._schedule, self._folder = schedule, folder
         self._times, needed = schedule.times_before(schedule.epochs) + 1, set(keeps)
         self._depth = int(min(max(DEPTH[kept] for kept in needed), self._times))
-        self._within_batch = centred_in_batch_units if needed == {"mean"} else in_batch_units
+        self._within_batch = statistic_of_batch(needed)
         self._half = needed == {"mean"} and self._times <= HALF_PRECISION
         self._dtype: np.dtype[Any] = np.dtype(np.float16 if self._half else np.float32)
         self._layers: dict[str, _Layer] = {}

@@ -12,7 +12,14 @@ from torch import Tensor
 
 from flower_vfl.attacks.base import HINTS
 from flower_vfl.attacks.embedding.inference import LEAKED
-from flower_vfl.attacks.longitudinal.base import DEPTH, NO_KNOWN_ROWS, KnownRows, Memory, MemoryAttack, in_batch_units
+from flower_vfl.attacks.longitudinal.base import (
+    DEPTH,
+    NO_KNOWN_ROWS,
+    KnownRows,
+    Memory,
+    MemoryAttack,
+    statistic_of_batch,
+)
 from flower_vfl.testing.common import (
     AttackSubject,
     Check,
@@ -33,7 +40,7 @@ class MemorySubject(AttackSubject[MemoryAttack]):
 
     def memory(self, g: Tensor, times: int = 3) -> Memory:
         """Return a memory of rows that occurred `times` times, with the declared sums; other rows never occurred."""
-        x = in_batch_units(g).numpy()
+        x = statistic_of_batch(self.make().keeps)(g).numpy()
         sums, total = [], np.zeros((2 * len(x), x.shape[1]), dtype=np.float32)
         for time in range(times):
             total = total.copy()
@@ -63,6 +70,8 @@ def _declarations(subject: MemorySubject) -> Iterator[str]:
     made = subject.make()  # `keeps` may depend on parameters
     if not isinstance(made.keeps, frozenset) or not made.keeps or not made.keeps <= DEPTH.keys():
         yield f"its `keeps` is {made.keeps!r}; a frozenset of {', '.join(DEPTH)} is needed"
+    elif "batches" in made.keeps and len(made.keeps) > 1:
+        yield f"its `keeps` is {made.keeps!r}; 'batches' is kept by itself only"
     if not isinstance(made.first_epoch, int) or made.first_epoch < 1:
         yield f"its `first_epoch` is {made.first_epoch!r}; epochs count from 1"
 

@@ -22,15 +22,17 @@ from flower_vfl.attacks.rows import as_rows
 from flower_vfl.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from collections.abc import Set as AbstractSet
 
     from torch import Tensor
 
-Kept: TypeAlias = Literal["mean", "last", "difference", "epochs"]
+Kept: TypeAlias = Literal["mean", "last", "difference", "epochs", "batches"]
 """Statistics of each row in a memory, in units of its batches: the mean over the epochs, the gradient of the last
-epoch, its difference from the epoch before, and the gradients of all epochs side by side."""
+epoch, its difference from the epoch before, the gradients of all epochs side by side, and the mean over the epochs of
+its batches' mean gradients, which is kept by itself only."""
 
-DEPTH: dict[Kept, float] = {"mean": 1, "last": 2, "difference": 3, "epochs": math.inf}
+DEPTH: dict[Kept, float] = {"mean": 1, "batches": 1, "last": 2, "difference": 3, "epochs": math.inf}
 """Largest number of running sums, of one epoch each, that a statistic needs."""
 
 Sums: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
@@ -95,6 +97,39 @@ def centred_in_batch_units(g: Tensor) -> Tensor:
     return in_batch_units(rows - rows.mean(dim=0)) if len(rows) else in_batch_units(rows)
 
 
+def batch_means(g: Tensor) -> Tensor:
+    r"""Return the mean gradient of the batch for each of its rows, in units of the root mean square of the rows.
+
+    It is what `centred_in_batch_units` takes away.
+
+    Examples
+    --------
+    >>> batch_means(torch.tensor([[7.0, 1.0], [5.0, 5.0]])).round(decimals=4)
+    tensor([[1.2000, 0.6000],
+            [1.2000, 0.6000]])
+    """
+    x = in_batch_units(g)
+    return x.mean(dim=0, keepdim=True).expand_as(x).clone() if len(x) else x
+
+
+def statistic_of_batch(keeps: AbstractSet[Kept]) -> Callable[[Tensor], Tensor]:
+    """Return the function of a batch (B, ...) whose values (B, D) a memory adds up, if it keeps these statistics.
+
+    Differences of epochs need gradients without centring: persistent noise cancels in them, and the means of two
+    batches would not.
+
+    Raises
+    ------
+    ArgumentError
+        For "batches" together with another statistic.
+    """
+    if "batches" in keeps and len(keeps) > 1:
+        raise ArgumentError(f"'batches' is kept by itself, not together with {sorted(keeps - {'batches'})}.")
+    return {frozenset({"mean"}): centred_in_batch_units, frozenset({"batches"}): batch_means}.get(
+        frozenset(keeps), in_batch_units
+    )
+
+
 def centred_signs(g: Tensor) -> Tensor:
     r"""Return the signs of gradients less their mean in the batch, (B, D) of float32.
 
@@ -122,10 +157,10 @@ class Memory:
     times
         Number of occurrences of each of them, at least 1.
     sums
-        Running sums (R, D) of gradients in units of their batches (`in_batch_units`; where the mean alone is read,
-        `centred_in_batch_units`): now, before the last occurrence, before the one before, as many as are kept. Of
-        float32, or of float16 where the mean alone is read. They may be larger than the machine's memory: read them
-        piece by piece. In a run they are read-only, as all arrays here: training goes on from them.
+        Running sums (R, D) of gradients in units of their batches (see `statistic_of_batch`): now, before the last
+        occurrence, before the one before, as many as are kept. Of float32, or of float16 where the mean alone is read.
+        They may be larger than the machine's memory: read them piece by piece. In a run they are read-only, as all
+        arrays here: training goes on from them.
     places
         (R,) position of each row of the table in each of the sums; the first are in this `order`. Empty where all rows
         are at their own position.
@@ -165,7 +200,7 @@ class Memory:
         step = max(1, CACHED_NUMBERS // max(1, self.width * (self.times if kept == "epochs" else 1)))
         for low in range(0, self.rows, step):
             piece = slice(low, min(low + step, self.rows))
-            in_order = kept == "mean" and self.places
+            in_order = DEPTH[kept] == 1 and self.places
             yield self._mean(self.sums[0][piece]) if in_order else self.at(self.order[piece], kept)
 
     def at(self, rows: NDArray[np.integer], kept: Kept) -> Tensor:
@@ -181,7 +216,7 @@ class Memory:
             raise ArgumentError(f"The memory does not give {kept!r}: an attack declares what it reads in `keeps`.")
         places = [place.take(rows) for place in self.places[:depth]] or [rows] * depth
         taken = [sums.take(at, axis=0) for sums, at in zip(self.sums, places, strict=False)]
-        if kept == "mean":
+        if DEPTH[kept] == 1:
             return self._mean(taken[0])
         now, *before = (torch.from_numpy(sums).float() for sums in taken)
         if kept == "epochs":
@@ -244,7 +279,8 @@ class MemoryAttack(AttackMethod):
         Empty; or ``{"hints"}``, the rows of `hints` positives; or ``{"leaked"}``, those of `leaks` examples of each
         class. Then it is measured where these are known.
     keeps
-        The statistics that it reads; nothing else is kept for it. An attribute of the class, or set by its parameters.
+        The statistics that it reads; nothing else is kept for it, and "batches" only by itself. An attribute of the
+        class, or set by its parameters.
     first_epoch
         First epoch after which it can score, counted from 1; set in the same way.
     """

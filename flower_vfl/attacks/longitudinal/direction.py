@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import torch
 
-from flower_vfl.attacks.longitudinal.base import NO_KNOWN_ROWS, KnownRows, Memory, MemoryAttack
+from flower_vfl.attacks.longitudinal.base import NO_KNOWN_ROWS, Kept, KnownRows, Memory, MemoryAttack
 from flower_vfl.attacks.rows import rarer_side_up
 
 if TYPE_CHECKING:
@@ -100,3 +100,23 @@ class RememberedDirectionAttack(MemoryAttack):
     def score(self, memory: Memory, known: KnownRows = NO_KNOWN_ROWS) -> Tensor:
         """Return the coordinates of the mean gradients along their first direction, (N,)."""
         return score(partial(memory.pieces, "mean"))
+
+
+class RememberedBatchesAttack(MemoryAttack):
+    r"""An attack that scores each row by the mean gradients of its batches, along the direction in which these differ.
+
+    Rows of a class are more often in batches with many of it. Gradients that were exchanged or averaged within their
+    batch still show how many positives it has. If they show the number itself, E epochs of batches of B rows with a
+    share :math:`\pi` of positives are read at an AUC of
+
+    .. math:: \Phi\big(\sqrt{E / (2\,B\,\pi(1 - \pi))}\big)
+
+    It needs no label, but which side counts as positive is a guess.
+    """
+
+    name: ClassVar[str] = "remembered_batches"
+    keeps: frozenset[Kept] = frozenset({"batches"})
+
+    def score(self, memory: Memory, known: KnownRows = NO_KNOWN_ROWS) -> Tensor:
+        """Return the coordinates of the batches' mean gradients along their first direction, (N,)."""
+        return score(partial(memory.pieces, "batches"))

@@ -32,6 +32,7 @@ from tests.toys import toy_config, toy_data
 NAMES = [
     "remembered_norm",
     "remembered_direction",
+    "remembered_batches",
     "remembered_hint(k=2)",
     "remembered_difference",
     "remembered_fit(k=3)",
