@@ -68,7 +68,12 @@ def null_quantile(class_counts: Iterable[tuple[int, int]], q: float = 0.95) -> f
     >>> round(null_quantile([(115, 13)]), 2)
     0.64
     """
-    mixture = [(_null_cdf(*pair), weight) for pair, weight in _batches_by_counts(class_counts, q).items()]
+    return _mixture_quantile(tuple(sorted(_batches_by_counts(class_counts, q).items())), q)
+
+
+@lru_cache(maxsize=32)  # all attacks of a run are scored on the same batches
+def _mixture_quantile(counts: tuple[tuple[tuple[int, int], int], ...], q: float) -> float:
+    mixture = [(_null_cdf(*pair), weight) for pair, weight in counts]
     if not mixture:
         return math.nan
     target = q * sum(weight for _, weight in mixture) * (1 - 1e-12)
