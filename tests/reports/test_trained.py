@@ -205,6 +205,21 @@ def test_the_monitor_stands_in_where_no_attacker_attacked_the_model(trained_fold
     assert shown == [("model_completion", "attacker"), ("clustering", "attacker"), ("spectral", "monitor")]
 
 
+def test_clusters_have_their_own_guessing_level_and_what_was_not_measured_has_none(trained_folder):
+    folder = trained_folder()
+
+    def with_levels(result):
+        *_, clusters = result["leakage"]
+        clusters["measures"]["accuracy"]["chance"] = 0.941
+        del clusters["measures"]["auc" if "auc" in clusters["measures"] else "balanced_accuracy"]
+
+    assert "guessing 0.9" not in page(render([folder])).text
+    change(folder, with_levels)
+    text = page(render([folder])).text
+    assert text.count("guessing 0.941") == 1
+    assert "guessing –" not in text
+
+
 def test_an_attack_on_the_model_that_could_not_be_run_says_why(trained_folder):
     folder = trained_folder()
     silent = {
