@@ -240,7 +240,7 @@ class InformedAudit:
         if found.size:
             x, at = centred_in_batch_units(g), torch.from_numpy(found)
             signs = centred_signs(g).index_select(0, at)
-            panel.add(places, x.index_select(0, at), signs, z.index_select(0, at), step)
+            panel.add(places, x.index_select(0, at), signs, z.index_select(0, at))
         if self._samples(step, epoch, g.shape[1] + self._features.more + z.shape[1]):
             self._current.add(step, rows, self._features.of(g), z)
 
@@ -291,7 +291,7 @@ class InformedAudit:
         if not present:
             return
         mean = panel.mean[torch.from_numpy(rows)]
-        scores, batches = direction_score(lambda: [mean]).numpy(), self._batches_of(panel, rows)
+        scores, batches = direction_score(lambda: [mean]).numpy(), self._schedule.batches_of(panel.rows[rows])
         scores = scores if batches is None else ranks_within(scores, batches)
         values = []
         for positive in present:
@@ -304,14 +304,6 @@ class InformedAudit:
             found.interval = None if interval is None else list(interval)
             found.summary.add(values[-1], len(labels) - counts[positive], counts[positive])
         self._add(step, epoch, DIRECTION, "remembered_auc", max(values))
-
-    def _batches_of(self, panel: RowPanel, rows: NDArray[np.bool_]) -> NDArray[np.int64] | None:
-        """Return the batches of rows of the panel in time order, where batches of other days have other shares.
-
-        What tells the day of a row tells nothing of the row itself, so rows are compared within their batch. In other
-        orders each row occurs in many batches, and None is returned.
-        """
-        return panel.steps.numpy()[rows] if self._schedule.periods else None
 
     def _direction_entries(self) -> list[dict[str, Any]]:
         """Return the entry of `DIRECTION`, of several classes that of the one read most clearly; empty without any."""
@@ -354,7 +346,7 @@ class InformedAudit:
             summaries = [agreement, panel.lengths[rows, place], panel.likeness[rows, place, None]]
             views.append((name, torch.cat([mean, *ends, *summaries], dim=1)))
         at = panel.rows[rows.numpy()]
-        batches = self._batches_of(panel, rows.numpy())
+        batches = self._schedule.batches_of(at)
         bare = Sample(np.zeros((len(at), 0)), self._labels[at].astype(np.int64), self._split.parts(at), batches)
         return bare, views, self._members.views(panel.embeddings[rows])
 
@@ -410,7 +402,7 @@ class InformedAudit:
             *(view, y, parts),
             lengths=lengths,
             signs=None if panel is None else panel.mean_sign[panel.arrived],
-            batches=None if panel is None else self._batches_of(panel, panel.arrived.numpy()),
+            batches=self._schedule.batches_of(rows),
             party=self._party,
             defended=self._defended,
             classes=self._classes,

@@ -78,8 +78,8 @@ class JointLabels:
     train, test
         (n,) labels of training rows and (N,) of test rows; ``test`` is empty where there are no test rows.
     batches
-        (n,) batch of each training row in time order: their scores are then compared within a batch, because days have
-        other shares of positives, and what tells the day of a row tells nothing of the row itself.
+        (n,) batch of each training row in time order: their scores are then compared within a batch, see
+        `Schedule.batches_of`.
     """
 
     train: PositiveMask

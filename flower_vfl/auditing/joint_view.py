@@ -78,9 +78,7 @@ def read_group(
         True if any defense is in force.
     """
     scorer = _group_scorer(labels, party, defended=defended)
-    truth = JointLabels(
-        labels.at(rows) == labels.positive(0), np.zeros(0, dtype=np.bool_), schedule.batches_of(rows, schedule.steps)
-    )
+    truth = JointLabels(labels.at(rows) == labels.positive(0), np.zeros(0, dtype=np.bool_), schedule.batches_of(rows))
     return _entries(scorer, [attack.fresh() for attack in attacks], view, rows, truth)
 
 
@@ -165,7 +163,7 @@ class JointObserver:
     def take(self, epoch: int, memory: Memory) -> None:
         """Take the mean gradients of the sampled rows at the end of an epoch (from 1); earlier ones are dropped."""
         if memory.rows != self._occurred:
-            batches = self._schedule.batches_of(memory.order, self._schedule.steps_of(epoch).stop)
+            batches = self._schedule.batches_of(memory.order)
             self._rows = sample_rows(memory.order, most_rows(memory.width, columns=self._columns), batches)
             self._occurred = memory.rows
         self._gradients, self.epoch = memory.at(self._rows, "mean"), epoch
@@ -196,7 +194,7 @@ class JointObserver:
         truth = JointLabels(
             labels.at(self._rows) == positive,
             self._test_labels.at(test_rows) == positive,
-            self._schedule.batches_of(self._rows, self._schedule.steps_of(self.epoch).stop),
+            self._schedule.batches_of(self._rows),
         )
         view = JointView(self._gradients, train, test, words=self._table.spec.vocabulary > 0, seed=self._seed)
         return _entries(scorer, self._attacks, view, self._rows, truth)

@@ -240,8 +240,7 @@ class LongitudinalEvaluator:
                 self._take(layer, epoch, memories[MEANS])
             order = next(iter(memories.values())).order
             labels = self._labels.at(order) == self._labels.positive(0)
-            # Days have other shares of positives, and what tells the day of a row tells nothing of the row itself.
-            batches = self._schedule.batches_of(order, step + 1)
+            batches = self._schedule.batches_of(order)
             for found in self._found:
                 if found.summary.layer == layer and found.attack.first_epoch <= times:
                     memory = memories[_kind(found.attack.keeps)]

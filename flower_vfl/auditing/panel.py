@@ -107,8 +107,6 @@ class RowPanel:
         (n,) the rows, sorted.
     random
         (n,) mask of the rows that were drawn regardless of their class.
-    steps
-        (n,) the last step of each row.
     """
 
     def __init__(self, membership: Membership, width: int, z_width: int, members: Members = ALONE) -> None:
@@ -121,7 +119,6 @@ class RowPanel:
         self.sums, self.signs, self.first, self.last = (torch.zeros(len(self.rows), width) for _ in range(4))
         self.logs, self.squares, self.cosines = (torch.zeros(len(self.rows), 1 + len(members.names)) for _ in range(3))
         self.embeddings = torch.zeros(len(self.rows), z_width)
-        self.steps = torch.zeros(len(self.rows), dtype=torch.int64)
         self._pending: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
     def places(self, rows: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -129,14 +126,13 @@ class RowPanel:
         found = np.flatnonzero(self._followed[rows])
         return found, self.rows.searchsorted(rows[found])
 
-    def add(self, places: NDArray[np.int64], x: Tensor, signs: Tensor, z: Tensor, step: int) -> None:
+    def add(self, places: NDArray[np.int64], x: Tensor, signs: Tensor, z: Tensor) -> None:
         """Add a step's gradients (m, D) in units of their batch, their signs (m, D), and embeddings (m, E) of rows.
 
         ``places`` (m,) are the rows' positions in the panel. All takes effect at the next `settle`, at the end of the
         epoch at the latest.
         """
         at = torch.from_numpy(places)
-        self.steps[at] = step
         self._pending.append((at, x, signs, z))
         if len(self._pending) >= _TOGETHER:
             self.settle()
@@ -192,7 +188,7 @@ class RowPanel:
     def state(self) -> dict[str, Tensor]:
         """Return the state that a resumed run needs; the rows derive from the secret."""
         self.settle()
-        names = ("times", "sums", "signs", "first", "last", "logs", "squares", "cosines", "embeddings", "steps")
+        names = ("times", "sums", "signs", "first", "last", "logs", "squares", "cosines", "embeddings")
         return {name: getattr(self, name) for name in names}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:

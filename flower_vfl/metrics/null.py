@@ -73,6 +73,7 @@ def null_quantile(class_counts: Iterable[tuple[int, int]], q: float = 0.95) -> f
 
 @lru_cache(maxsize=32)  # all attacks of a run are scored on the same batches
 def _mixture_quantile(counts: tuple[tuple[tuple[int, int], int], ...], q: float) -> float:
+    """Return the quantile of the AUC of a random score in batches of these class counts, each with its number."""
     mixture = [(_null_cdf(*pair), weight) for pair, weight in counts]
     if not mixture:
         return math.nan

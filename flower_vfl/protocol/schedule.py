@@ -165,17 +165,20 @@ class Schedule:
         starts = _running_sums(self.periods)
         return np.concatenate([start + self._order(1 + day) for day, start in enumerate(starts[:epoch])])
 
-    def batches_of(self, rows: NDArray[np.integer], steps: int) -> NDArray[np.int64] | None:
-        """Return the step (n,) of each of these rows, which occurred in the first `steps` steps, in time order.
+    def batches_of(self, rows: NDArray[np.integer]) -> NDArray[np.int64] | None:
+        """Return the step (n,) of each of these rows in time order; None in other orders, where rows recur.
 
-        None in other orders, where each row occurs in a batch of every epoch.
+        In time order rows are compared within their batch only: days have other shares of positives, and what tells the
+        day of a row tells nothing of the row itself.
         """
-        if not self.periods:
-            return None
+        return np.asarray(self._steps_of_rows[rows]) if self.periods else None
+
+    @cached_property
+    def _steps_of_rows(self) -> NDArray[np.int64]:
         found = np.zeros(self.rows, dtype=np.int64)
-        for step in range(steps):
+        for step in range(self.steps):
             found[self.train_batch(step)] = step
-        return np.asarray(found[rows])
+        return found
 
     def places(self, step: int) -> slice:
         """Return the slice of the rows of `step` in the result of `trained_rows` for its epoch."""

@@ -96,12 +96,11 @@ def on_trained_models(run: Run) -> list[Entry]:
 def _table(run: Run) -> dict[str, Any]:
     """Return the attacks on the trained model as rows, with the measures that are informative on this data."""
     entries = on_trained_models(run)
-    chances: dict[str, float | None] = {}
+    levels: dict[str, list[float | None]] = {}
     for name, value in (pair for entry in entries for pair in measures_of(entry).items()):
-        level = number(value.get("chance"))
-        lowest = chances.setdefault(name, level)
-        if level is not None and (lowest is None or level < lowest):
-            chances[name] = level  # that of a constant answer; clusters, whose best names are found, reach more
+        levels.setdefault(name, []).append(number(value.get("chance")))
+    # The least is that of a constant answer; clusters, whose best names are found, reach more by chance.
+    chances = {name: min((one for one in each if one is not None), default=None) for name, each in levels.items()}
     usual, balanced = chances.get("accuracy"), chances.get("balanced_accuracy")
     rare = usual is not None and balanced is not None and usual - balanced > UNBALANCED
     names = sorted(chances, key=lambda name: [*MEASURES, name].index(name))

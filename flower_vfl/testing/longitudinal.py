@@ -70,8 +70,6 @@ def _declarations(subject: MemorySubject) -> Iterator[str]:
     made = subject.make()  # `keeps` may depend on parameters
     if not isinstance(made.keeps, frozenset) or not made.keeps or not made.keeps <= DEPTH.keys():
         yield f"its `keeps` is {made.keeps!r}; a frozenset of {', '.join(DEPTH)} is needed"
-    elif "batches" in made.keeps and len(made.keeps) > 1:
-        yield f"its `keeps` is {made.keeps!r}; 'batches' is kept by itself only"
     if not isinstance(made.first_epoch, int) or made.first_epoch < 1:
         yield f"its `first_epoch` is {made.first_epoch!r}; epochs count from 1"
 

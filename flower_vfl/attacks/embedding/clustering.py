@@ -105,8 +105,7 @@ def matched_accuracy(clusters: Array, labels: Array, *, classes: int) -> float:
     >>> matched_accuracy([0, 0, 1, 1, 2], [2, 2, 0, 1, 1], classes=3)
     0.8
     """
-    table = _table(clusters, labels, classes)
-    return _best(table) / float(table.sum()) if table.sum() else math.nan
+    return _matched(_table(clusters, labels, classes))[0]
 
 
 def matched_balanced_accuracy(clusters: Array, labels: Array, *, classes: int) -> float:
@@ -141,10 +140,7 @@ def matched_balanced_accuracy(clusters: Array, labels: Array, *, classes: int) -
     >>> matched_balanced_accuracy([0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 0, 1], classes=2)
     0.8
     """
-    table = _table(clusters, labels, classes)
-    sizes = table.sum(axis=0)
-    present = int(np.count_nonzero(sizes))
-    return _best(table / np.maximum(sizes, 1)) / present if present else math.nan
+    return _matched(_table(clusters, labels, classes))[1]
 
 
 def matched_by_chance(clusters: Array, labels: Array, *, classes: int) -> tuple[float, float]:
@@ -176,14 +172,20 @@ def matched_by_chance(clusters: Array, labels: Array, *, classes: int) -> tuple[
     from scipy.stats import random_table
 
     table = _table(clusters, labels, classes)
-    total, sizes = int(table.sum()), table.sum(axis=0)
-    if not total:
+    groups, sizes = table.sum(axis=1), table.sum(axis=0)
+    if not sizes.any():
         return math.nan, math.nan
-    present = np.count_nonzero(sizes)
-    tables = random_table.rvs(table.sum(axis=1), sizes, size=TABLES, random_state=0)
-    accuracy = float(np.mean([_best(one) / total for one in tables]))
-    balanced = float(np.mean([_best(one / np.maximum(sizes, 1)) / present for one in tables]))
-    return max(accuracy, float(sizes.max()) / total), max(balanced, 1.0 / present)
+    tables = random_table.rvs(groups, sizes, size=TABLES, random_state=0)
+    accuracy, balanced = np.mean([_matched(one) for one in tables], axis=0)
+    return max(float(accuracy), float(sizes.max() / sizes.sum())), max(float(balanced), 1.0 / np.count_nonzero(sizes))
+
+
+def _matched(table: NDArray[np.int64]) -> tuple[float, float]:
+    """Return a table's accuracy and balanced accuracy, each under its best assignment; NaN where it is empty."""
+    sizes = table.sum(axis=0)
+    if not sizes.any():
+        return math.nan, math.nan
+    return _best(table) / float(sizes.sum()), _best(table / np.maximum(sizes, 1)) / np.count_nonzero(sizes)
 
 
 def _best(weights: NDArray[Any]) -> float:

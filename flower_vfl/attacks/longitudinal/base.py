@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Kept: TypeAlias = Literal["mean", "last", "difference", "epochs", "batches"]
 """Statistics of each row in a memory, in units of its batches: the mean over the epochs, the gradient of the last
 epoch, its difference from the epoch before, the gradients of all epochs side by side, and the mean over the epochs of
-its batches' mean gradients, which is kept by itself only."""
+its batches' mean gradients, which cannot be kept together with others."""
 
 DEPTH: dict[Kept, float] = {"mean": 1, "batches": 1, "last": 2, "difference": 3, "epochs": math.inf}
 """Largest number of running sums, of one epoch each, that a statistic needs."""
@@ -100,7 +100,7 @@ def centred_in_batch_units(g: Tensor) -> Tensor:
 def batch_means(g: Tensor) -> Tensor:
     r"""Return the mean gradient of the batch for each of its rows, in units of the root mean square of the rows.
 
-    It is what `centred_in_batch_units` takes away.
+    `centred_in_batch_units` takes this mean away.
 
     Examples
     --------
@@ -124,7 +124,7 @@ def statistic_of_batch(keeps: AbstractSet[Kept]) -> Callable[[Tensor], Tensor]:
         For "batches" together with another statistic.
     """
     if "batches" in keeps and len(keeps) > 1:
-        raise ArgumentError(f"'batches' is kept by itself, not together with {sorted(keeps - {'batches'})}.")
+        raise ArgumentError(f"'batches' cannot be kept together with {', '.join(sorted(keeps - {'batches'}))}.")
     return {frozenset({"mean"}): centred_in_batch_units, frozenset({"batches"}): batch_means}.get(
         frozenset(keeps), in_batch_units
     )
@@ -279,8 +279,8 @@ class MemoryAttack(AttackMethod):
         Empty; or ``{"hints"}``, the rows of `hints` positives; or ``{"leaked"}``, those of `leaks` examples of each
         class. Then it is measured where these are known.
     keeps
-        The statistics that it reads; nothing else is kept for it, and "batches" only by itself. An attribute of the
-        class, or set by its parameters.
+        The statistics that it reads; nothing else is kept for it; "batches" goes with no other. An attribute of
+        the class, or set by its parameters.
     first_epoch
         First epoch after which it can score, counted from 1; set in the same way.
     """

@@ -76,10 +76,8 @@ class Both(MemoryAttack):
         return torch.zeros(memory.rows)
 
 
-def test_means_of_batches_are_kept_by_themselves():
-    with pytest.raises(CheckError, match="'batches' is kept by itself only"):
+def test_means_of_batches_cannot_be_kept_together_with_others():
+    with pytest.raises(CheckError, match="'batches' cannot be kept together with last"):
         check_attack(Both)
-    with pytest.raises(
-        ConfigError, match=r"'both' cannot be run: 'batches' is kept by itself, not together with \['last'\]"
-    ):
+    with pytest.raises(ConfigError, match=r"'both' cannot be run: 'batches' cannot be kept together with last"):
         run(toy_config(attack={"names": [f"{__name__}:Both"]}), data=lambda _: toy_data(rows=300))
