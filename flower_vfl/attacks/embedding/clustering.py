@@ -177,7 +177,9 @@ def matched_by_chance(clusters: Array, labels: Array, *, classes: int) -> tuple[
         return math.nan, math.nan
     tables = random_table.rvs(groups, sizes, size=TABLES, random_state=0)
     accuracy, balanced = np.mean([_matched(one) for one in tables], axis=0)
-    return max(float(accuracy), float(sizes.max() / sizes.sum())), max(float(balanced), 1.0 / np.count_nonzero(sizes))
+    return max(float(accuracy), float(sizes.max() / sizes.sum())), max(
+        float(balanced), 1.0 / int(np.count_nonzero(sizes))
+    )
 
 
 def _matched(table: NDArray[np.int64]) -> tuple[float, float]:
@@ -185,7 +187,7 @@ def _matched(table: NDArray[np.int64]) -> tuple[float, float]:
     sizes = table.sum(axis=0)
     if not sizes.any():
         return math.nan, math.nan
-    return _best(table) / float(sizes.sum()), _best(table / np.maximum(sizes, 1)) / np.count_nonzero(sizes)
+    return _best(table) / float(sizes.sum()), _best(table / np.maximum(sizes, 1)) / int(np.count_nonzero(sizes))
 
 
 def _best(weights: NDArray[Any]) -> float:
