@@ -25,8 +25,9 @@ Protection = Log | UnprotectedBatchError
 class GradientDefense(Defense):
     """A defense that perturbs cut gradients; subclasses implement `perturb`, this class applies it in its scope.
 
-    A batch for which `perturb` raises `UnprotectedBatchError` is replaced by zeros: they carry no information, and
-    the feature party's model only misses a step. That is counted, logged as `fallback` and warned of once.
+    A batch for which `perturb` raises `UnprotectedBatchError`, or returns a value that is not finite, is replaced by
+    zeros: they carry no information, and the feature party's model only misses a step. That is counted, logged as
+    `fallback` and warned of once.
 
     Parameters
     ----------
@@ -189,6 +190,8 @@ def _one_after_another(
         more = {"step": step} if defense._takes_step else {}
         try:
             found, log = defense.perturb(own, labels, **more)
+            if isinstance(found, Tensor) and not bool(found.isfinite().all()):
+                raise UnprotectedBatchError(f"{defense.name}: a perturbed gradient is not finite")
             logs.append(log)
         except UnprotectedBatchError as error:
             found = torch.zeros_like(own)
