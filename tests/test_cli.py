@@ -194,6 +194,11 @@ def test_a_prediction_that_cannot_be_made_ends_with_2_one_message_and_no_file(
             ["run", "nothere"],
             "no preset 'nothere'; `flower-vfl presets` lists them; or give a path ending in .toml or a",
         ),
+        (
+            ["run", "digits"],
+            "data set and no preset; run `flower-vfl data prepare digits --out FOLDER`, then `flower-vfl",
+        ),
+        (["run", "census-income"], "data set and no preset; its presets are census, "),
         (["sweep", "nothere"], "sweep 'nothere'; `flower-vfl presets` lists them; or give a path ending in .toml"),
         (["sweep", "census"], "did you mean 'census-gradients-sweep'? Or give a path ending in .toml"),
         (["sweep", "."], ". is a folder; name a preset of a sweep or a path ending in .toml"),

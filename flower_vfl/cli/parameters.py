@@ -80,6 +80,25 @@ def check_engine(engine: Engine, resources: Sequence[str] | None, address: str) 
         raise ConfigError("--resources and --address are for --engine flower; without it all is one process")
 
 
+def check_source(source: str) -> None:
+    """Refuse the name of a data set where that of a preset belongs.
+
+    Raises
+    ------
+    ConfigError
+        When it is one that no preset has; the message has the presets of this data set, or how it is prepared.
+    """
+    from flower_vfl.config import load_config, preset_names
+    from flower_vfl.data.sources.names import RECIPE_CLASSES
+
+    if source not in RECIPE_CLASSES or source in preset_names() or Path(source).exists():
+        return
+    presets = [name for name in preset_names() if load_config(name).data.name == source]
+    prepared = f"run `flower-vfl data prepare {source} --out FOLDER`, then `flower-vfl run FOLDER`"
+    meant = f"its presets are {', '.join(presets)}" if presets else prepared
+    raise ConfigError(f"{source!r} is a data set and no preset; {meant}")
+
+
 def folder_of(out: Path | None, source: str, *, resume: bool) -> Path:
     """Return the folder of results: `out`, `~` expanded, or one in `runs` that is named after the source and the time.
 

@@ -20,6 +20,7 @@ from flower_vfl.cli.parameters import (
     SetOption,
     check_engine,
     check_named,
+    check_source,
     folder_of,
 )
 from flower_vfl.config.parsing import parse_assignments
@@ -51,6 +52,7 @@ def run(
     """Train, attack and measure one configuration."""
     from flower_vfl.config import load_config
 
+    check_source(source)
     config = load_config(source, parse_assignments(set_ or []))
     folder = folder_of(out, source, resume=resume)
     check_engine(engine, resources, address)
