@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 DATA = "data"
 """Name of the fact that is a digest of a party's data, which never leaves its host."""
+SECRET = "secret"
+"""Name of the fact that is the fingerprint of a party's secret, which never leaves its host."""
 
 _TREE = "tree"
 _TENSOR = "__tensor__"
@@ -164,6 +166,13 @@ class Checkpoints:
                 )
             if facts[name] == value:
                 continue
+            if name == SECRET:
+                raise DataError(
+                    f"{path} belongs to a training with another secret, and with this one labels and noise would be "
+                    "drawn a second time. Set FLOWER_VFL_SECRET_FILE as it was when the training began, unset if it "
+                    "was, and restore the file secret-* beside the states if it is missing; or start a new run in "
+                    "another folder"
+                )
             if name == DATA:  # the message may leave this host, its digest must not
                 raise DataError(
                     f"{path} belongs to something else: its {name} is other than here. Go on with what the training "

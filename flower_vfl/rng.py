@@ -102,6 +102,11 @@ class Secret:
         """True if the key of persistent noise is a separate one, the same in several training runs."""
         return self._noise_key is not self._value
 
+    @property
+    def fingerprint(self) -> str:
+        """A value by which the same secret is recognised, 32 hexadecimal digits; the secret does not follow from it."""
+        return hmac.new(self._value, b"fingerprint", hashlib.sha256).hexdigest()[:32]
+
     @classmethod
     def for_simulation(cls, seed: int, party: str) -> Secret:
         """Derive the secret of `party` from the run's seed: reproducible, and therefore for simulations only."""

@@ -12,18 +12,19 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Self
 
-from flower_vfl.checkpoint import DATA, Checkpoints, read_committed
+from flower_vfl.checkpoint import DATA, SECRET, Checkpoints, read_committed
 from flower_vfl.config import FITTED, Config, leaf_paths
 from flower_vfl.data.store.memory import VerticalData, content_digest
 from flower_vfl.errors import ProtocolError, SetupError
 from flower_vfl.files import writing_to
+from flower_vfl.rng import Secret
 from flower_vfl.version import VERSION, package_version
 
 LABEL = "label"
 """Name of the label party's states and weights; a feature party's have the party's name."""
 
 CHECKPOINTS = "checkpoints"
-_RESUME_FILES = ("step-*", "received*", "memory-*")
+_RESUME_FILES = ("secret-*", "step-*", "received*", "memory-*")
 _CONNECTION = ("host", "advertise", "port", "connect_timeout", "step_timeout", "reconnect_timeout", "rejoin_timeout")
 MAY_CHANGE = ("sinks", "metrics_port", "baselines", "checkpoint.keep", *(f"transport.{name}" for name in _CONNECTION))
 """Settings that may change when an interrupted run goes on: none of them changes the computation."""
@@ -111,7 +112,7 @@ class PartyStorage:
         with writing_to(self.folder):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._ended.touch(mode=0o600)  # first: a run killed here must not resume with half of it
-        for path in (self.secret, *(path for name in _RESUME_FILES for path in self.folder.glob(name))):
+        for path in (path for name in _RESUME_FILES for path in self.folder.glob(name)):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
@@ -130,10 +131,13 @@ class PartyStorage:
                 shutil.rmtree(other, ignore_errors=True)
         return own
 
-    def store(self, config: Config, dataset: VerticalData, columns: str, *, labels: bool = False) -> Checkpoints:
+    def store(
+        self, config: Config, dataset: VerticalData, columns: str, secret: Secret, *, labels: bool = False
+    ) -> Checkpoints:
         """Return the party's checkpoints of this training, and of no other.
 
-        `columns` names the data's party with its columns, empty for none; `labels` is true if it has the labels.
+        `columns` names the data's party with its columns, empty for none; `labels` is true if it has the labels. With
+        another secret a resumed run would draw labels and noise a second time, so its fingerprint must be the same.
         """
         alignment = dataset.alignment
         facts = {
@@ -142,6 +146,7 @@ class PartyStorage:
             "config": config_digest(config),
             "alignment": f"{alignment.rows} + {alignment.test_rows} rows {alignment.digest}",
             DATA: content_digest(dataset, columns, labels=labels),
+            SECRET: secret.fingerprint,
             "flower_vfl": VERSION,
             "torch": package_version("torch"),
         }

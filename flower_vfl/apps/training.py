@@ -57,7 +57,7 @@ class WrittenTraining:
         context = TrainingContext(
             sessions=sessions,
             offer=offer,
-            store=None if storage is None else storage.store(base.config, dataset, own, labels=True),
+            store=None if storage is None else storage.store(base.config, dataset, own, base.secret, labels=True),
             resume=storage is not None and storage.begun,
             memory=None if storage is None else storage.memory(base.config),
             columns=dataset.party if is_simulation(self.grid) else None,

@@ -232,7 +232,7 @@ class TrainingClient:
             optimizer=self._optimizer,
             simulation=session.simulation,
             recorder=journal,
-            store=None if storage is None else storage.store(config, dataset, session.party),
+            store=None if storage is None else storage.store(config, dataset, session.party, secret),
             memory=session.memory(config),
         )
         card = make_card(session.party, session.id, config, dataset, {"bottom": self._bottom}, table=session.party)

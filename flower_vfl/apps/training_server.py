@@ -152,9 +152,12 @@ def _check_settings(settings: Config, out: Path | None, *, simulation: bool) -> 
 
 def _storage_of(out: Path, *, resume: bool, simulation: bool) -> PartyStorage:
     """Return the storage of the label party's states; a deployed run that has ended cannot be resumed."""
+    storage = PartyStorage.of_label_party(out, resume=resume)
     if resume and not simulation and has_ended(out):
+        if storage.begun:
+            storage.end()  # it was killed after its results were written, and before it could
         raise ended_error(f"the run in {out}")
-    return PartyStorage.of_label_party(out, resume=resume)
+    return storage
 
 
 @contextmanager

@@ -117,7 +117,7 @@ def negotiate(link: Link, config: Config, rows: int) -> None:
     link.shape, link.dtype = shape, dtype
     link.frame_limit = batch_limit(rows, shape)
     largest = config.transport.max_frame_mib * 2**20
-    if config.transport.kind == "stream" and link.frame_limit > largest:
+    if config.transport.kind != "inproc" and link.frame_limit > largest:
         raise ConfigError(
             f"embeddings {shape} of party {link.party!r} need messages of {link.frame_limit / 2**20:.0f} MiB; set "
             "transport.max_frame_mib to that or more, or training.eval_batch_size and training.batch_size lower"

@@ -51,7 +51,8 @@ class ReplayGuard:
     def note(self, step: int, embeddings: Mapping[str, Tensor]) -> None:
         """Record the embeddings (B, ...) of a step, in the parties' order, before any gradient of it is sent."""
         digest = hashlib.blake2b(self._chain, digest_size=_DIGEST)
-        for z in embeddings.values():
+        for party, z in embeddings.items():
+            digest.update(f"{party!r} {z.dtype} {tuple(z.shape)} ".encode())  # bytes in another format are others
             digest.update(z.detach().cpu().contiguous().view(torch.uint8).numpy().data)
         self._chain, self._next = digest.digest(), step + 1
         if step not in self._first:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -187,11 +189,13 @@ class _Stages:
         timeout = base.config.transport.step_timeout
         self._selection = ModelSelection(self._training, label, schedule, links, self._checkpointing, timeout=timeout)
         self._refit = Refit(self._training, label, schedule, base)
+        self._initial: dict[str, Any] | None = None
 
     def begin(self) -> None:
         """Bring all parties to the step at which training starts or resumes, and recover lost parties."""
         with _stop_logged():
             self._recovery.begin(self._begin)
+        self._initial = None
 
     def _begin(self) -> None:
         """Restore the last checkpoint, or pre-train and send the audit labels; set the number of steps in flight."""
@@ -200,6 +204,8 @@ class _Stages:
         if not resumed:
             timeout = base.config.transport.step_timeout
             own = own_pretraining(self._strategy, self._label, self._schedule)
+            if own is not None:
+                self._restart()
             pretrain(links, self._schedule, base.config.training.pretrain, base.observer, timeout=timeout, own=own)
         if not resumed and self._audited:
             send_audit(base, {party: links[party] for party in self._audited})
@@ -207,6 +213,13 @@ class _Stages:
         outcome.in_flight = choose_depth(self._label, links, rows, base.config.transport, known=known)
         if self._checkpointing is not None and not resumed:
             self._checkpointing.save(0)
+
+    def _restart(self) -> None:
+        """Return the label party to its state before its own pre-training, where a lost party makes all restart."""
+        if self._initial is None:
+            self._initial = deepcopy(self._label.state())
+        else:
+            self._label.restore(self._initial)
 
     def train(self, after_epoch: Callable[[int], None]) -> None:
         """Train, recover lost parties, and measure the leaks of the trained model."""

@@ -88,6 +88,15 @@ class Link(ABC):
     def flush(self) -> None:  # noqa: B027 - most transports send at once
         """Put all sent frames on their way; called on all links before an answer is waited for."""
 
+    def await_taken(self, timeout: float) -> None:  # noqa: B027 - where all are in one process, frames are taken at once
+        """Wait until the party has taken all sent frames, after those that need no answer.
+
+        Raises
+        ------
+        PartyError
+            When it could not take them, or does not confirm them within `timeout` seconds.
+        """
+
     @abstractmethod
     def receive(self, timeout: float) -> Frame:
         """Wait for the next frame from the party.

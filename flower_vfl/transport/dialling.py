@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -246,7 +247,7 @@ class Dialler:
             self.complete = frame.kind is Kind.EXPORTED
             if answer:
                 outgoing.put(self._traffic.pack(answer))
-            elif self._traffic.owes_confirmation:
+            elif self.complete or self._traffic.owes_confirmation:
                 outgoing.put(self._traffic.confirmation())
 
     def _welcome(self, message: bytes, outgoing: Outgoing) -> None:
@@ -264,8 +265,9 @@ class Dialler:
         """Send the error to the label party, and wait until it has read it and closed."""
         outgoing.put(self._traffic.pack(self._wire.pack(error_frame(error))))
         outgoing.put(_END)
-        for _ in answers:
-            continue
+        with suppress(grpc.RpcError):  # a stream that breaks now must not hide the error
+            for _ in answers:
+                continue
 
 
 def _becomes_ready(channel: grpc.Channel, timeout: float) -> bool:

@@ -74,11 +74,13 @@ class MessagesLink(Link):
         super().__init__(hello.text("party"), hello, str(node))
         self._type = f"{purpose}.{FRAMES}"
         self._node, self._session, self._wire_dtype, self._mailbox = node, session, wire_dtype, mailbox
+        self._sent, self._taken = 0, 0
         self._outgoing: list[Frame] = []
         self._frames: deque[Frame] = deque()
 
     def send(self, frame: Frame) -> None:  # noqa: D102
         self._outgoing.append(frame)
+        self._sent += 1
 
     def flush(self) -> None:  # noqa: D102
         if self._frames or not self._outgoing or self._node in self._mailbox.busy:
@@ -94,14 +96,7 @@ class MessagesLink(Link):
             self._open(self._reply(timeout))
         return self._accept(self._frames.popleft())
 
-    def await_taken(self, timeout: float) -> None:
-        """Wait until the party has taken frames that need no answer.
-
-        Raises
-        ------
-        PartyError
-            When it could not take them, or does not confirm them within `timeout` seconds.
-        """
+    def await_taken(self, timeout: float) -> None:  # noqa: D102
         self._reply(timeout)
 
     def _reply(self, timeout: float) -> Message:
@@ -119,7 +114,11 @@ class MessagesLink(Link):
     def _open(self, reply: Message) -> None:
         self.bytes_up += _size(reply.content)
         try:
-            self._frames.extend(unbundle(reply.content, self._session, self._wire_dtype, limit=self.frame_limit))
+            frames = unbundle(reply.content, self._session, self._wire_dtype, limit=self.frame_limit)
+            self._taken += len(frames)
+            if self._taken > self._sent:
+                raise ProtocolError(f"{self._taken} frames came, in answer to {self._sent}")
+            self._frames.extend(frames)
         except ProtocolError as error:
             raise ProtocolError(f"party {self.party!r}: {error}") from None
         if not self._frames:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from operator import methodcaller
 from types import TracebackType
 from typing import Self
 
@@ -462,7 +463,7 @@ class Sessions:
     def announce_export(self, timeout: float) -> None:
         """Notify the parties that no state of this training run is needed any more.
 
-        Over `messages` that is one Flower message more, to parties that keep states. A party that does not answer it
+        Over `messages` that is one Flower message more, to parties that keep states. A party that does not confirm it
         within `timeout` seconds, two minutes at most, is only logged, because the results are written already.
         """
         timeout = min(timeout, _EXPORT_SECONDS)
@@ -470,8 +471,8 @@ class Sessions:
         links = [link for link in self.links.values() if keeps_states or not isinstance(link, MessagesLink)]
         for link in links:
             link.send(Frame(Kind.EXPORTED))
-        for wait in (MessagesLink.flush, partial(MessagesLink.await_taken, timeout=timeout)):
-            for link in [link for link in links if isinstance(link, MessagesLink)]:
+        for wait in (methodcaller("flush"), methodcaller("await_taken", timeout)):
+            for link in list(links):
                 try:
                     wait(link)
                 except SessionError as error:

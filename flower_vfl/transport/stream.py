@@ -36,6 +36,7 @@ _HELLO_LIMIT = OVERHEAD
 _HELLO_SECONDS = 10.0
 _GREETINGS = 2  # at a time from one node: a stream that hangs must not block its successor, nor other parties
 _WATCH_SECONDS = 0.2
+_CONFIRMED_SECONDS = 0.005
 _GRACE_SECONDS = 10.0  # for parties to close their sides when all has been sent: a busy host needs more than a moment
 _PROOF_FIELDS = ("token", "taken", "proof", "signature", "key")
 _END = None
@@ -96,6 +97,15 @@ class StreamLink(Link):
             if item is not _END:
                 return self._read_item(item)
             self._check_lost()
+            deadline = time.monotonic() + timeout  # it may have been away for longer, and has all its time to answer
+
+    def await_taken(self, timeout: float) -> None:  # noqa: D102
+        deadline = time.monotonic() + timeout
+        while self._traffic.unconfirmed:
+            self._check_lost()
+            if time.monotonic() > deadline:
+                raise PartyError(f"party {self.party!r} did not confirm the end of the run within {timeout:g} s")
+            time.sleep(_CONFIRMED_SECONDS)
 
     def _check_lost(self) -> None:
         """Raise when the stream is broken and will not be resumed."""

@@ -99,6 +99,11 @@ class Traffic:
         """The number of frames sent by this end so far."""
         return self._confirmed + len(self._kept)
 
+    @property
+    def unconfirmed(self) -> int:
+        """The number of frames sent by this end that the other end has not confirmed."""
+        return len(self._kept)
+
     def pack(self, data: bytes) -> bytes:
         """Return the next message, with a frame in it, and keep it until the other end has taken it.
 

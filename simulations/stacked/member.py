@@ -124,7 +124,7 @@ class Member:
             secret, store = Secret.for_simulation(config.seed, party), None
             if folder is not None:
                 storage = PartyStorage.of_feature_party(folder, party, training)
-                store = storage.store(self.config, self._dataset, party)
+                store = storage.store(self.config, self._dataset, party, secret)
             machine = build_feature_party(party, config, self._dataset, secret, simulation=True, store=store)
             machines[party], links[party] = machine, InprocLink(machine)
             check_fit(links[party], config, self.schedule, self._dataset.alignment.digest)
@@ -175,7 +175,7 @@ class Member:
         )
         training.restore({"losses": trained.losses, "outcome": measured(trained.outcome)})
         own = base.table.name if base.table is not None else ""
-        context = TrainingContext(store=storage.store(self.config, self._dataset, own, labels=True))
+        context = TrainingContext(store=storage.store(self.config, self._dataset, own, base.secret, labels=True))
         checkpointing = build_checkpointing(self.strategy, context, schedule, links, label, training, monitor)
         if checkpointing is not None:
             checkpointing.save(schedule.steps)

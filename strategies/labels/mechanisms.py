@@ -267,6 +267,7 @@ class Prior(LabelMechanism):
         self._generator: torch.Generator | None = None
         self._labels = self._drawn = torch.empty(0, dtype=torch.int64)
         self._prior = torch.empty(0, classes)
+        self._second: Tensor | None = None
         self._first_stage_left = 0
 
     def begin(self, config: Config, parties: int) -> None:
@@ -290,7 +291,7 @@ class Prior(LabelMechanism):
         """Choose the rows of the first stage, and flip their labels."""
         first = torch.rand(len(labels), generator=generator, device=labels.device) < 0.5
         flipped = flip(labels, classes=self.classes, rate=self.rate, generator=generator).long()
-        self._labels, self._generator = labels, generator
+        self._labels, self._generator, self._second = labels, generator, None
         self._drawn = torch.where(first, flipped, _UNDRAWN)
         self._prior = torch.full((len(labels), self.classes), 1.0 / self.classes, device=labels.device)
         return {"epsilon": self.epsilon, "flip": self.rate, "first_stage": float(first.double().mean())}
@@ -317,10 +318,13 @@ class Prior(LabelMechanism):
         if self._first_stage_left or self._generator is None:
             return
         undrawn = self._drawn == _UNDRAWN
-        answers = with_prior(
-            self._labels[undrawn], self._prior[undrawn], epsilon=self.epsilon, generator=self._generator
-        )
-        self._drawn = self._drawn.masked_scatter(undrawn, answers.long())
+        if (
+            self._second is None
+        ):  # once, also where all parties are restored to a step before: epsilon is that of one draw
+            self._second = with_prior(
+                self._labels[undrawn], self._prior[undrawn], epsilon=self.epsilon, generator=self._generator
+            )
+        self._drawn = self._drawn.masked_scatter(undrawn, self._second.long())
 
     def state(self) -> dict[str, Any]:
         """Return the labels drawn so far, the predictions for the others, and the epochs left of the first stage."""

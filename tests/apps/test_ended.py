@@ -6,8 +6,8 @@ import pytest
 
 from flower_vfl.apps.run_state import CHECKPOINTS, PartyStorage
 from flower_vfl.config import build_config
-from flower_vfl.errors import SetupError, StorageError
-from flower_vfl.rng import NOISE_KEY_FILE_VARIABLE
+from flower_vfl.errors import FlowerVflError, SetupError, StorageError
+from flower_vfl.rng import NOISE_KEY_FILE_VARIABLE, SECRET_FILE_VARIABLE
 from tests.apps.test_node import CONFIG, deploy, folders, nodes_of  # noqa: F401 - `folders` is a fixture
 
 STATES = ("secret-*", "step-*", "received*", "memory-*")
@@ -38,6 +38,21 @@ def hosts(request, folders, monkeypatch, tmp_path):  # noqa: F811
     return start, tmp_path / "run" / CHECKPOINTS / "label", tmp_path / party / CHECKPOINTS / party
 
 
+@pytest.fixture
+def interrupted(hosts, monkeypatch):
+    """The fixture `hosts`, with a run that was interrupted after its last step."""
+    start, label, party = hosts
+
+    def full(*_):
+        raise StorageError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("flower_vfl.apps.training.save_model", full)
+        with pytest.raises(StorageError):
+            start()
+    return start, label, party
+
+
 def test_a_finished_run_leaves_no_secret_and_no_state_and_cannot_go_on(hosts, tmp_path):
     start, label, party = hosts
     assert start().status == "finished"
@@ -58,16 +73,39 @@ def test_a_finished_run_leaves_no_secret_and_no_state_and_cannot_go_on(hosts, tm
     assert not [*party.glob("ended-*"), *party.glob("secret-*")]
 
 
-def test_a_run_whose_results_could_not_be_written_keeps_all_that_it_needs_to_go_on(hosts, monkeypatch):
-    start, label, party = hosts
-
-    def full(*_):
-        raise StorageError("no space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("flower_vfl.apps.training.save_model", full)
-        with pytest.raises(StorageError):
-            start()
+def test_a_run_whose_results_could_not_be_written_keeps_all_that_it_needs_to_go_on(interrupted):
+    start, label, party = interrupted
     assert {"secret-*", "step-*"} <= set(left(label)) & set(left(party))
     assert start(resume=True).status == "finished"
     assert (left(label), left(party)) == ([], [])
+
+
+@pytest.mark.parametrize("hosts", ["stream"], indirect=True)
+@pytest.mark.parametrize("whose", ["label", "party"])
+def test_a_run_whose_secret_is_lost_or_another_does_not_go_on(interrupted, whose, monkeypatch, tmp_path, caplog):
+    """It would draw labels and noise a second time."""
+    start, *states = interrupted
+    (secret,) = states[["label", "party"].index(whose)].glob("secret-*")
+    kept = secret.read_bytes()
+    secret.unlink()
+    with pytest.raises(FlowerVflError) as caught:
+        start(resume=True)
+    assert "belongs to a training with another secret" in f"{caught.value} {caplog.text}"
+    secret.write_bytes(kept)
+    with monkeypatch.context() as patch:
+        patch.setenv(SECRET_FILE_VARIABLE, str(tmp_path / "noise.key"))
+        with pytest.raises(FlowerVflError):
+            start(resume=True)
+    assert start(resume=True).status == "finished"
+
+
+@pytest.mark.parametrize("hosts", ["stream"], indirect=True)
+def test_what_a_run_left_that_was_killed_after_its_results_is_removed_when_somebody_resumes_it(hosts, monkeypatch):
+    start, label, _ = hosts
+    with monkeypatch.context() as patch:
+        patch.setattr(PartyStorage, "end", lambda _: None)
+        assert start().status == "finished"
+    assert {"secret-*", "step-*"} <= set(left(label))
+    with pytest.raises(SetupError, match=r"the run in \S+ has finished"):
+        start(resume=True)
+    assert left(label) == []

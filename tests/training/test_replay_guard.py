@@ -68,6 +68,29 @@ def test_fresh_noise_is_drawn_whichever_party_sends_other_embeddings(tmp_path, v
     assert not set(side.step(0, *values)) & set(noise)
 
 
+HALF = torch.linspace(1.0, 3.0, ROWS * WIDTH).half().view(ROWS, WIDTH)
+FORMATS = {
+    "as it was": {"a": HALF, "b": HALF},
+    "another number format": {"a": HALF.view(torch.bfloat16), "b": HALF},
+    "another shape": {"a": HALF.view(ROWS // 2, 2 * WIDTH), "b": HALF},
+    "another party": {"c": HALF, "b": HALF},
+    "parts of other widths": {"a": torch.cat([HALF, HALF[:1]]), "b": HALF[1:]},
+}
+
+
+@pytest.mark.parametrize("again", FORMATS)
+def test_the_same_bytes_in_another_format_are_other_embeddings(tmp_path, again):
+    """Equal noise on the gradients of both would be subtracted by a party that returns with another format."""
+    side = LabelSide(tmp_path)
+    start, g = side.state(), torch.ones(ROWS, WIDTH)
+    noise = []
+    for embeddings in (FORMATS["as it was"], FORMATS[again]):
+        side.restore(start)
+        side.guard.note(0, embeddings)
+        noise.append(side.defense.protect(g, LABELS)[0] - g)
+    assert torch.equal(*noise) == (again == "as it was")
+
+
 def test_an_uninterrupted_run_draws_as_without_the_guard(tmp_path):
     side, plain = LabelSide(tmp_path), LabelSide(tmp_path / "other")
     plain.guard.note = lambda step, embeddings: None

@@ -12,7 +12,7 @@ from flower_vfl.protocol.frame import OVERHEAD, Frame, Kind
 from flower_vfl.transport.mailbox import Mailbox
 from flower_vfl.transport.messages import FRAMES, bundle, unbundle
 from flower_vfl.transport.sessions import TRAINING
-from tests.transport.fakes import FakeParty, client_app, converse
+from tests.transport.fakes import FakeParty, client_app, converse, fit
 
 FRAME = Frame(Kind.STEP, 3, {"gradient_of": 2}, {"gradient": torch.arange(6.0).view(2, 3)})
 
@@ -122,6 +122,26 @@ def test_a_party_that_answers_nothing_is_named_at_once(sessions):
         opened.links["a"].send(Frame(Kind.AUDIT))
         with pytest.raises(PartyError, match="party 'a' has nothing to answer"):
             opened.links["a"].receive(60)
+
+
+class Flooding(FakeParty):
+    """A party that answers one request with five frames."""
+
+    def handle(self, frame):
+        return [super(Flooding, self).handle(Frame(Kind.STEP, step, {"gradient_of": -1})) for step in range(5)]
+
+
+def test_frames_that_were_not_asked_for_are_refused(sessions, monkeypatch):
+    def flattened(frames, *named):
+        return bundle(frames[0] if isinstance(frames[0], list) else frames, *named)
+
+    with sessions("messages", [Flooding()]) as opened:
+        link = opened.links["a"]
+        fit(link)
+        monkeypatch.setattr("flower_vfl.transport.messages.bundle", flattened)
+        link.send(Frame(Kind.STEP, 0, {"gradient_of": -1}))
+        with pytest.raises(ProtocolError, match="party 'a': 5 frames came, in answer to 1"):
+            link.receive(10)
 
 
 def test_the_export_is_a_last_message_and_a_party_that_does_not_take_it_is_named(sessions, caplog):

@@ -542,3 +542,68 @@ def test_a_message_that_is_too_short_or_confirms_what_was_never_sent_is_refused(
     with pytest.raises(ProtocolError):
         traffic.take(message)
     assert traffic.taken == 0
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_the_end_of_a_run_is_waited_for_until_the_party_confirms_it_also_over_a_new_line(cut):
+    party = FakeParty()
+    with listening(reconnect=20.0) as endpoint:
+        session = Session(endpoint, party, 20.0)
+        link = arrived(endpoint)
+        link.send(Frame(Kind.FINISH))
+        assert link.receive(30).kind is Kind.REPORT
+        if cut:
+            session.line.cut()
+        link.send(Frame(Kind.EXPORTED))
+        link.await_taken(30)
+        assert party.seen[-1] == (Kind.EXPORTED, -1)
+        link.close()
+        session.end()
+    assert session.errors == []
+    assert session.line.connections == 1 + cut
+
+
+def test_a_party_that_does_not_confirm_the_end_of_a_run_is_named():
+    with listening(reconnect=0.3) as endpoint:
+        session = Session(endpoint, FakeParty(), 0.1)
+        link = arrived(endpoint)
+        session.line.close()
+        link.send(Frame(Kind.EXPORTED))
+        with pytest.raises(PartyLostError, match="the session with party 'a' broke"):
+            link.await_taken(30)
+        session.end()
+
+
+def test_a_party_that_was_away_for_longer_than_an_answer_may_take_still_answers():
+    with listening(reconnect=20.0) as endpoint:
+        session = Session(endpoint, FakeParty(), 20.0)
+        link = arrived(endpoint)
+        fit(link)
+        party_is_back = threading.Timer(1.0, session.line.held.clear)
+        session.line.held.set()
+        session.line.cut()
+        party_is_back.start()
+        while not link.away:
+            time.sleep(0.01)
+        link.send(Frame(Kind.STEP, 0, {"gradient_of": -1}))
+        assert link.receive(0.4).kind is Kind.EMBEDDING
+        link.close()
+        session.end()
+
+
+def test_the_error_of_a_party_is_its_own_where_the_line_breaks_while_it_reports():
+    def fail():
+        session.line.cut()
+        raise MemoryError("no memory for step 1")
+
+    party = FakeParty(at={1: fail})
+    with listening(reconnect=20.0) as endpoint:
+        session = Session(endpoint, party, 20.0)
+        link = arrived(endpoint)
+        fit(link)
+        for step in (0, 1):
+            link.send(Frame(Kind.STEP, step, {"gradient_of": -1}))
+        session.end()
+        link.close()
+    assert [str(error) for error in session.errors] == ["no memory for step 1"]
+    assert session.line.connections == 1

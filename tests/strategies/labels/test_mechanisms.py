@@ -119,6 +119,21 @@ def test_the_second_stage_draws_the_remaining_labels_once_with_the_heads_predict
     assert len(priors) == 1
 
 
+def test_labels_of_the_second_stage_are_drawn_once_also_where_training_is_restored_to_before(monkeypatch):
+    """A party that returns with other embeddings would otherwise get another draw of each label."""
+    priors, made = recorded_priors(monkeypatch), two_stages(epochs=2)
+    made.draw((torch.arange(ROWS) % 5 == 0).long(), generator())
+    before, rows = made.state(), torch.arange(ROWS)
+    found = []
+    for logits in (torch.zeros(ROWS), torch.full((ROWS,), 5.0)):
+        made.restore(before)
+        made.loss(logits, rows)
+        made.end_epoch()
+        found.append(answers(made)[1])
+    np.testing.assert_array_equal(*found)
+    assert len(priors) == 1
+
+
 def test_rows_are_split_whatever_the_labels_are():
     splits = []
     for labels in (torch.zeros(ROWS, dtype=torch.int64), torch.ones(ROWS, dtype=torch.int64)):
