@@ -152,9 +152,11 @@ def _canary_entry(one: Evidence, *, classes: int, canaries: int, delta: float, b
         right, priors = guesses.first(share)
         if classes == 2:
             bound = float(coin_bound(right, len(priors), delta=delta, canaries=canaries, beta=beta))
+            named = {}
         else:
             bound = float(odds_bound(right, priors, beta=beta))
-        tried.append({"guesses": len(priors), "right": right, "lower": bound})
+            named = {"named": int(np.count_nonzero(priors < 0.5))}
+        tried.append({"guesses": len(priors), "right": right, "lower": bound, **named})
     return _entry(one, reader, tried)
 
 

@@ -1,9 +1,10 @@
 """The evaluator of joint attacks: their scores are compared with true labels, and with readers without gradients.
 
 Each attack is scored on training rows and on test rows, and compared with the best reader that sees no gradient. That
-one is chosen on the other rows, so that the choice does not bias the comparison.
+one is chosen on the other rows, so that the choice does not bias the comparison. Few other rows may choose a weaker
+one, so the p-value of the advantage is the largest over all readers without gradients.
 
-A p-value of the advantage is reported where scores depend on the row's own gradient: uninformative gradients then add
+That p-value is reported where scores depend on the row's own gradient: uninformative gradients then add
 noise, and the advantage is not above 0. A regression on all rows' gradients is different. On uninformative gradients
 it still follows the directions in which the columns vary most, with a random sign, and that may read labels.
 """
@@ -117,10 +118,10 @@ class JointEvaluator:
         """
         parts = {"train": labels.train, **({"test": labels.test} if len(labels.test) else {})}
         try:
-            scores, turned = _turned(_scores(attack.read(view), parts, labels.batches), labels.train, view)
+            scores, turned = _turned(_scores(attack.read(view), parts, labels.batches), labels.train, attack)
             baselines = {name: _scores(found, parts, labels.batches) for name, found in attack.baselines(view).items()}
             entries = [self._entry(attack, view, parts, rows_of, scores, baselines) for rows_of in parts]
-            return [_with_turn(entry) for entry in entries] if turned else entries
+            return entries if attack.leaks else [_of_two_sides(entry, turned=turned) for entry in entries]
         except Exception as error:  # noqa: BLE001 - training is done, and an attack may be a user's own
             why = reason_of(error)
             _log.warning("party %r: the joint attack %s cannot be run: %s", self._party, attack.label, why)
@@ -171,9 +172,12 @@ class JointEvaluator:
             for name, own in others.items()
         }
         other = next((part for part in parts if part != rows_of), rows_of)
-        best = max(reached, key=lambda name: _nan_as_lowest(reached[name][other]), default="")
+        best = max(reached, key=lambda name: [_nan_as_lowest(reached[name][p]) for p in (other, rows_of)], default="")
         without = others[best][rows_of] if best else np.zeros(len(scored))
         gain = advantage_fields(scores[rows_of][scored], without[scored], truth)
+        over_each = [advantage_fields(scores[rows_of][scored], own[rows_of][scored], truth) for own in others.values()]
+        p_values = [one["advantage_p_value"] for one in over_each if one["advantage_p_value"] is not None]
+        gain["advantage_p_value"] = max(p_values, default=gain["advantage_p_value"])
         few = min(found["positives"], found["rows"] - found["positives"]) < FEWEST_OF_PART[SCORE]
         if rows_of == "test" or not attack.reads_own or few:  # of few rows the p-value would be too small
             gain["advantage_p_value"] = None
@@ -243,24 +247,22 @@ def _scores(
 
 
 def _turned(
-    scores: dict[str, NDArray[Any]], truth: PositiveMask, view: JointView
+    scores: dict[str, NDArray[Any]], truth: PositiveMask, attack: JointAttack
 ) -> tuple[dict[str, NDArray[Any]], bool]:
     """Return scores that rank the training rows the right way round, and True where they were turned around.
 
     Scores without labels have a side that is a guess. One bit settles it, as for attacks on gradients alone.
     """
-    scored = np.ones(len(truth), dtype=bool)
-    scored[view.known.rows] = False
-    interval = auc_interval(scores["train"][scored], truth[scored])
+    interval = None if attack.leaks else auc_interval(scores["train"], truth)
     if interval is None or interval[1] >= 0.5:
         return scores, False
     return {part: -values for part, values in scores.items()}, True
 
 
-def _with_turn(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry of scores that were turned around: its p-values are those of the better of two sides."""
+def _of_two_sides(entry: dict[str, Any], *, turned: bool) -> dict[str, Any]:
+    """Return an entry of scores that may be turned around: its p-values are those of the better of two sides."""
     doubled = {name: min(1.0, 2.0 * entry[name]) for name in ("p_value", "advantage_p_value") if entry.get(name)}
-    return {**entry, **doubled, "turned": True}
+    return {**entry, **doubled, **({"turned": True} if turned else {})}
 
 
 def _nan_as_lowest(auc: float) -> float:

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from flower_vfl.auditing.entries import Result
 from flower_vfl.auditing.epsilon import WITH_CANARIES
-from flower_vfl.metrics import coin_p_value
+from flower_vfl.metrics import coin_p_value, odds_p_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +104,15 @@ def refutation_p_value(result: Result, proof: Proof) -> float | None:
     found = measurement_of(result)
     if found is None or not found.proven or found.delta < proof.delta:
         return None
-    audit = result["epsilon"]
-    classes = int((result.get("dataset") or {}).get("classes") or 2)
-    p_values = [
-        coin_p_value(
-            int(one["right"]),
-            int(one["guesses"]),
-            proof.epsilon,
-            delta=found.delta,
-            canaries=int(audit["canaries"]),
-            classes=classes,
-        )
-        for entry in audit["parties"]
-        for one in entry.get("tried", ())
-    ]
+    canaries, classes = int(result["epsilon"]["canaries"]), int((result.get("dataset") or {}).get("classes") or 2)
+
+    def p_value(one: Mapping[str, Any]) -> float:
+        right, guesses = int(one["right"]), int(one["guesses"])
+        if classes == 2:
+            return coin_p_value(right, guesses, proof.epsilon, delta=found.delta, canaries=canaries)
+        named = int(one["named"])
+        priors = np.repeat([1 / classes, 1 - 1 / classes], [named, guesses - named])
+        return odds_p_value(right, priors, proof.epsilon)
+
+    p_values = [p_value(one) for entry in result["epsilon"]["parties"] for one in entry.get("tried", ())]
     return min(1.0, min(p_values) * len(p_values)) if p_values else None

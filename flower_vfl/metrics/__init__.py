@@ -17,6 +17,7 @@ from flower_vfl.metrics.epsilon import (
     coin_p_value,
     guesses_needed,
     odds_bound,
+    odds_p_value,
     poisson_binomial_tail,
 )
 from flower_vfl.metrics.interval import auc_interval, mean_interval, mean_share_interval, share_interval
@@ -62,6 +63,7 @@ __all__ = [
     "null_quantile",
     "observations",
     "odds_bound",
+    "odds_p_value",
     "one_against_rest_bound",
     "pair_angles",
     "poisson_binomial_tail",

@@ -105,13 +105,10 @@ def _with_delta(v: int, r: int, delta: float, canaries: int, beta: float) -> flo
     return low
 
 
-def coin_p_value(
-    right: int, guesses: int, epsilon: float, *, delta: float = 0.0, canaries: int = 0, classes: int = 2
-) -> float:
+def coin_p_value(right: int, guesses: int, epsilon: float, *, delta: float = 0.0, canaries: int = 0) -> float:
     r"""Return the largest probability of that many right guesses of coins under a claimed epsilon and delta.
 
-    It is the right-hand side of the inequality of `coin_bound`. Each of C classes has the same probability; the form
-    with a delta is known for two.
+    It is the right-hand side of the inequality of `coin_bound`, for coins of two classes; `odds_p_value` is for more.
 
     Parameters
     ----------
@@ -121,8 +118,6 @@ def coin_p_value(
         The claim.
     canaries
         Number of canaries; needed with a delta.
-    classes
-        Number of classes C.
 
     Examples
     --------
@@ -131,7 +126,7 @@ def coin_p_value(
     """
     from scipy.stats import binom
 
-    q = 1.0 / (1.0 + (classes - 1) * math.exp(-epsilon))
+    q = 1.0 / (1.0 + math.exp(-epsilon))
     below, more = right - 1, 0.0
     if delta > 0.0 and right > 0:
         fewer = np.arange(1, right + 1)
@@ -199,6 +194,28 @@ def odds_bound(right: ArrayLike, priors: ArrayLike, *, eta: float = 0.0, beta: f
         low, high = np.where(refuted, middle, low), np.where(refuted, high, middle)
     refuted = poisson_binomial_tail(expit(logits), v) < beta
     return np.asarray(np.where(refuted, np.maximum(low - eta, 0.0), 0.0))
+
+
+def odds_p_value(right: int, priors: ArrayLike, epsilon: float) -> float:
+    """Return the largest probability of that many right guesses under a claimed epsilon, as in `odds_bound`.
+
+    Parameters
+    ----------
+    right
+        Number of right guesses.
+    priors
+        (r,) the probability of each guessed label before any message was seen.
+    epsilon
+        The claim.
+
+    Examples
+    --------
+    >>> round(odds_p_value(75, np.full(100, 0.5), 0.702), 3)  # fair coins: that of `coin_p_value`
+    0.05
+    """
+    from scipy.special import expit, logit
+
+    return float(poisson_binomial_tail(expit(epsilon + logit(np.asarray(priors, dtype=np.float64))), right))
 
 
 def poisson_binomial_tail(shares: ArrayLike, least: ArrayLike) -> NDArray[np.float64]:

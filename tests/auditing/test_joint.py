@@ -20,6 +20,7 @@ from flower_vfl.auditing.joint import (
     sample_rows,
 )
 from flower_vfl.errors import ConfigError
+from flower_vfl.metrics.paired import auc_fields
 
 SCORER = JointEvaluator(party="a", defended=True)
 RUNS, ALARMS = 60, 7
@@ -79,7 +80,25 @@ def test_scores_on_the_wrong_side_are_turned_around_by_the_training_rows(side):
     ):
         assert (entry["mean"], entry["advantage"]) == (expected["mean"], expected["advantage"])
         assert entry.get("turned", False) == (side < 0)
-        assert entry["p_value"] == pytest.approx(expected["p_value"] * (1.5 - side / 2))
+        assert entry["p_value"] == expected["p_value"]
+    # It is that of two sides, twice that of one side: otherwise 7.5 % of random scores have one of 5 %.
+    (lone, _) = SCORER.entries(Fixed(scores_of(labels, (0.1, 0.1), 0)), view, labels)
+    known = np.ones(len(labels.train), dtype=bool)
+    known[view.known.rows] = False
+    one_sided = auc_fields(scores_of(labels, (0.1, 0.1), 0).train.numpy()[known], labels.train[known])["p_value"]
+    assert lone["p_value"] == pytest.approx(min(1.0, 2 * one_sided))
+    assert "turned" not in lone
+
+
+@pytest.mark.parametrize("test", [2, 0], ids=["few test rows", "no test row of a class"])
+def test_a_weaker_baseline_that_few_test_rows_choose_makes_no_gain(test):
+    view, labels = draw(3, rows=4_000)
+    labels = replace(labels, test=labels.test & (np.cumsum(labels.test) <= test))
+    strong, weak = scores_of(labels, (1, 1), 0), scores_of(labels, (0.5, 5), 1)
+    mine = JointScores(strong.train + 0.1 * torch.randn(4_000, dtype=torch.float64), strong.test)
+    train = SCORER.entries(Fixed(mine, weak=weak, strong=strong), view, labels)[0]
+    assert train["baseline_reader"] == ("weak" if test else "strong")
+    assert train["advantage_p_value"] > 0.05
 
 
 def test_an_entry_has_the_auc_of_scikit_learn_on_the_rows_that_the_attack_does_not_know():
@@ -114,7 +133,7 @@ def test_a_gain_over_a_weak_baseline_that_is_no_own_gradient_has_no_advantage():
     guess = JointScores(torch.zeros(400), torch.zeros(200))
     (train, _) = SCORER.entries(Fixed(replace(mine, without_own=mine.train.clone()), guess=guess), view, labels)
     assert (train["baseline_reader"], train["advantage"]) == (WITHOUT_OWN, 0.0)
-    assert train["advantage_p_value"] == 0.5
+    assert train["advantage_p_value"] == 1.0
 
 
 def test_of_fewer_than_20_positives_a_gain_has_no_p_value():

@@ -7,9 +7,11 @@ import pytest
 from scipy.stats import binom, norm, rankdata
 
 from flower_vfl.attacks import make_attack
+from flower_vfl.auditing.epsilon import audit_epsilon
 from flower_vfl.auditing.summaries import StepLeaks
 from flower_vfl.auditing.verdict import PRACTICAL, needed, practical_p_value, status_of, verdict_of
 from flower_vfl.metrics import LeakSummary, coin_bound, leak_auc, quantile_p_value
+from tests.auditing.test_epsilon import coins
 
 DEFENDED = [{"name": "marvell", "params": {"s": 4.0}}]
 
@@ -386,18 +388,33 @@ def test_seeds_judged_together_raise_few_false_alarms():
     assert alarms <= binom.isf(0.001, 200, 0.05)
 
 
+def proven(audit, classes=2):
+    """Return a run that proves an epsilon of 1, with the audit of its canaries."""
+    defenses = [{"name": "own", "proven": {"epsilon": 1.0, "auc": 0.73}}]
+    known = {"leakage": [], "defenses": defenses, "parties": {"features": ["a"]}, "dataset": {"classes": classes}}
+    return {**known, "epsilon": audit}
+
+
 def of_audits(rights, *, guesses=400):
     """Return the status of runs that prove an epsilon of 1, from numbers of right guesses of their canaries."""
-    proven = [{"name": "own", "proven": {"epsilon": 1.0, "auc": 0.73}}]
     runs = []
     for right in rights:
         lower = float(coin_bound(right, guesses))
         tried = [{"guesses": guesses, "right": int(right), "lower": lower}]
         audit = {"kind": "canaries", "lower": lower, "party": "a", "confidence": 0.95, "canaries": guesses}
-        entries = [{"party": "a", **tried[0], "tried": tried}]
-        known = {"leakage": [], "defenses": proven, "parties": {"features": ["a"]}}
-        runs.append({**known, "epsilon": {**audit, "parties": entries}})
+        runs.append(proven({**audit, "parties": [{"party": "a", **tried[0], "tried": tried}]}))
     return status_of(runs)
+
+
+@pytest.mark.parametrize(("epsilon", "status"), [(1.0, "proven"), (2.5, "leaks")])
+@pytest.mark.parametrize("classes", [3, 4, 10])
+def test_canaries_of_several_classes_refute_a_wrong_proof_and_no_right_one(classes, epsilon, status):
+    """A guess names a class or the others together, whose odds differ."""
+    rng = np.random.default_rng(classes)
+    audits = [
+        audit_epsilon([coins(rng, epsilon, classes=classes)], [()], classes=classes, canaries=600) for _ in "12345"
+    ]
+    assert status_of([proven(audit, classes) for audit in audits]) == status
 
 
 def test_canaries_of_many_seeds_seldom_contradict_a_proof_that_is_right():

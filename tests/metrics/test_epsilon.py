@@ -16,6 +16,7 @@ from flower_vfl.metrics import (
     guesses_needed,
     leak_auc,
     odds_bound,
+    odds_p_value,
     poisson_binomial_tail,
 )
 
@@ -39,10 +40,12 @@ def test_at_its_bound_an_audit_has_a_p_value_of_beta(delta, canaries):
     assert coin_p_value(75, 100, bound, delta=delta, canaries=canaries) == pytest.approx(0.01, rel=1e-4)
 
 
-def test_the_p_value_of_coins_of_several_classes_is_that_of_their_odds():
+@pytest.mark.parametrize("named", [0, 30, 100])
+def test_the_p_value_of_coins_of_several_classes_is_that_of_their_odds(named):
+    priors = np.repeat([1 / 4, 3 / 4], [named, 100 - named])
     for right in (0, 30, 60, 100):
-        expected = poisson_binom.sf(right - 1, np.full(100, expit(1.0 + logit(1 / 4))))
-        assert coin_p_value(right, 100, 1.0, classes=4) == pytest.approx(expected, abs=1e-12)
+        expected = poisson_binom.sf(right - 1, expit(1.0 + logit(priors)))
+        assert odds_p_value(right, priors, 1.0) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("beta", [0.05, 0.01])
