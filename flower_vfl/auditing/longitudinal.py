@@ -286,7 +286,7 @@ class LongitudinalEvaluator:
         return values[0]
 
     def _known(self, attack: MemoryAttack, memory: Memory) -> KnownRows | None:
-        """Return the rows that the attack knows, the same after each epoch; None where too few have occurred."""
+        """Return the rows that the attack knows, of those that have occurred; None where these are too few."""
         if not attack.needs:
             return NO_KNOWN_ROWS
         labels = np.full(len(self._labels.numbers), UNSEEN_ROW, dtype=np.uint8)

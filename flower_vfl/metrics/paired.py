@@ -27,7 +27,8 @@ class AucDifference:
     value
         The difference, from -1 to 1.
     interval95
-        Its paired 95 % interval; both ends are ``value`` where the two scores order all pairs of rows equally.
+        Its paired 95 % interval; both ends are ``value`` where the two scores order all pairs of rows equally. Where
+        the error is 0 for another reason, as of a perfect score against a constant one, it follows from both AUCs' own.
     p_value
         One-sided p-value of the hypothesis that the first AUC is not larger than the second.
     """
@@ -79,7 +80,11 @@ def auc_difference(scores: Array, baseline: Array, labels: Array) -> AucDifferen
     value = float(below.mean())
     error = math.sqrt(below.var(ddof=1) / below.size + above.var(ddof=1) / above.size)
     if error == 0.0:
-        return AucDifference(value, (value, value), 0.5 if value == 0.0 else float(value < 0.0))
+        of_mine, of_other = (auc_interval(one, positive) for one in (mine, other))
+        ends = (value, value)
+        if value and of_mine is not None and of_other is not None:
+            ends = of_mine[0] - of_other[1], of_mine[1] - of_other[0]
+        return AucDifference(value, ends, 0.5 if value == 0.0 else float(value < 0.0))
     half = Z95 * error
     return AucDifference(value, (value - half, value + half), math.erfc(value / error / math.sqrt(2)) / 2)
 

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import mannwhitneyu
 from sklearn.metrics import roc_auc_score
 
-from flower_vfl.metrics import ArgumentError, auc_difference, auc_p_value
+from flower_vfl.metrics import ArgumentError, auc_difference, auc_interval, auc_p_value
 
 
 def drawn(seed, rows=400, shift=0.5, shared=0.8):
@@ -77,3 +77,14 @@ def test_p_value_is_scipys_without_continuity_correction(seed):
 def test_p_value_of_one_class_is_refused():
     with pytest.raises(ArgumentError, match="at least one of each"):
         auc_p_value(0.5, 0, 3)
+
+
+@pytest.mark.parametrize("side", [1, -1])
+def test_a_perfect_score_against_a_constant_one_has_the_exact_interval_of_its_auc(side):
+    y = np.arange(60) % 3 == 0
+    low, high = auc_interval(y, y)
+    scores, baseline = (y, np.zeros(60))[::side]
+    found = auc_difference(scores, baseline, y)
+    assert found.value == side * 0.5
+    assert found.interval95 == pytest.approx(sorted([side * (low - 0.5), side * (high - 0.5)]))
+    assert low < 0.9
