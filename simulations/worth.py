@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _MOST_LEVELS = 250
 """Most values of a category: gradient boosting takes more as numbers, logistic regression joins the rarest."""
 _MOST_ROWS = 200_000
+_FEWEST_OF_CLASS = 10
+"""Number of test rows of a class below which an AUC has no interval worth the name."""
 
 
 def wants_baselines(config: Config, dataset: VerticalData) -> bool:
@@ -76,7 +78,8 @@ def worth_of(config: Config, dataset: VerticalData, result: Mapping[str, Any]) -
     -------
     dict
         ``measure`` (test AUC of two classes, accuracy of more), ``together``, ``margin`` (half of the 95 % interval
-        by the number of test rows), ``test_rows``, and ``baselines``: objects with ``model``, ``columns``, ``value``.
+        by the number of test rows; None for an AUC of fewer than ten rows of a class), ``test_rows``, and
+        ``baselines``: objects with ``model``, ``columns``, ``value``.
     """
     labels = dataset.labels()
     measure = "test_auc" if labels.classes == 2 else "test_accuracy"
@@ -162,13 +165,19 @@ def _utility(scores: NDArray[np.float64], labels: NDArray[np.integer], classes: 
     return float((scores.argmax(axis=1) == labels).mean())
 
 
-def _margin(value: float, counts: NDArray[np.int64]) -> float:
-    """Return half of the 95 % interval of an accuracy, or of an AUC (Hanley and McNeil, 1982), by class counts."""
+def _margin(value: float, counts: NDArray[np.int64]) -> float | None:
+    """Return half of the 95 % interval of an accuracy, or of an AUC (Hanley and McNeil, 1982), by class counts.
+
+    None for an AUC of too few rows of a class.
+    """
+    fewest = int(counts.sum() if len(counts) > 2 else counts.min())
+    if len(counts) == 2 and fewest < _FEWEST_OF_CLASS:
+        return None
+    least = 2 / (fewest + 4)  # an interval also where every row or pair is right (Agresti and Coull, 1998)
+    value = min(max(value, least), 1 - least)
     if len(counts) > 2:
-        least = 2 / (counts.sum() + 4)  # an interval also where every row is right (Agresti and Coull, 1998)
-        value = min(max(value, least), 1 - least)
         return float(1.96 * np.sqrt(value * (1 - value) / counts.sum()))
     first, second = value / (2 - value), 2 * value**2 / (1 + value)
-    negatives, positives = (max(1, int(count)) for count in counts)
+    negatives, positives = (int(count) for count in counts)
     spread = value * (1 - value) + (positives - 1) * (first - value**2) + (negatives - 1) * (second - value**2)
     return float(1.96 * np.sqrt(max(0.0, spread) / (positives * negatives)))

@@ -71,8 +71,8 @@ def worth_in(result: Mapping[str, Any]) -> Worth | None:
         values.setdefault(str(entry["columns"]), {})[str(entry["model"])] = float(entry["value"])
     rows = tuple(WorthRow(columns, models) for columns, models in values.items())
     measure = METRICS.get(str(found.get("measure")), "test")
-    margin = float(found.get("margin") or 0.0)
-    worse = float(together) < _best_alone(rows).best - margin
+    margin = found.get("margin")
+    worse = margin is not None and float(together) < _best_alone(rows).best - float(margin)
     sentence = _sentence(rows, float(together), margin, int(found.get("test_rows") or 0))
     return Worth(measure, float(together), rows, tuple(next(iter(values.values()))), sentence, worse)
 
@@ -81,10 +81,10 @@ def _best_alone(rows: tuple[WorthRow, ...]) -> WorthRow:
     return max((row for row in rows if row.columns != JOINED), key=lambda row: row.best)
 
 
-def _sentence(rows: tuple[WorthRow, ...], together: float, margin: float, test_rows: int) -> str:
+def _sentence(rows: tuple[WorthRow, ...], together: float, margin: float | None, test_rows: int) -> str:
     alone = _best_alone(rows)
     gain = together - alone.best
-    if abs(gain) <= margin:
+    if margin is None or abs(gain) <= margin:
         compared = f"which {test_rows:,} test rows cannot distinguish from"
     else:
         compared = f"{number(abs(gain), 4)} {'above' if gain > 0 else 'below'}"
@@ -95,4 +95,6 @@ def _sentence(rows: tuple[WorthRow, ...], together: float, margin: float, test_r
     joined = next((row for row in rows if row.columns == JOINED), None)
     if joined is not None:
         words += f"; scikit-learn on the joined table, without any privacy, reaches {number(joined.best, 4)}"
+    if margin is None:
+        return f"{words}. The test rows have too few of a class for an interval."
     return f"{words}. The 95 % interval for one training and {test_rows:,} test rows is \u00b1 {number(margin, 4)}."

@@ -140,3 +140,17 @@ def test_a_run_of_ones_own_tables_ends_with_the_comparison_on_the_console_and_in
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Was it worth it?" in page
     assert "shop alone" in page
+
+
+def test_an_auc_of_1_has_an_interval_and_one_of_few_rows_of_a_class_has_none():
+    table, _, labels = data()
+    perfect = worth_of(build_config({}), table, result(1.0))
+    rarer = np.bincount(labels[ROWS:]).min()
+    assert 0.5 / rarer < perfect["margin"] < 6 / rarer
+    few = np.where(np.cumsum(labels[ROWS:]) <= 9, labels[ROWS:], 0)
+    found = worth_of(build_config({}), replace(table, target=Labels(labels[:ROWS], few, 2)), result(0.1))
+    assert found["margin"] is None
+    worth = worth_in({"worth": found})
+    assert not worth.worse
+    assert "cannot distinguish from the best party alone" in worth.sentence
+    assert worth.sentence.endswith("The test rows have too few of a class for an interval.")

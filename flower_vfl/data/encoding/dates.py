@@ -141,11 +141,13 @@ def _days(year: NDArray[np.float64], month: NDArray[np.float64], day: NDArray[np
 
 
 def from_type(column: pa.Array) -> NDArray[np.float64]:
-    """Return a column of dates, timestamps or times as seconds, NaN where it is null."""
+    """Return a column of dates, timestamps or times as seconds in local time, NaN where it is null."""
     if pa.types.is_time(column.type):
         ticks = column.cast(pa.time64("us")).cast(pa.int64())
     else:
-        ticks = column.cast(pa.timestamp("us", getattr(column.type, "tz", None)), safe=False).cast(pa.int64())
+        if getattr(column.type, "tz", None):
+            column = pc.local_timestamp(column)  # as in a text, which has the local time before its offset
+        ticks = column.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
     return np.asarray(ticks.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), np.float64) / 1e6
 
 

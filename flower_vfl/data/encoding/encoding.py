@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,6 +45,8 @@ class NumericEncoding:
     missing : {"error", "mean", "zero"}
         Treatment of a missing number: an error; 0 (the mean) and a 1 in an indicator column of its own; or the
         encoding of the number zero.
+    complete : bool
+        True if no training row lacks the number: the indicator is then always 0.
     """
 
     name: str
@@ -52,12 +54,14 @@ class NumericEncoding:
     mean: float
     scale: float
     missing: Absent = "error"
+    complete: bool = False
 
     @classmethod
     def fit(cls, name: str, values: NDArray[np.float64], missing: Missing = "error") -> NumericEncoding:
         """Choose and fit the transformation on training rows (N,); NaN stands for missing."""
         known = values[~np.isnan(values)]
-        return cls.from_moments(name, Moments.of(known), Moments.of(transformed(known, "log1p")), missing)
+        found = cls.from_moments(name, Moments.of(known), Moments.of(transformed(known, "log1p")), missing)
+        return replace(found, complete=len(known) == len(values))
 
     @classmethod
     def from_moments(cls, name: str, plain: Moments, compressed: Moments, missing: Missing) -> NumericEncoding:
@@ -88,7 +92,8 @@ class NumericEncoding:
         if self.missing != "mean":
             return shaped.astype(np.float32)[:, None]
         absent = np.isnan(shaped)
-        return np.stack([np.where(absent, 0.0, shaped), absent], axis=1).astype(np.float32)
+        indicator = absent & (not self.complete)  # no weight of it was trained where no training row lacks the number
+        return np.stack([np.where(absent, 0.0, shaped), indicator], axis=1).astype(np.float32)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from flower_vfl.data.encoding.dates import FORMATS, parts
 from flower_vfl.data.encoding.messages import named_rows, option_line, set_options
-from flower_vfl.data.encoding.number_texts import NumberStyle, decimal_of, mixed_notations, styles
+from flower_vfl.data.encoding.number_texts import NumberStyle, decimal_of, grouped_by_points, mixed_notations, styles
 from flower_vfl.data.encoding.reading import (
     FALSE,
     TRUE,
@@ -41,6 +42,9 @@ _UNIQUE_SHARE = 0.9
 """Share of rows with a value that no other row has, from which a column is uninformative for new rows."""
 _FREE_TEXT_WORDS = 4.0
 """Mean number of words of a value from which texts are free text."""
+_PANDAS_INDEX = re.compile(r"__index_level_[0-9]+__")
+_LAST_SHORT_YEAR = datetime(2030, 12, 31, tzinfo=UTC).timestamp()
+"""Latest date of which the century of a two-digit year is hardly in doubt."""
 _CODE_NAMES = frozenset({"id", "key", "code", "zip", "zipcode", "postcode", "postal", "plz"})
 """Last words of names of columns whose whole numbers are codes: their order and distance mean nothing."""
 
@@ -120,6 +124,8 @@ class _Column:
     def reading(self, dtype: str, decimal: str) -> ColumnFormat:
         """Return the format of the column, from the user's kind or inferred from its values."""
         kind, _, format_ = dtype.partition(":")
+        if not kind and _PANDAS_INDEX.fullmatch(self.name):
+            return ColumnFormat(self.name, "ignore", "row numbers that pandas wrote: the index of its table")
         if not kind:
             return self._constant() or self._typed() or self._of_texts(decimal)
         why = "named in dtype, numeric, categorical or ignore"
@@ -210,6 +216,12 @@ class _Column:
                     f"stand for a missing value, name them: {option_line('missing_values', [other])}"
                 )
             return None
+        if style.plain and (grouped := grouped_by_points(self.different)):
+            _log.warning(
+                "%s: column %r: %r is read as a decimal number. Every fraction has three digits, and others such as %r "
+                "have none; if points separate thousands, set %s (of one party's file: decimal.PARTY)",
+                *(self.file, self.name, *grouped, set_options(("decimal", ","))),
+            )
         described = style.words or "reads as numbers"
         return ColumnFormat(
             self.name, "number", f"{why}; {described}" if why and style.words else why or described, style
@@ -243,6 +255,14 @@ class _Column:
                 )
             return None
         text = fitting[0] if len(fitting) == 1 else self._constant_day(fitting)
+        latest = float(np.nanmax(read_dates(self.different, text)[0]))
+        if "%y" in text and latest > _LAST_SHORT_YEAR:
+            year = datetime.fromtimestamp(latest, UTC).year
+            _log.warning(
+                "%s: column %r has two-digit years: 69 to 99 are read as 1969 to 1999, others as 2000 and later, up to "
+                "%d here; if that is wrong, write years with four digits",
+                *(self.file, self.name, year),
+            )
         return self._dates(text, "; ".join(filter(None, [why, f"dates, {text}" if "%Y" in text else text])))
 
     def _constant_day(self, fitting: list[str]) -> str:

@@ -179,6 +179,27 @@ def mixed_notations(name: str, values: pa.Array, decimal: str = "") -> str:
     return f"numbers in different notations, such as {first!r} and {other!r}: {kept}"
 
 
+def grouped_by_points(values: pa.Array) -> tuple[str, str] | None:
+    """Return a number with a point and one without if the points may separate thousands; None if they do not.
+
+    Parameters
+    ----------
+    values : pyarrow.Array of texts, (N,)
+        Different values of a column that reads as numbers with a decimal point.
+
+    Examples
+    --------
+    >>> grouped_by_points(pa.array(["1.993", "86", "12.004"])), grouped_by_points(pa.array(["1.993", "86", "0.5"]))
+    (('1.993', '86'), None)
+    """
+    pointed = values.filter(pc.match_substring(values, "."))
+    whole = values.filter(pc.match_substring_regex(values, "^[-+]?[0-9]{1,3}$"))
+    if not len(whole) or not len(pointed):
+        return None
+    grouped = pc.all(pc.match_substring_regex(pointed, r"^[-+]?[1-9][0-9]{0,2}(\.[0-9]{3})+$")).as_py()
+    return (pointed[0].as_py(), whole[0].as_py()) if grouped else None
+
+
 def decimal_of(values: pa.Array) -> str:
     """Return the decimal mark, "," or ".", if only one of them reads all texts; else "".
 

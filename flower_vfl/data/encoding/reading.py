@@ -148,13 +148,19 @@ def present(column: pa.ChunkedArray | pa.Array, missing: Sequence[str], place: P
     if is_text(values):
         values = texts(values, place)
         absent = pc.is_in(pc.utf8_lower(values), value_set=pa.array(ABSENT))
-        absent = pc.or_(absent, pc.is_in(values, value_set=pa.array(list(missing), pa.string())))
+        # Programs write -999.0 for -999 as soon as a row of the column is empty.
+        absent = pc.or_(absent, pc.is_in(_whole(values), value_set=_whole(pa.array(list(missing), pa.string()))))
         return pc.if_else(absent, pa.scalar(None, pa.string()), values)
     named = parse_numbers(pa.array(list(missing), pa.string()))[0]
     if len(named) and (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
         absent = np.isin(parse_numbers(values)[0], named[~np.isnan(named)])
         return pc.if_else(pa.array(absent), pa.scalar(None, values.type), values)
     return values
+
+
+def _whole(values: pa.Array) -> pa.Array:
+    """Return texts, whole numbers among them without a fraction of one or two zeros."""
+    return pc.replace_substring_regex(values, r"^(-?[0-9]+)[.,]00?$", r"\1")
 
 
 @dataclass(frozen=True)

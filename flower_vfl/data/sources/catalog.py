@@ -24,7 +24,7 @@ from flower_vfl.registry import lookup
 
 _log = logging.getLogger(__name__)
 _WAIT_SECONDS = 0.5
-_REVISION = 4
+_REVISION = 5
 """Number of changes of the content of prepared folders since their layout's schema; cached folders of an earlier
 revision are prepared again."""
 

@@ -49,7 +49,9 @@ class FilesOptions(Options):
         description='column to "number", "category", "boolean", "date", "date:%d.%m.%Y" or "ignore"; of the ID '
         '"integer": 1.0 and 001 are 1',
     )
-    decimal: Literal["auto", ".", ","] = Field("auto", description='before fractions: ".", ","; "auto": as columns say')
+    decimal: dict[str, str] | str = Field(
+        "auto", description='before fractions, in all files or in each party\'s: ".", ","; "auto": as columns say'
+    )
     missing_values: tuple[str, ...] = Field((), description="what else stands for a missing value, as in -999,unknown")
     delimiter: dict[str, str] | str = Field(
         "", description='between the fields of all files, or of each party\'s: ";", "tab"; empty: tabs in .tsv, commas'
@@ -69,6 +71,14 @@ class FilesOptions(Options):
         if size and (len(size) != 2 or not all(1 <= side <= 4096 for side in size)):
             raise ValueError("give a height and a width, 1 to 4096 each")
         return size
+
+    @field_validator("decimal")
+    @classmethod
+    def _decimal(cls, given: dict[str, str] | str) -> dict[str, str] | str:
+        for mark in given.values() if isinstance(given, dict) else (given,):
+            if mark not in ("auto", ".", ","):
+                raise ValueError(f"""must be "auto", "." or ",", given {mark!r}""")
+        return given
 
     @model_validator(mode="after")
     def _consistent(self) -> FilesOptions:
@@ -98,7 +108,8 @@ class FilesOptions(Options):
     def _check_dialects(self) -> None:
         """Refuse delimiters and encodings of parties without a file, and those that do not exist."""
         known = [*self.files, *([LABELS] if self.labels_file else [])]
-        for option, by_party in {"delimiter": self.delimiter, "encoding": self.encoding}.items():
+        given = {"delimiter": self.delimiter, "encoding": self.encoding, "decimal": self.decimal}
+        for option, by_party in given.items():
             for party in by_party if isinstance(by_party, dict) else ():
                 if party not in known:
                     raise ValueError(f"{option}.{party}: no file is that of {party!r}; {suggestion(party, known)}")
@@ -119,11 +130,12 @@ class FilesOptions(Options):
         """Return the dialect of a party's file, or of the labels' file under "labels"."""
         return dialect_of({"delimiter": self.delimiter, "encoding": self.encoding}, key)
 
-    def rules(self, columns: Sequence[str]) -> Rules:
-        """Return the user's rules for these columns."""
+    def rules(self, columns: Sequence[str], party: str) -> Rules:
+        """Return the user's rules for these columns of a party."""
+        decimal = self.decimal.get(party, "auto") if isinstance(self.decimal, dict) else self.decimal
         named = {"number": self.numeric, "category": self.categorical, "ignore": self.ignore}
         dtype = {name: kind for kind, names in named.items() for name in names} | self.dtype
-        return Rules({name: dtype[name] for name in columns if name in dtype}, self.decimal, self.missing_values)
+        return Rules({name: dtype[name] for name in columns if name in dtype}, decimal, self.missing_values)
 
     def paths(self, part: Part) -> dict[str, str]:
         """Return the files that hold a part, by party; the labels' file under "labels"."""

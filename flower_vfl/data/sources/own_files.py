@@ -134,8 +134,8 @@ class Files(Recipe):
             raise DataError(f"{path}: no column is left for party {party!r} besides ID and label{cure}")
         used = read_ids(tables["train"], options.id, path)
         rows = np.asarray(pc.index_in(used, value_set=raw["train"][party].ids(options.id)), dtype=np.int64)
-        reader = infer(tables["train"].select(columns), options.rules(columns), path, rows)
-        named = options.rules(columns).dtype
+        reader = infer(tables["train"].select(columns), options.rules(columns, party), path, rows)
+        named = options.rules(columns, party).dtype
         left_out = [f"{one.name!r} ({one.why})" for one in reader.columns if not one.columns and one.name not in named]
         if not (reader.numeric or reader.categorical):
             raise DataError(

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from flower_vfl.data.encoding.ids import Join, join_ids, read_id_lines, read_ids, whole_ids
-from flower_vfl.data.encoding.values import Place, require_columns, texts
+from flower_vfl.data.encoding.values import Place, numbers, require_columns, texts
 from flower_vfl.data.formats.tables import Dialect, dialect_of, read_table
 from flower_vfl.data.store import layout
 from flower_vfl.data.store.builder import ids_digest
@@ -231,12 +231,26 @@ def _encode(trained: Dataset, party: str, table: pa.Table, file: str, order: NDA
     else:
         read = table if encoding.reader is None else encoding.reader.read(table, file)
         numeric, categorical = replace(encoding, reader=None).encode(read, file)
+        for number in encoding.numeric:
+            if number.complete and number.missing == "mean":
+                values = numbers(read.column(number.name), Place(file, number.name), number.missing)
+                _warn_of_missing(number.name, values[order])
         rare = int(trained.options.get("min_count", 1))
         for place, known in enumerate(encoding.categorical):
             _warn_of_unseen(known.name, categorical[order, place], read.column(known.name).take(order), rare)
         arrays = {"numeric.npy": numeric, "categorical.npy": categorical}
     source = ArraySource(*(arrays[name][order] for name in spec.arrays()))
     return ScoredColumns(spec, source, trained.encoding_digest(party))
+
+
+def _warn_of_missing(column: str, values: NDArray[np.float64]) -> None:
+    """Log how many of the rows lack a number that no training row lacked, in this host's log alone."""
+    count = int(np.isnan(values).sum())
+    if count:
+        _log.warning(
+            "column %r: %d of %d rows have no number, which every training row had; they count as its mean",
+            *(column, count, len(values)),
+        )
 
 
 def _warn_of_unseen(column: str, ids: NDArray[np.int32], values: pa.ChunkedArray, rare: int) -> None:

@@ -4,6 +4,7 @@ import datetime
 import math
 import re
 import tomllib
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -88,7 +89,7 @@ def test_an_unambiguous_column_settles_the_decimal_sign_of_the_others(prepared):
     assert read_column(named, "x").style.decimal == ","
 
 
-@pytest.mark.parametrize("word", ["n/a", "?", "-", "NULL", "None", "", "#N/A", "unknown", "-999"])
+@pytest.mark.parametrize("word", ["n/a", "?", "-", "NULL", "None", "", "#N/A", "unknown", "-999", "-999.0", "-999,00"])
 def test_texts_for_a_missing_value_are_missing_in_numbers_dates_and_categories(prepared, word):
     dataset = prepared(
         x=cycle("1", "2", "3", word),
@@ -411,3 +412,60 @@ def test_ids_with_a_fraction_of_zeros_are_whole_on_request(tmp_path):
         load("files", options=options)
     dataset = load("files", options={**options, "dtype.id": "integer"})
     assert sorted(map(int, [*dataset.ids("train"), *dataset.ids("test")])) == list(range(ROWS))
+
+
+def test_points_that_may_separate_thousands_are_warned_of_and_cured_by_party(tmp_path, caplog):
+    bank = write(tmp_path / "bank.csv", table(x=cycle("0.5", "1.25", "7")))
+    shop = write(tmp_path / "shop.csv", {"id": IDS, "sales": cycle("1.993", "86", "739", "3.093")})
+    options = {"files": {"bank": bank, "shop": shop}, "delimiter": ";"}
+    prepare("files", out=tmp_path / "one", options=options)
+    assert "column 'sales': '1.993' is read as a decimal number" in caplog.text
+    assert "column 'x'" not in caplog.text
+    caplog.clear()
+    dataset = prepare("files", out=tmp_path / "two", options={**options, "decimal": {"shop": ","}})
+    styles = {party: dataset.encoding(party).reader.columns[0].style for party in ("bank", "shop")}
+    assert (styles["bank"].decimal, styles["shop"].decimal, styles["shop"].thousands) == (".", ",", ".")
+    assert "is read as a decimal number" not in caplog.text
+    with pytest.raises(ConfigError, match=r"decimal\.shp: no file is that of 'shp'; did you mean 'shop'"):
+        prepare("files", out=tmp_path / "three", options={**options, "decimal": {"shp": ","}})
+
+
+@pytest.mark.parametrize(("years", "warned"), [(("44", "03", "98"), True), (("14", "03", "98"), False)])
+def test_two_digit_years_far_ahead_are_warned_of(prepared, caplog, years, warned):
+    prepared(born=cycle(*(f"19.09.{year}" for year in years)))
+    assert ("others as 2000 and later, up to 2044 here" in caplog.text) is warned
+
+
+def test_a_timestamp_with_a_time_zone_is_the_same_date_as_its_text(tmp_path):
+    zone = ZoneInfo("Europe/Zurich")
+    moments = [datetime.datetime(2020, 1, 1, 23, 30, tzinfo=zone) + datetime.timedelta(days=row) for row in range(ROWS)]
+    features = {}
+    for name, values in {
+        "texts": list(map(str, moments)),
+        "stamps": pa.array(moments, pa.timestamp("us", str(zone))),
+    }.items():
+        pq.write_table(pa.table({**table(at=values)}), tmp_path / f"{name}.parquet")
+        options = {"files": {"bank": str(tmp_path / f"{name}.parquet")}}
+        party = prepare("files", out=tmp_path / name, options=options).party("bank")
+        features[name] = [part.tolist() for part in party.train.gather(np.arange(len(party.train)))]
+    assert features["texts"] == features["stamps"]
+
+
+def test_the_index_that_pandas_writes_is_no_feature_unless_it_is_named(tmp_path):
+    pq.write_table(pa.table({**table(x=cycle(1, 2, 3)), "__index_level_0__": range(ROWS)}), tmp_path / "bank.parquet")
+    options = {"files": {"bank": str(tmp_path / "bank.parquet")}}
+    assert prepare("files", out=tmp_path / "one", options=options).party("bank").columns == ("x",)
+    named = {**options, "dtype": {"__index_level_0__": "number"}}
+    assert prepare("files", out=tmp_path / "two", options=named).party("bank").columns == ("x", "__index_level_0__")
+
+
+def test_a_number_that_no_training_row_lacked_counts_as_its_mean_in_new_rows(prepared, tmp_path, caplog):
+    """No weight of an indicator was trained."""
+    dataset = prepared(x=[str(row % 7) for row in range(ROWS)], y=cycle("1", "2", ""))
+    write(tmp_path / "new.csv", {"id": ["n1", "n2"], "x": ["", "3"], "y": ["", "2"]})
+    found = new_rows(tmp_path / "new.csv", dataset).features("bank").source.gather(np.arange(2))[0]
+    columns = dataset.party("bank").columns
+    assert found[0, columns.index("x is missing")] == 0.0
+    assert found[0, columns.index("y is missing")] == 1.0
+    assert "column 'x': 1 of 2 rows have no number, which every training row had; they count as its mean" in caplog.text
+    assert "column 'y'" not in caplog.text
