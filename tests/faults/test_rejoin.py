@@ -16,6 +16,7 @@ from flower_vfl.parties.feature import FeatureParty
 from flower_vfl.protocol.frame import Kind
 from flower_vfl.transport.sessions import Sessions
 from tests.faults.common import assert_same, outcome, setup, setup_of_few
+from tests.toys import mixed_data, toy_config, with_unaligned
 
 pytestmark = pytest.mark.slow  # each trains several times
 
@@ -147,6 +148,21 @@ def test_all_begin_anew_when_a_party_dies_while_the_pipeline_depth_is_chosen(
     assert counts["deaths"] == 1
     assert Kind.RESTORE not in counts
     assert outcome(tmp_path / "run")["weights"] == outcome(undisturbed_run_of_few("stream"))["weights"]
+
+
+def test_the_label_partys_pre_training_on_rows_of_its_own_begins_anew_too(tmp_path, dies):
+    data = with_unaligned(mixed_data(rows=200, test_rows=60), 90)
+    config = toy_config(
+        parties={"features": ["a"]},
+        training={"epochs": 1, "pretrain": 2},
+        attack={"names": []},
+        transport={"kind": "stream", "reconnect_timeout": 0.0},
+    )
+    undisturbed = run(config, data=lambda _: data, out=tmp_path / "undisturbed")
+    counts = dies(lambda kind: kind is Kind.SAVE and counts[kind] == 1)
+    disturbed = run(config, data=lambda _: data, out=tmp_path / "disturbed")
+    assert counts["deaths"] == 1
+    assert disturbed.summary["weights"] == undisturbed.summary["weights"]
 
 
 def test_a_party_that_dies_before_the_first_checkpoint_again_and_again_ends_the_run(
