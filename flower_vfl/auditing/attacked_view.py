@@ -85,7 +85,13 @@ class AttackedView:
             "recorder": recorder,
             "view": prefix,
         }
-        self._steps = AttackEvaluator(stepwise, layers, labels, every=every, together=STEPS_AT_ONCE, **shared)
+        self._steps = AttackEvaluator(
+            *(stepwise, layers, labels),
+            every=every,
+            together=STEPS_AT_ONCE,
+            held_out=schedule.held_out,
+            **shared,
+        )
         on_rows = [attack for attack in attacks if isinstance(attack, MemoryAttack)]
         self.longitudinal: LongitudinalEvaluator | None = None
         if on_rows or keeps:

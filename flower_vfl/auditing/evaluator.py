@@ -36,6 +36,8 @@ _DRAWS = {REFERENCE: 1, HINTS: 2, LEAKED: 3}
 UNSEEN_ROW = 255
 """Mark of rows that an attack does not have among labels of 0 and 1."""
 
+_NO_ROWS: Rows = np.zeros(0, dtype=np.int64)
+
 
 class AuditLabels:
     """True labels for scoring in a simulation, handed over in pieces; no attack ever sees them.
@@ -91,10 +93,9 @@ class AuditLabels:
         """True if all labels are filled in."""
         return self._filled == len(self._labels)
 
-    @property
-    def class_counts(self) -> tuple[int, ...]:
-        """The number of rows of each class."""
-        return tuple(class_counts(self._labels, self.classes).tolist())
+    def class_counts(self, without: Rows) -> tuple[int, ...]:
+        """Return the number of rows of each class, without some; none before all labels are filled in."""
+        return tuple(class_counts(np.delete(self._labels, without), self.classes).tolist()) if self.complete else ()
 
     @property
     def positives(self) -> Sequence[int]:
@@ -285,6 +286,8 @@ class AttackEvaluator:
     together : int
         Number of steps that are scored in a row, which takes half of the time: between two steps of training the
         processor's caches have none of the needed data.
+    held_out : Rows, optional
+        Rows that no step has: those of the validation part.
     view : str
         Prefix of the metrics' names in `recorder`, as in "monitor_auc" and "monitor_detection_error"; by default empty
         for an attacker, "monitor" for the monitor.
@@ -302,8 +305,10 @@ class AttackEvaluator:
         recorder: Recorder,
         every: int = 1,
         together: int = 1,
+        held_out: Rows = _NO_ROWS,
         view: str = "",
     ) -> None:
+        self._held_out = held_out
         self._labels, self._recorder, self._every, self._party = labels, recorder, every, party
         self._prefix = view or ("" if source == "attacker" else "monitor")
         self._warned: set[str] = set()
@@ -463,7 +468,7 @@ class AttackEvaluator:
     def entries(self) -> list[dict[str, Any]]:
         """Return one entry for each attack and layer, for `result.json`."""
         self.settle()
-        counts = self._labels.class_counts if self._labels.complete else ()
+        counts = self._labels.class_counts(self._held_out)
         return [leaks.result(counts) for leaks in self._leaks]
 
     def state(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from flower_vfl.auditing.evaluator import (
 from flower_vfl.auditing.monitor import LeakageMonitor
 from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.errors import InputError
-from flower_vfl.metrics import leak_auc
+from flower_vfl.metrics import leak_auc, quantile_p_value
 from flower_vfl.protocol.schedule import Schedule
 from flower_vfl.protocol.transcript import StepTrace, Transcript
 from tests.attacks.common import RecordingAttack, gradients, transcript_of
@@ -246,3 +246,20 @@ def test_an_attack_that_knows_labels_gets_those_of_the_same_rows_and_is_measured
 def test_labels_of_more_rows_than_there_are_or_of_none_are_refused(leaks):
     with pytest.raises(InputError, match=f"knows the labels of {leaks} rows of each class; from 1 to 3 are possible"):
         check_side_information([KnownLabelsAttack(leaks)], positives=4, batch_size=10)
+
+
+def test_the_population_of_a_quantiles_p_value_is_the_rows_that_are_trained_on():
+    """Scores that stay over the steps share how well they order these rows by chance, and validation rows are none."""
+    held_out, trained = np.array([0, 1, 4]), np.array([2, 3, 5, 6, 7, 8, 9])
+    labels = AuditLabels.of(LABELS)
+    assert labels.class_counts(held_out) == (5, 2)
+    assert AuditLabels(10).class_counts(held_out) == ()
+    known = {"party": "a", "source": "attacker", "defended": True, "recorder": NoRecorder()}
+    scorer = AttackEvaluator([RecordingAttack()], ["cut"], labels, held_out=held_out, **known)
+    g = torch.from_numpy(LABELS[trained]).float()[:, None]
+    for step in range(40):
+        transcript = Transcript(history=1)
+        transcript.record(StepTrace(step, 0, trained, torch.zeros(7, 2), {"cut": g}))
+        scorer.score(transcript)
+    (entry,) = scorer.entries()
+    assert entry["q95_p_value"] == 2.0 * quantile_p_value([(5, 2)] * 40, 1.0, population=(5, 2))
