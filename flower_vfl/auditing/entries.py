@@ -90,12 +90,17 @@ def read(result: Result) -> list[Entry]:
 
 
 def unrepeated(entries: Sequence[Entry]) -> list[Entry]:
-    """Return entries of one phase without those of the monitor whose attack, party and layer an attacker reported.
+    """Return entries of one phase without those of the monitor whose attack, party and layer an attacker measured.
 
-    Only the monitor has measured entries that no attacker reported, such as those of colluding parties.
+    Only the monitor has measured entries that no attacker did, such as those of colluding parties.
     """
-    reported = {_key_of(entry) for entry in entries if entry.get("source") != "monitor"}
+    measured = [entry for entry in entries if entry.get("source") != "monitor" and not _is_empty(entry)]
+    reported = {_key_of(entry) for entry in measured}
     return [entry for entry in entries if entry.get("source") != "monitor" or _key_of(entry) not in reported]
+
+
+def _is_empty(entry: Entry) -> bool:
+    return entry.get("q95") is None and entry.get("mean") is None
 
 
 def _key_of(entry: Entry) -> tuple[Any, ...]:

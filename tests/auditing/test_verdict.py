@@ -448,3 +448,12 @@ def test_where_classes_take_turns_an_attack_that_breaks_the_defense_must_have_ru
     found = verdict(*entries, defenses=defense)
     assert found["status"] == "not tested"
     assert found["parties"][0]["not_run"] == ["remembered_direction: did not run"]
+
+
+def test_a_leak_that_only_the_monitor_could_measure_counts():
+    known = {"metric": "auc", "phase": "remembered", "layer": "cut", "party": "a", "label": "remembered_direction"}
+    measured = {**known, "attack": "remembered_direction", "defended": True, "q95_null": 0.51, "one_class_steps": 0}
+    monitor = {**measured, "source": "monitor", "q95": 0.99, "values": [0.9, 0.99], "p_value": 1e-30, "steps": 2}
+    restarted = {**measured, "source": "attacker", "q95": None, "values": [], "p_value": None, "steps": 0}
+    found = verdict(monitor, {**restarted, "unavailable": "this machine was restarted"}, defenses=[{"name": "iso"}])
+    assert found["status"] == "leaks"
