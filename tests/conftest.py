@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import html
 import logging
 import os
 import sys
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from matplotlib.axes import Axes
 
 # pytest-xdist starts a worker for each core. Each of them computes with one thread: with a thread for each core the
 # workers wait for each other, and tests take many times as long. Processes that tests start inherit the setting.
@@ -50,6 +58,34 @@ def install(tmp_path, monkeypatch):
     for name in set(sys.modules) - known:
         if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
             del sys.modules[name]
+
+
+@pytest.fixture
+def _really_drawn():
+    """Keep the figures of reports as they are in a test of a module that uses `_sketched`."""
+
+
+@pytest.fixture
+def _sketched(request, monkeypatch):
+    """Draw no figure of a report, which takes most of a page's time: a figure has its texts, without their layout."""
+    if "_really_drawn" in request.fixturenames or request.node.get_closest_marker("slow"):
+        return
+    for name in ("embeddings", "periods", "snapshots", "trade_off", "training"):
+        monkeypatch.setattr(import_module(f"flower_vfl.reports.figures.{name}"), "draw", sketch)
+
+
+def sketch(title: str, paint: Callable[[Axes], None], **_: Any) -> str:
+    """Return what `flower_vfl.reports.figures.canvas.draw` writes, but only the texts, and without those of ticks."""
+    from matplotlib.figure import Figure
+
+    from flower_vfl.reports.figures.canvas import short
+
+    axes = Figure().subplots()
+    paint(axes)
+    legend = axes.get_legend_handles_labels()[1]
+    texts = [short(title), axes.get_xlabel(), axes.get_ylabel(), *legend, *(text.get_text() for text in axes.texts)]
+    inside = "".join(f"<text>{html.escape(text)}</text>" for text in texts)
+    return f'<svg xmlns="http://www.w3.org/2000/svg">{inside}</svg>'
 
 
 @pytest.fixture(autouse=True)

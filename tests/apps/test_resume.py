@@ -171,6 +171,7 @@ def in_flower(config, out, *, title, resume):
 
 @pytest.mark.parametrize("go_on", [run_here, observed, in_flower])
 @pytest.mark.parametrize("left", [None, "interrupted"])
+@pytest.mark.usefixtures("_sketched")
 def test_resuming_an_ended_run_writes_a_missing_or_outdated_report(tmp_path, go_on, left):
     config = in_processes(
         build_config({"data": {"name": "breast-cancer"}, "training": {"epochs": 1}, "attack": {"informed": 0}})

@@ -17,6 +17,8 @@ from flower_vfl.tracking import StepLog, merge_steps
 from tests.reports.test_headline import informed, result, step
 from tests.reports.test_page import change, page
 
+pytestmark = pytest.mark.usefixtures("_sketched")
+
 PETS = ("cat", "dog", "hamster")
 COUNTS = [[9, 1, 0], [0, 10, 0], [3, 1, 1]]
 

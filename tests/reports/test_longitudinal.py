@@ -17,6 +17,8 @@ from flower_vfl.reports.words import not_tested, worst_leak
 from flower_vfl.simulations.tables import print_results
 from tests.toys import toy_config, toy_data
 
+pytestmark = pytest.mark.usefixtures("_sketched")
+
 LEAKS = {"remembered_norm": [0.53, 0.6, 0.66], "remembered_direction": [0.64, 0.75, 0.84]}
 
 
@@ -180,6 +182,7 @@ def test_a_longitudinal_leak_of_another_shape_is_refused(longitudinal_attacks, c
         render([folder])
 
 
+@pytest.mark.usefixtures("_really_drawn")
 def test_hostile_text_in_a_longitudinal_leak_stays_text(longitudinal_attacks):
     entry = entry_of("<script>x</script>", [0.5, 0.6, 0.9], unavailable="<img src=x>", params={"k": "<b>5"})
     page = render([longitudinal_attacks([entry])]).read_text()

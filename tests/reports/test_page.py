@@ -15,6 +15,8 @@ from flower_vfl.reports import render
 from flower_vfl.tracking import StepLog
 from tests.toys import toy_config, toy_data
 
+pytestmark = pytest.mark.usefixtures("_sketched")
+
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 
 
@@ -193,6 +195,7 @@ def test_a_killed_run_is_reported_from_its_journal(run_folder):
 
 
 @pytest.mark.parametrize("several", [False, True])
+@pytest.mark.usefixtures("_really_drawn")
 def test_the_page_needs_nothing_from_elsewhere_and_is_small(run_folder, several):
     folders = [run_folder(f"run{i}", parties=("a", "b", "c", "d")) for i in range(1 + 4 * several)]
     path = render(folders)
@@ -225,6 +228,7 @@ def poisoned(value):
 
 
 @pytest.mark.parametrize("several", [False, True])
+@pytest.mark.usefixtures("_really_drawn")
 def test_hostile_text_anywhere_stays_text(run_folder, several):
     folder = run_folder(
         f"<b>{HOSTILE[:5].replace('/', '')}", steps=20, defenses=[{"name": "iso", "params": {"t": "1"}}]
@@ -253,6 +257,7 @@ def test_hostile_text_anywhere_stays_text(run_folder, several):
 PERIODS = Periods(tuple(Period(f"2014-10-2{day}", 100) for day in range(1, 7)), (Period("2014-10-27", 9),))
 
 
+@pytest.mark.usefixtures("_really_drawn")
 def test_a_run_in_time_order_has_its_leak_and_its_utility_by_day(run_folder):
     folder = run_folder(steps=120, epochs=6)
     without = page(render([folder]))
@@ -284,6 +289,7 @@ def test_guessing_by_day_is_that_of_the_attack_with_the_most_hints(run_folder, m
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_really_drawn")
 def test_hostile_names_of_days_stay_text(run_folder):
     folder = run_folder(steps=20, epochs=2)
     names = [f"<b>{HOSTILE[:9]}{day}" for day in range(3)]
@@ -433,6 +439,7 @@ def test_the_page_is_written_to_the_given_path(run_folder, tmp_path):
     assert (tmp_path / "x.html").exists()
 
 
+@pytest.mark.usefixtures("_really_drawn")
 def test_the_same_run_gives_the_same_page(run_folder, tmp_path):
     folder = run_folder(steps=60)
     assert render([folder]).read_bytes() == render([folder], tmp_path / "again.html").read_bytes()

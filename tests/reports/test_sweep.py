@@ -18,6 +18,8 @@ from tests.auditing.test_verdict import FEW, complete, informed, step
 from .conftest import write_run
 from .test_page import change, page
 
+pytestmark = pytest.mark.usefixtures("_sketched")
+
 MARVELL = [{"name": "marvell", "params": {"s": 4.0}}]
 MAX_NORM = [{"name": "max_norm", "params": {}}]
 
@@ -314,6 +316,7 @@ def test_a_record_with_a_value_that_is_none_is_refused(tmp_path, value):
         render_sweep(tmp_path)
 
 
+@pytest.mark.usefixtures("_really_drawn")
 def test_what_a_run_says_is_text_on_the_page_and_in_its_tables(tmp_path):
     write_run(tmp_path / "a", steps=20, defenses=[{"name": "<b>&", "params": {}}])
     write_record(tmp_path, [TrialEntry("a", "a", {"model.network": "<script>$"})])
@@ -350,6 +353,7 @@ def hundred(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_really_drawn")
 def test_the_page_of_a_hundred_runs_is_a_few_megabytes_at_most(hundred):
     path = render_sweep(hundred)
     text = path.read_text()

@@ -18,6 +18,8 @@ from flower_vfl.tracking import write_embeddings
 from tests.reports.test_figures import texts
 from tests.reports.test_page import change, page
 
+pytestmark = pytest.mark.usefixtures("_sketched")
+
 
 def clouds(classes=2, rows=60, apart=3.0, view="received"):
     rng = np.random.default_rng(classes)
@@ -135,6 +137,7 @@ def test_intervals_end_between_0_and_1_and_without_one_at_the_value():
     assert ends(None, 0.5) == ends([0.1], 0.5) == ends(["a", "b"], 0.5) == (0.5, 0.5)
 
 
+@pytest.mark.usefixtures("_really_drawn")
 def test_the_page_of_a_run_answers_and_shows(trained_folder):
     folder = trained_folder(views=("received", "read"))
     text = page(render([folder])).text
@@ -300,6 +303,7 @@ def test_more_than_two_classes_are_compared_by_the_mean_over_classes(trained_fol
     assert "0.8123" in text
 
 
+@pytest.mark.usefixtures("_really_drawn")
 def test_the_shaded_area_ends_where_the_attacker_is_without_the_trained_model():
     families = {"none": [Point("", 0.8, 0.9, (0.78, 0.82), (0.9, 0.9))]}
     with_area, without = (protection_figure("x", ("utility", "attack"), families, baseline) for baseline in (0.6, None))
@@ -308,6 +312,7 @@ def test_the_shaded_area_ends_where_the_attacker_is_without_the_trained_model():
     assert "var(--muted)" in with_area
 
 
+@pytest.mark.usefixtures("_really_drawn")
 def test_the_labels_on_the_axis_are_those_that_leaked():
     points = [Reached(k, 0.6 + 0.02 * k, 0.6, 0.7) for k in (1, 4, 16)]
     svg = rebuild_figure("t", "AUC", {"none": points, "one": points[:1]}, points, (0.5, 0.82, 0.9))
@@ -317,12 +322,14 @@ def test_the_labels_on_the_axis_are_those_that_leaked():
 
 
 @pytest.mark.parametrize("angles", [np.zeros(0), np.zeros(3), np.full(3, np.pi), np.linspace(0, np.pi, 500)])
+@pytest.mark.usefixtures("_really_drawn")
 def test_any_angles_are_drawn_with_the_right_angle_marked(angles):
     svg = angle_figure("t", angles, np.array([1.0]))
     assert {"0°", "45°", "90° = π/2", "135°", "180°"} <= set(texts(svg))
 
 
 @pytest.mark.parametrize("classes", [2, 14, 28])
+@pytest.mark.usefixtures("_really_drawn")
 def test_classes_can_be_told_apart_on_a_map_by_colour_and_marker(classes):
     y = np.repeat(np.arange(classes), 3)
     places = np.random.default_rng(0).normal(size=(y.size, 2))
@@ -335,6 +342,7 @@ def test_classes_can_be_told_apart_on_a_map_by_colour_and_marker(classes):
 
 
 @pytest.mark.parametrize("z", [np.zeros((40, 3)), np.ones((5, 3)), np.full((40, 3), np.nan)])
+@pytest.mark.usefixtures("_really_drawn")
 def test_embeddings_that_have_no_map_have_none(trained_folder, z):
     folder = trained_folder()
     y = np.arange(len(z)) % 2
@@ -343,6 +351,7 @@ def test_embeddings_that_have_no_map_have_none(trained_folder, z):
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
+@pytest.mark.usefixtures("_really_drawn")
 def test_maps_do_not_depend_on_the_scale_and_one_number_a_row_is_enough(trained_folder, scale):
     sample = clouds()
     maps = []
@@ -355,6 +364,7 @@ def test_maps_do_not_depend_on_the_scale_and_one_number_a_row_is_enough(trained_
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_really_drawn")
 def test_a_real_run_is_reported_from_its_own_folder(tmp_path):
     from flower_vfl.apps import run
     from tests.toys import toy_config, toy_data

@@ -310,6 +310,7 @@ def test_the_number_of_accounted_epochs_depends_on_the_width():
         assert accounted_epochs(width) == max(allowed)
 
 
+@pytest.mark.usefixtures("_sketched")
 def test_the_report_says_which_limit_ended_the_run_and_draws_it(tmp_path, capsys):
     from flower_vfl.simulations.tables import print_results
 
@@ -326,6 +327,7 @@ def test_the_report_says_which_limit_ended_the_run_and_draws_it(tmp_path, capsys
     assert all(text in section for text in ("limit of the leak", "limit of the bound"))
 
 
+@pytest.mark.usefixtures("_sketched")
 def test_without_a_limit_there_is_no_budget(tmp_path):
     run(build_config(limited(epochs=1, max_bound=1.0)), out=tmp_path / "run")
     assert "budget" not in result(tmp_path / "run")

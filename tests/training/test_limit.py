@@ -164,6 +164,7 @@ def test_a_run_that_is_killed_before_it_could_go_back_does_so_when_it_is_resumed
 
 
 @pytest.mark.parametrize(("first", "words"), [(2, "of step 9, the end of epoch 1"), (1, "no party kept a model")])
+@pytest.mark.usefixtures("_sketched")
 def test_the_report_names_the_model_that_is_kept(tmp_path, leaks, first, words, capsys):
     from flower_vfl.simulations.tables import print_results
 

@@ -180,6 +180,7 @@ def test_an_epsilon_that_is_no_finite_number_above_zero_is_refused(epsilon):
         LocalHead(VerticalStrategy(torch.nn.Linear(4, 1), torch.tensor([0, 1])), epsilon=epsilon)
 
 
+@pytest.mark.usefixtures("_sketched")
 def test_the_proven_epsilon_is_in_the_result_and_in_the_report(tmp_path):
     data = toy_data()
     summary = run(config(epsilon=1.0), out=tmp_path / "run", data=lambda _: data).summary
