@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
+from itertools import permutations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -25,6 +27,9 @@ RESTARTS, ROUNDS = 10, 100
 
 TABLES = 500
 """Number of random tables of groups and classes from which the chance level follows."""
+
+FEW_CLASSES = 5
+"""Number of classes up to which all assignments of groups to classes are tried."""
 
 
 def assign(z: Tensor, *, classes: int, seed: int) -> Tensor:
@@ -169,14 +174,22 @@ def matched_by_chance(clusters: Array, labels: Array, *, classes: int) -> tuple[
     >>> [round(value, 2) for value in matched_by_chance([0, 1] * 8, [0, 1] * 8, classes=2)]
     [0.6, 0.6]
     """
+    table = _table(clusters, labels, classes)
+    return _chance(tuple(table.sum(axis=1).tolist()), tuple(table.sum(axis=0).tolist()))
+
+
+@lru_cache(maxsize=64)  # all attacks of a run read the same classes
+def _chance(groups: tuple[int, ...], classes: tuple[int, ...]) -> tuple[float, float]:
+    """Return `matched_by_chance` for groups and classes of these sizes."""
     from scipy.stats import random_table
 
-    table = _table(clusters, labels, classes)
-    groups, sizes = table.sum(axis=1), table.sum(axis=0)
+    sizes = np.array(classes)
     if not sizes.any():
         return math.nan, math.nan
-    tables = random_table.rvs(groups, sizes, size=TABLES, random_state=0)
-    accuracy, balanced = np.mean([_matched(one) for one in tables], axis=0)
+    tables = random_table.rvs(np.array(groups), sizes, size=TABLES, random_state=0)
+    accuracies = _best_of_each(tables) / float(sizes.sum())
+    recalls = _best_of_each(tables / np.maximum(sizes, 1)) / int(np.count_nonzero(sizes))
+    accuracy, balanced = np.mean(np.column_stack([accuracies, recalls]), axis=0)
     return max(float(accuracy), float(sizes.max() / sizes.sum())), max(
         float(balanced), 1.0 / int(np.count_nonzero(sizes))
     )
@@ -195,6 +208,22 @@ def _best(weights: NDArray[Any]) -> float:
     from scipy.optimize import linear_sum_assignment
 
     return float(weights[linear_sum_assignment(weights, maximize=True)].sum())
+
+
+def _best_of_each(tables: NDArray[Any]) -> NDArray[np.float64]:
+    """Return `_best` of each table (T, C, C), to the last bit."""
+    classes = tables.shape[1]
+    if classes > FEW_CLASSES:
+        return np.array([_best(one) for one in tables])
+    orders = np.array(list(permutations(range(classes))))
+    sums = np.zeros((len(tables), len(orders)))
+    for group in range(classes):
+        sums += tables[:, group, orders[:, group]]
+    best = sums.max(axis=1)
+    # Of assignments that are equally good but for rounding, `_best` need not find the one with the largest sum.
+    unclear = ((sums != best[:, None]) & (sums > best[:, None] - 1e-9)).any(axis=1)
+    best[unclear] = [_best(one) for one in tables[unclear]]
+    return best
 
 
 def _table(clusters: Array, labels: Array, classes: int) -> NDArray[np.int64]:

@@ -252,10 +252,10 @@ EMBEDDING = [
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("what", ["batches of one", "batches of one class", "equal rows"])
 def test_trainings_on_degenerate_batches_stay_finite(what, classes, defense):
-    data = toy_data(rows=60, test_rows=12, classes=classes)
+    data = toy_data(rows=24, test_rows=12, classes=classes)
     if what == "equal rows":
         data = dataclasses.replace(
-            data, tables={name: array_table(name, np.ones((60, 6), "f"), np.ones((12, 6), "f")) for name in "ab"}
+            data, tables={name: array_table(name, np.ones((24, 6), "f"), np.ones((12, 6), "f")) for name in "ab"}
         )
     config = toy_config(
         attack={"names": ["clustering"]},
@@ -263,8 +263,8 @@ def test_trainings_on_degenerate_batches_stay_finite(what, classes, defense):
         defenses=[defense],
     )
     if what == "batches of one class":  # the order of batches is known to both sides
-        order = schedule_of(config, 60, 12)
-        labels = np.zeros(60, np.int64)
+        order = schedule_of(config, 24, 12)
+        labels = np.zeros(24, np.int64)
         for step in range(order.steps):
             labels[order.train_batch(step)] = step % classes
         data = dataclasses.replace(data, target=Labels(labels, data.target.test, classes))
