@@ -2,6 +2,7 @@
 
 import os
 import time
+from functools import cache
 
 import pytest
 
@@ -18,16 +19,20 @@ def test_changed_frames_and_files_are_refused_without_a_crash_a_hang_or_growing_
     assert 0 < found["taken"] < 1_000  # nearly all changes are noticed
 
 
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Return a function that returns the readers of files, which train a run where they are first asked for."""
+    return cache(lambda: fuzzing.Files(tmp_path_factory.mktemp("files")))
+
+
 @pytest.mark.parametrize("path", sorted(fuzzing.CORPUS.glob("*")), ids=lambda path: path.name)
-def test_an_input_that_once_broke_a_rule_is_refused(path, tmp_path):
+def test_an_input_that_once_broke_a_rule_is_refused(path, files):
     data = path.read_bytes()
     if path.name.endswith("-frame"):
         fuzzing.Frames().feed(data, data)
         return
-    (tmp_path / "files").mkdir()
-    files = fuzzing.Files(tmp_path / "files")
     name = path.name.partition("-")[2]
-    files.feed(next(known for known in files.known if known.name == name), data)
+    files().feed(next(known for known in files().known if known.name == name), data)
 
 
 @pytest.mark.slow
