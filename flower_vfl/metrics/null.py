@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 _TIE = 1e-9
 """Largest difference of two equal AUCs by rounding."""
 
+_PARTS = np.arange(33) / 32
+"""Ends of the parts of an interval of which a search for a quantile keeps one, as five halvings do."""
+
 _SHIFTS = np.linspace(-8.0, 8.0, 161)
 """Shifts of the AUCs of all batches, in standard deviations."""
 
@@ -80,11 +83,10 @@ def _mixture_quantile(counts: tuple[tuple[tuple[int, int], int], ...], q: float)
     target = q * sum(weight for _, weight in mixture) * (1 - 1e-12)
     low, high = 0.0, 1.0
     while high - low > 1e-12:
-        middle = (low + high) / 2
-        if sum(weight * float(cdf(np.array(middle))) for cdf, weight in mixture) >= target:
-            high = middle
-        else:
-            low = middle
+        points = low + (high - low) * _PARTS  # exact: sums of powers of 1/2
+        values = sum(weight * cdf(points[1:-1]) for cdf, weight in mixture)
+        first = int(np.searchsorted(values, target))
+        low, high = float(points[first]), float(points[first + 1])
     return high
 
 
