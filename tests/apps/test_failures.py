@@ -438,7 +438,8 @@ def test_a_run_computes_with_its_threads_and_leaves_those_of_the_process_as_they
             seen.update(threads())
 
     before = threads()
-    run(toy_config(threads=count), data=lambda _: toy_data(), observers=[Threads()])
+    config = toy_config(threads=count, training={"epochs": 1}, attack={"names": []})
+    run(config, data=lambda _: toy_data(rows=140), observers=[Threads()])
     assert seen == {count}
     assert threads() == before
 
