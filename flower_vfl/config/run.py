@@ -7,6 +7,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, Self, get_args, get_origin
@@ -244,10 +245,16 @@ def _flat(path: str) -> str:
     return re.sub(r"[._]", "-", path)
 
 
+@cache
+def _leaves() -> tuple[dict[str, Any], dict[str, str]]:
+    """Return `leaf_paths`, and the dotted path of each leaf by its kebab-case key."""
+    leaves = leaf_paths()
+    return leaves, {_flat(path): path for path in leaves}
+
+
 def _path_of(key: str) -> tuple[str, str]:
     """Return the dotted path of the leaf that `key` names and, for dictionaries, the entry in it."""
-    leaves = leaf_paths()
-    flat = {_flat(path): path for path in leaves}
+    leaves, flat = _leaves()
     flat_key = _flat(key)
     if flat_key in flat:
         return flat[flat_key], ""
@@ -305,7 +312,7 @@ def _coerce(path: str, kind: Any, value: Any) -> Any:
 def with_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return the nested `values` with flat `overrides` (dotted or kebab-case keys) put in."""
     result: dict[str, Any] = copy.deepcopy(dict(values))
-    leaves = leaf_paths()
+    leaves, _ = _leaves()
     for key, value in overrides.items():
         path, entry = _path_of(key)
         *sections, leaf = path.split(".")
