@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -98,7 +99,8 @@ def compose_epsilon(releases: Iterable[Release], delta: float = 0.0) -> float:
         return float(total)
     if all(isinstance(mechanism, Gaussian) for mechanism in counts):
         return _gaussian_epsilon(counts, delta)
-    return min(float(total), float(_composed_distribution(counts).get_epsilon_for_delta(delta - _ROUNDING)))
+    composed = _composed_distribution(tuple(counts.items()))
+    return min(float(total), float(composed.get_epsilon_for_delta(delta - _ROUNDING)))
 
 
 def largest_auc(epsilon: float, delta: float = 0.0) -> float:
@@ -185,17 +187,18 @@ def _gaussian_epsilon(counts: Counter[Mechanism], delta: float) -> float:
     return float(brentq(lambda epsilon: float(gaussian_delta(separation, epsilon)) - delta, 0.0, most, xtol=1e-13))
 
 
-def _composed_distribution(counts: Counter[Mechanism]) -> Any:
+@lru_cache(maxsize=2)  # for several deltas; each has up to `_POINTS` points
+def _composed_distribution(counts: tuple[tuple[Mechanism, int], ...]) -> Any:
     distributions = _dp_accounting()
-    interval = _interval(counts)
+    interval = _interval(dict(counts))
     found = None
-    for mechanism, count in counts.items():
+    for mechanism, count in counts:
         one = _discretised(mechanism, interval).self_compose(count, _TAIL)
         found = one if found is None else found.compose(one, _TAIL)
     return distributions.identity(interval) if found is None else found
 
 
-def _interval(counts: Counter[Mechanism]) -> float:
+def _interval(counts: Mapping[Mechanism, int]) -> float:
     """Return the step of the grid of privacy losses: small for small losses, but with a bounded number of points."""
     most = sum(count * mechanism.largest_loss for mechanism, count in counts.items())
     square = sum(count * mechanism.spread**2 for mechanism, count in counts.items())
