@@ -8,6 +8,7 @@ import gzip
 import io
 import logging
 import re
+import threading
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -33,6 +34,10 @@ _log = logging.getLogger(__name__)
 _BLOCK = 2**20
 _TABS = ("tab", "\\t", "\t")
 _QUOTES = "a value that holds the delimiter needs quotes"
+_LONGEST_VALUE, _LARGEST_BLOCK = 2**24, 2**27
+"""Largest number of characters of a value, and of bytes that Arrow reads as one block, which holds a row at least."""
+
+_limit_lock = threading.RLock()
 _VIEWS = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
 
 
@@ -258,8 +263,23 @@ def _opened(path: Path) -> gzip.GzipFile | io.BufferedReader:
 @contextmanager
 def _records(path: Path, dialect: Dialect) -> Iterator[Reader]:
     """Open a reader of the records of a CSV, the header first; an empty line is an empty record."""
-    with _opened(path) as file, io.TextIOWrapper(file, encoding=dialect.encoding or "utf-8-sig", newline="") as text:
+    with (
+        _long_values(),
+        _opened(path) as file,
+        io.TextIOWrapper(file, encoding=dialect.encoding or "utf-8-sig", newline="") as text,
+    ):
         yield csv.reader(text, delimiter=dialect.between(path), strict=True)
+
+
+@contextmanager
+def _long_values() -> Iterator[None]:
+    """Let Python's reader take long values; its limit is one of the whole process, and is put back."""
+    with _limit_lock:
+        usual = csv.field_size_limit(_LONGEST_VALUE)
+        try:
+            yield
+        finally:
+            csv.field_size_limit(usual)
 
 
 def _refuse_stray_quotes(path: Path, dialect: Dialect) -> None:
@@ -278,17 +298,15 @@ def _refuse_stray_quotes(path: Path, dialect: Dialect) -> None:
 
 def _stray_quote(path: Path, row: int, error: csv.Error) -> DataError:
     where = named_rows(str(path), [row - 1]) if row else "the header"
+    if "field limit" in str(error):
+        return DataError(
+            f"{path}: in {where} a value has more than {_LONGEST_VALUE} characters, the most that are read; shorten it "
+            "or, if a quote begins it that no quote ends, remove the quote"
+        )
     return DataError(
         f"{path}: in {where} a quote begins a value, and no quote ends it before a delimiter or the end of the line; "
         f"remove the quote, or quote the value whole and write a quote inside it twice ({error})"
     )
-
-
-def _has_rows(records: Reader) -> bool:
-    try:
-        return any(records)
-    except csv.Error:  # a value of the first row that is too long for Python's reader, not for Arrow's
-        return True
 
 
 def _read_parquet(path: Path, wanted: list[str]) -> pa.Table:
@@ -304,16 +322,16 @@ def _read_csv(path: Path, wanted: list[str], dialect: Dialect) -> pa.Table:
     with _records(path, dialect) as records:
         written = next(filter(None, records))
         names = {name: name.strip() for name in written if name.strip() in wanted}
-        if not _has_rows(records):
+        if not any(records):
             raise DataError(f"{path} has no rows")
     unnamed = [str(place) for place, name in enumerate(written, start=1) if not name.strip()]
     if unnamed:
         _log.warning("%s: left out: column %s, which the header gives no name", path, ", ".join(unnamed))
 
-    def read(*, threads: bool) -> pa.Table:
+    def read(*, threads: bool, block: int | None = None) -> pa.Table:
         return pa_csv.read_csv(
             path,
-            read_options=pa_csv.ReadOptions(use_threads=threads, encoding=dialect.encoding or "utf8"),
+            read_options=pa_csv.ReadOptions(use_threads=threads, block_size=block, encoding=dialect.encoding or "utf8"),
             parse_options=pa_csv.ParseOptions(delimiter=dialect.between(path), newlines_in_values=True),
             convert_options=pa_csv.ConvertOptions(
                 column_types=dict.fromkeys(names, pa.string()), include_columns=list(names)
@@ -323,7 +341,8 @@ def _read_csv(path: Path, wanted: list[str], dialect: Dialect) -> pa.Table:
     try:
         return read(threads=True)
     except pa.ArrowInvalid:
-        return read(threads=False)  # for the number of the row, which several threads do not report
+        # For rows longer than a block, and for the number of a wrong row, which several threads do not report.
+        return read(threads=False, block=_LARGEST_BLOCK)
 
 
 def _refuse_delimiter(name: str, path: Path, dialect: Dialect) -> None:
