@@ -34,6 +34,7 @@ _log = logging.getLogger(__name__)
 _BLOCK = 2**20
 _TABS = ("tab", "\\t", "\t")
 _QUOTES = "a value that holds the delimiter needs quotes"
+_FEWER = "complete the row with a delimiter for each missing value, or quote a value that has a line break"
 _LONGEST_VALUE, _LARGEST_BLOCK = 2**24, 2**27
 """Largest number of characters of a value, and of bytes that Arrow reads as one block, which holds a row at least."""
 
@@ -78,16 +79,14 @@ class Dialect:
         return "\t" if self.delimiter in _TABS else self.delimiter or usual
 
     def cure(self, option: str, value: str) -> str:
-        """Return the way to read a file whose delimiter or encoding is another one, for messages."""
-        if self.trained:
-            return f"save it with the {option} of the training file"
+        """Return the option that reads a file whose delimiter or encoding is another one, for messages."""
         return f"or set {set_options((f'{option}.{self.party}' if self.party else option, value))}"
 
     @property
     def other_encoding(self) -> str:
         """The way to read a file that has another encoding than the other files, for messages."""
         if self.trained:
-            return self.cure("encoding", "")
+            return f"save it in {self.encoding}"
         return f"files of several encodings have one each, as in encoding.{self.party or 'bank'}"
 
 
@@ -146,11 +145,18 @@ def read_table(path: Path, only: str = "", dialect: Dialect = PLAIN_DIALECT) -> 
         words = re.sub("(?<=got )([0-9]+):.*", r"\1", str(error), flags=re.DOTALL)
         place = re.search("Row #([0-9]+)", words)
         number = f" ({named_rows(str(path), [int(place[1]) - 2])})" if place else ""
-        cure = f"; {_QUOTES}{'' if dialect.trained else '; the option delimiter names another one'}" if place else ""
+        cure = _other_fields(words, dialect) if place else ""
         raise DataError(f"{path} cannot be read: {re.sub('Row #[0-9]+: ', '', words)}{number}{cure}") from None
     if not table.num_rows:
         raise DataError(f"{path} has no rows")
     return table
+
+
+def _other_fields(words: str, dialect: Dialect) -> str:
+    """Return what to do about a row with another number of fields than the header, from Arrow's words."""
+    counts = re.search("Expected ([0-9]+) columns, got ([0-9]+)", words)
+    cure = _FEWER if counts and int(counts[2]) < int(counts[1]) else _QUOTES
+    return f"; {cure}{'' if dialect.trained else '; the option delimiter names another one'}"
 
 
 def read_header(path: Path, dialect: Dialect = PLAIN_DIALECT) -> pa.Table:
@@ -249,7 +255,8 @@ def _check_encoding(path: Path, dialect: Dialect, error: Exception) -> None:
                 check_encoding(path, file)
         except DataError as reason:
             likely = "utf-16" if "UTF-16" in str(reason) else "cp1252"
-            cure = f"; {dialect.cure('encoding', likely)}" if "UTF" in str(reason) else ""
+            chosen = "UTF" in str(reason) and not dialect.trained
+            cure = f"; {dialect.cure('encoding', likely)}" if chosen else ""
             raise DataError(f"{reason}{cure}") from None
     with path.open("rb") as file:
         if path.suffix != ".gz" and file.read(len(GZIP)) == GZIP:
@@ -350,12 +357,11 @@ def _refuse_delimiter(name: str, path: Path, dialect: Dialect) -> None:
     own = dialect.between(path)
     found = next((other for other in SEPARATORS if other != own and other in name), None)
     if found:
-        needed = "commas, or tabs in a file that is called .tsv," if own == "," else SEPARATORS.get(own, repr(own))
+        words = SEPARATORS.get(own, repr(own))
+        needed = "commas, or tabs in a file that is called .tsv," if own == "," else words
         named = "tab" if found == "\t" else found
-        raise DataError(
-            f"{path}: fields are separated by {SEPARATORS[found]}; {needed} are needed: "
-            f"{dialect.cure('delimiter', named)}"
-        )
+        cure = f"save it with {words}" if dialect.trained else dialect.cure("delimiter", named)
+        raise DataError(f"{path}: fields are separated by {SEPARATORS[found]}; {needed} are needed: {cure}")
 
 
 def _refuse_duplicates(names: Iterable[str], path: Path) -> None:

@@ -27,3 +27,20 @@ def test_a_value_that_is_too_long_is_named_by_its_row_and_its_length(tmp_path, m
     with pytest.raises(DataError, match="in the header a value has more than 1000 characters"):
         read_header(path)
     assert csv.field_size_limit() == limit
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (
+            "p2,3,4,5",
+            "Expected 3 columns, got 4 .row 2 below the header.; a value that holds the delimiter needs quotes;",
+        ),
+        ("p2,3", "Expected 3 columns, got 2 .row 2 below the header.; complete the row with a delimiter for each"),
+    ],
+)
+def test_a_row_with_another_number_of_fields_is_named_with_its_own_cure(tmp_path, row, words):
+    path = tmp_path / "a.csv"
+    path.write_text(f"id,x,y\np1,1,2\n{row}\n")
+    with pytest.raises(DataError, match=words):
+        read_table(path)
