@@ -35,6 +35,9 @@ _BLOCK = 2**20
 _TABS = ("tab", "\\t", "\t")
 _QUOTES = "a value that holds the delimiter needs quotes"
 _FEWER = "complete the row with a delimiter for each missing value, or quote a value that has a line break"
+_SEPARATOR_LINE, _LONGEST_SEPARATOR_LINE = re.compile(r'"?sep=([^"\n])"?\n', re.IGNORECASE), 16
+"""First line by which Excel names the delimiter, and the number of characters that are read to find it."""
+
 _LONGEST_VALUE, _LARGEST_BLOCK = 2**24, 2**27
 """Largest number of characters of a value, and of bytes that Arrow reads as one block, which holds a row at least."""
 
@@ -56,12 +59,15 @@ class Dialect:
         True for new rows, which need the syntax of the training file: no option changes it.
     party : str
         Party of the file, whose own option messages name; "" for the option of all files.
+    first_line : bool
+        True for a file whose first line is `sep=;` or the like, which is no row: Excel writes the delimiter so.
     """
 
     delimiter: str = ""
     encoding: str = ""
     trained: bool = False
     party: str = ""
+    first_line: bool = False
 
     def __post_init__(self) -> None:
         if len(self.delimiter) > 1 and self.delimiter not in _TABS:
@@ -144,7 +150,7 @@ def read_table(path: Path, only: str = "", dialect: Dialect = PLAIN_DIALECT) -> 
         # Arrow's message ends with the content of the wrong row: data, which messages do not repeat.
         words = re.sub("(?<=got )([0-9]+):.*", r"\1", str(error), flags=re.DOTALL)
         place = re.search("Row #([0-9]+)", words)
-        number = f" ({named_rows(str(path), [int(place[1]) - 2])})" if place else ""
+        number = f" ({named_rows(str(path), [int(place[1]) - 2 - dialect.first_line])})" if place else ""
         cure = _other_fields(words, dialect) if place else ""
         raise DataError(f"{path} cannot be read: {re.sub('Row #[0-9]+: ', '', words)}{number}{cure}") from None
     if not table.num_rows:
@@ -214,12 +220,20 @@ def delimiter_of(path: Path, dialect: Dialect) -> str:
 
 
 def _marked(path: Path, dialect: Dialect) -> Dialect:
-    """Return the dialect of a file, in UTF-8 where the file begins with its byte order mark."""
-    if not dialect.encoding or _is_parquet(path):
+    """Return the dialect of a file, as its beginning tells: in UTF-8 after its byte order mark, delimited as in sep=;.
+
+    Errors of reading are left to those who read on.
+    """
+    if _is_parquet(path):
         return dialect
-    with suppress(OSError, EOFError, zlib.error), _opened(path) as file:
-        return replace(dialect, encoding="") if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else dialect
-    return dialect  # reading the file says what is wrong
+    with suppress(OSError, EOFError, zlib.error, UnicodeError), _opened(path) as file:
+        if dialect.encoding and file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8:
+            dialect = replace(dialect, encoding="")
+        file.seek(0)
+        with io.TextIOWrapper(file, encoding=dialect.encoding or "utf-8-sig", errors="replace") as text:
+            named = _SEPARATOR_LINE.fullmatch(text.readline(_LONGEST_SEPARATOR_LINE))
+        return replace(dialect, delimiter=named[1], first_line=True) if named else dialect
+    return dialect
 
 
 def _is_utf8_too(path: Path, dialect: Dialect) -> bool:
@@ -275,6 +289,8 @@ def _records(path: Path, dialect: Dialect) -> Iterator[Reader]:
         _opened(path) as file,
         io.TextIOWrapper(file, encoding=dialect.encoding or "utf-8-sig", newline="") as text,
     ):
+        if dialect.first_line:
+            text.readline()
         yield csv.reader(text, delimiter=dialect.between(path), strict=True)
 
 
@@ -338,7 +354,12 @@ def _read_csv(path: Path, wanted: list[str], dialect: Dialect) -> pa.Table:
     def read(*, threads: bool, block: int | None = None) -> pa.Table:
         return pa_csv.read_csv(
             path,
-            read_options=pa_csv.ReadOptions(use_threads=threads, block_size=block, encoding=dialect.encoding or "utf8"),
+            read_options=pa_csv.ReadOptions(
+                use_threads=threads,
+                block_size=block,
+                skip_rows=int(dialect.first_line),
+                encoding=dialect.encoding or "utf8",
+            ),
             parse_options=pa_csv.ParseOptions(delimiter=dialect.between(path), newlines_in_values=True),
             convert_options=pa_csv.ConvertOptions(
                 column_types=dict.fromkeys(names, pa.string()), include_columns=list(names)

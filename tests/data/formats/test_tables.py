@@ -1,11 +1,12 @@
 """Tables of a user: their delimiters, quotes and long values."""
 
 import csv
+import gzip
 
 import pytest
 
 from flower_vfl.data.formats import tables
-from flower_vfl.data.formats.tables import read_header, read_table
+from flower_vfl.data.formats.tables import Dialect, delimiter_of, read_header, read_table
 from flower_vfl.errors import DataError
 
 
@@ -44,3 +45,37 @@ def test_a_row_with_another_number_of_fields_is_named_with_its_own_cure(tmp_path
     path.write_text(f"id,x,y\np1,1,2\n{row}\n")
     with pytest.raises(DataError, match=words):
         read_table(path)
+
+
+@pytest.mark.parametrize("first", ["sep=;\n", "sep=;\r\n", '"sep=;"\r\n', "SEP=;\r\n\r\n"])
+@pytest.mark.parametrize(
+    ("name", "encoding", "given"),
+    [
+        ("a.csv", "utf-8", ""),
+        ("a.csv", "utf-8-sig", ""),
+        ("a.csv.gz", "cp1252", "cp1252"),
+        ("a.tsv", "utf-16", "utf-16"),
+    ],
+)
+def test_a_first_line_that_names_the_delimiter_is_no_row(tmp_path, first, name, encoding, given):
+    path, dialect = tmp_path / name, Dialect(encoding=given)
+    content = f'{first}id;town\np1;Köln\np2;"a\nb"\n'.encode(encoding)
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    assert read_header(path, dialect).column_names == ["id", "town"]
+    assert read_table(path, dialect=dialect).to_pydict() == {"id": ["p1", "p2"], "town": ["Köln", "a\nb"]}
+    assert read_table(path, "town", dialect).column_names == ["town"]
+    assert delimiter_of(path, dialect) == ""
+
+
+@pytest.mark.parametrize("row", ["p2;3;4", 'p2;"3'])
+def test_rows_below_a_line_that_names_the_delimiter_are_counted_below_the_header(tmp_path, row):
+    (tmp_path / "a.csv").write_text(f"sep=;\nid;x\np1;1\n{row}\np3;3\n")
+    with pytest.raises(DataError, match="row 2 below the header"):
+        read_table(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize(("text", "words"), [("sep=;\n", "is empty"), ("sep=;\nid;x\n", "has no rows")])
+def test_a_line_that_names_the_delimiter_alone_is_no_table(tmp_path, text, words):
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(DataError, match=words):
+        read_table(tmp_path / "a.csv")
