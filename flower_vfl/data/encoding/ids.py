@@ -173,9 +173,11 @@ def join_ids(ids: Mapping[str, pa.Array], how: Join, column: str = "") -> list[s
     if not shared:
         forms = ", ".join(f"{_form(values.drop_null())!r} in {file}" for file, values in ids.items())
         cure = ", or name the column of the ID in the option id" if column else ""
+        alike = len(set.intersection(*(set(pc.utf8_lower(values.drop_null()).to_pylist()) for values in ids.values())))
+        case = f"{alike} would be if upper and lower case were the same. " if alike else ""
         raise DataError(
-            f"no ID is in all of {', '.join(ids)}. Most IDs look like {forms} (9: any digit, a: any letter); write "
-            f"them in one form in all files{cure}"
+            f"no ID is in all of {', '.join(ids)}. {case}Most IDs look like {forms} (9: any digit, a: any letter, "
+            f"A: any capital letter); write them in one form in all files{cure}"
         )
     return sorted(shared)
 
@@ -200,13 +202,15 @@ def _check_padded(ids: Mapping[str, pa.Array], shared: int, column: str) -> None
 
 
 def _form(ids: pa.Array) -> str:
-    """Return the most frequent form of some IDs without revealing one: digits as 9, letters as a."""
+    """Return the most frequent form of some IDs without revealing one: digits as 9, letters as a, capital ones as A."""
     forms = Counter("".join(map(_kind, text)) for text in ids.slice(0, _SAMPLE).to_pylist())
     return forms.most_common(1)[0][0][:_LONGEST_FORM] if forms else ""
 
 
 def _kind(character: str) -> str:
-    return "9" if character.isdecimal() else "a" if character.isalpha() else character
+    if character.isdecimal():
+        return "9"
+    return ("A" if character.isupper() else "a") if character.isalpha() else character
 
 
 def select_ids(ids: Mapping[str, pa.Array], aligned: Sequence[str]) -> list[str]:

@@ -147,6 +147,15 @@ def test_errors_name_rows_and_never_ids(action):
     assert SECRET not in str(caught.value)
 
 
+def test_ids_that_differ_in_case_alone_are_described_as_such():
+    files = {"a.csv": pa.array(["k001", "k002", "k003", None]), "b.csv": pa.array(["K001", "K003", "K009"])}
+    with pytest.raises(DataError) as caught:
+        join_ids(files, "inner", "id")
+    message = str(caught.value)
+    assert "2 would be if upper and lower case were the same." in message
+    assert "Most IDs look like 'a999' in a.csv, 'A999' in b.csv (9: any digit, a: any letter, A: any capital" in message
+
+
 def test_aligned_ids_keep_their_order_and_must_all_be_there():
     assert select_ids({"a": pa.array(["z", "x", "y"])}, ["y", "z"]) == ["y", "z"]
     with pytest.raises(DataError, match=r"1 of the 2 aligned IDs are not in b\.csv"):

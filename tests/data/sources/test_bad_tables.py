@@ -127,6 +127,6 @@ def test_ids_in_another_notation_are_described_by_their_form_and_not_quoted(tmp_
     message = capsys.readouterr().err
     assert done.value.code == 2
     assert "'a99' in" in message
-    assert "'a-999' in" in message
+    assert "'A-999' in" in message
     assert "option id" in message
     assert "p12" not in message
