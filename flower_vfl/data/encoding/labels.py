@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flower_vfl.data.encoding.messages import named_rows
+from flower_vfl.data.encoding.messages import named_rows, option_line
 from flower_vfl.data.encoding.reading import FALSE
 from flower_vfl.data.encoding.values import Place, parse_numbers, texts
 from flower_vfl.errors import DataError
@@ -21,7 +21,12 @@ _TENSOR_TYPES = frozenset({"uint8", "int8", "int16", "int32", "int64"})
 """Integer types that a tensor can share with an array."""
 
 MAX_CLASSES = 1000
-_FEW = 20
+_FEW, _ALMOST_ALL = 20, 0.95
+"""Number of classes, and share of numbers among them, above which labels may be a regression target."""
+
+_EXAMPLES = 3
+"""Largest number of labels in a message."""
+
 _ABSENT = ("", "na", "n/a", "#n/a", "<na>", "nan", "null", "?")
 _NEGATIVES = ("0", "-1", "negative", *FALSE)
 _log = logging.getLogger(__name__)
@@ -80,7 +85,7 @@ def encode_labels(train: pa.ChunkedArray, test: pa.ChunkedArray, place: Place, p
     if unknown:
         raise DataError(
             f"{place.file}: column {place.column!r} has test rows of class {unknown[0]!r}, which no training row has; "
-            "training rows have " + _examples(names)
+            f"training rows have {_examples(names)}: {_without_unknown(unknown, names)}"
         )
     if positive and positive not in names:
         raise DataError(f"{place.file}: no label is {positive!r} (option positive); {suggestion(positive, names[:50])}")
@@ -234,12 +239,34 @@ def _check_names(names: list[str], rows: int, place: Place) -> None:
     if len(names) > MAX_CLASSES or (len(names) > _FEW and rows < 2 * len(names)):
         raise DataError(
             f"{place.file}: column {place.column!r} has {len(names)} different labels in {rows} training rows, among "
-            f"them {_examples(names)}: this is no classification; up to {MAX_CLASSES} classes are supported"
+            f"them {_examples(names)}: this is no classification; up to {MAX_CLASSES} classes are supported, each with "
+            f"several rows: {_regression_target(names) or 'merge labels, or name another column in the option label'}"
         )
 
 
+def _without_unknown(unknown: list[str], names: list[str]) -> str:
+    """Return what to do about classes of test rows alone."""
+    target = _regression_target([*names, *unknown])
+    if target:
+        return target
+    drop = f"{option_line('missing_values', unknown)} and {option_line('unlabelled', 'drop')} below [data.options]"
+    left_out = f"leave such rows out with {drop}, " if len(unknown) <= _EXAMPLES else ""
+    return f"{left_out}merge rare classes into one, or choose other test rows with another split_seed"
+
+
+def _regression_target(names: list[str]) -> str:
+    """Return what to do about labels most of which are different numbers; "" for others."""
+    numbers = len(names) - int(parse_numbers(pa.array(names, pa.string()))[1].sum())
+    if len(names) <= _FEW or numbers < _ALMOST_ALL * len(names):
+        return ""
+    return (
+        f"{numbers} of its {len(names)} different labels are numbers, and it looks like a regression target; only "
+        "classes are supported: make it classes, for instance by a threshold"
+    )
+
+
 def _examples(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return ", ".join(names[:_EXAMPLES]) + (", ..." if len(names) > _EXAMPLES else "")
 
 
 def _sorted(names: set[str] | list[str]) -> list[str]:
