@@ -28,7 +28,7 @@ _EXAMPLES = 3
 """Largest number of labels in a message."""
 
 _ABSENT = ("", "na", "n/a", "#n/a", "<na>", "nan", "null", "?")
-_NEGATIVES = ("0", "-1", "negative", *FALSE)
+_NEGATIVES = ("0", "-1", "-", "negative", *FALSE)
 _log = logging.getLogger(__name__)
 
 
@@ -52,7 +52,7 @@ class EncodedLabels:
 def encode_labels(train: pa.ChunkedArray, test: pa.ChunkedArray, place: Place, positive: str = "") -> EncodedLabels:
     """Return labels as classes, which are those of the training rows.
 
-    Two values become 0 and 1: 1 is `positive`, else the value that is not 0, -1, negative or one of `FALSE` (no,
+    Two values become 0 and 1: 1 is `positive`, else the value that is not 0, -1, -, negative or one of `FALSE` (no,
     nein, non), else the later one in sorting. More values become classes in sorted order, or, with `positive`, that
     value against the rest.
 
