@@ -16,7 +16,7 @@ from flower_vfl.apps.alignment.place import discard
 from flower_vfl.apps.alignment.wire import SESSION, SPARE_FIELD, AlignmentStage, frame, stage_of
 from flower_vfl.apps.node import Node
 from flower_vfl.config import Config
-from flower_vfl.data.sources.own_files import id_sources
+from flower_vfl.data.sources.id_sources import id_sources
 from flower_vfl.data.store.party_names import check_party_name
 from flower_vfl.errors import ConfigError, DataError, FlowerVflError, ProtocolError
 from flower_vfl.protocol.frame import Frame, from_records, to_records

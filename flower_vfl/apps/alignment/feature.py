@@ -34,7 +34,7 @@ from flower_vfl.apps.alignment.wire import (
     read_blocks,
     split_blocks,
 )
-from flower_vfl.data.sources.own_files import IdSource
+from flower_vfl.data.sources.id_sources import IdSource
 from flower_vfl.data.store import layout
 from flower_vfl.data.store.alignment import AlignmentFile
 from flower_vfl.errors import ProtocolError

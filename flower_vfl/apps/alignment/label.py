@@ -41,7 +41,7 @@ from flower_vfl.apps.alignment.wire import (
     split_blocks,
 )
 from flower_vfl.config.schema import AlignConfig
-from flower_vfl.data.sources.own_files import IdSource
+from flower_vfl.data.sources.id_sources import IdSource
 from flower_vfl.data.store.alignment import AlignmentFile
 from flower_vfl.errors import DataError, PartyError, ProtocolError
 from flower_vfl.protocol.frame import Frame

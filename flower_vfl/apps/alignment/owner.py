@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from flower_vfl.data.sources.own_files import IdSource
+from flower_vfl.data.sources.id_sources import IdSource
 from flower_vfl.errors import ConfigError
 
 IDS_VARIABLE, COLUMN_VARIABLE, RESULT_VARIABLE = "FLOWER_VFL_IDS", "FLOWER_VFL_IDS_COLUMN", "FLOWER_VFL_ALIGNMENT"

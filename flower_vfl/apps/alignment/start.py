@@ -11,7 +11,7 @@ from flower_vfl.apps.alignment.label import LabelSide
 from flower_vfl.apps.alignment.owner import Owner
 from flower_vfl.apps.alignment.progress import LoggedProgress, StageProgress
 from flower_vfl.config import Config
-from flower_vfl.data.sources.own_files import IdSource, id_sources
+from flower_vfl.data.sources.id_sources import IdSource, id_sources
 from flower_vfl.data.store.alignment import AlignmentFile
 from flower_vfl.errors import ConfigError
 from flower_vfl.training.grids import is_simulation

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,15 +17,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from flower_vfl.data.encoding.encoding import PartyEncoding, fit_party
-from flower_vfl.data.encoding.ids import in_test_set, join_ids, read_ids, select_ids, whole_ids
+from flower_vfl.data.encoding.ids import in_test_set, join_ids, read_ids, select_ids
 from flower_vfl.data.encoding.inference import infer
-from flower_vfl.data.encoding.labels import EncodedLabels, encode_labels, known_labels, labelled, require_labels
+from flower_vfl.data.encoding.labels import EncodedLabels, encode_labels, known_labels, require_labels
 from flower_vfl.data.encoding.messages import option_line, set_options
 from flower_vfl.data.encoding.values import Place, require_columns
-from flower_vfl.data.formats.arrays import ROW, StoredArrays, holds_arrays, image_paths, open_arrays
-from flower_vfl.data.formats.tables import Dialect, read_header, read_table
-from flower_vfl.data.sources.files_options import LABELS, FilesOptions
-from flower_vfl.data.sources.recipe import Options, Progress, Recipe, build_options
+from flower_vfl.data.formats.arrays import ROW, image_paths
+from flower_vfl.data.sources.files_options import FilesOptions
+from flower_vfl.data.sources.party_files import RawFile, label_holder, labelled_rows, read_raw, resolved
+from flower_vfl.data.sources.recipe import Options, Progress, Recipe
 from flower_vfl.data.store.alignment import AlignmentFile
 from flower_vfl.data.store.builder import Builder
 from flower_vfl.data.store.dataset import PARTS, Part
@@ -34,32 +34,6 @@ from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.registry import suggestion
 
 _log = logging.getLogger(__name__)
-
-
-class _Raw(NamedTuple):
-    """Content of one file or folder.
-
-    Parameters
-    ----------
-    path : Path
-        The file or folder.
-    table : pyarrow.Table
-        Its columns; for arrays and images, the ID, possibly the label, and the number of each row.
-    arrays : StoredArrays or None
-        The rows of arrays or images; None for a table.
-    needed : pyarrow.Array of bool or None
-        Rows that are not left out for want of a label; None for all. The table keeps the others, so that messages have
-        the row numbers of the file.
-    """
-
-    path: Path
-    table: pa.Table
-    arrays: StoredArrays | None = None
-    needed: pa.Array | None = None
-
-    def ids(self, column: str) -> pa.Array:
-        """Return the IDs as texts, null in rows that are left out."""
-        return read_ids(self.table, column, str(self.path), self.needed)
 
 
 class Files(Recipe):
@@ -74,7 +48,7 @@ class Files(Recipe):
         """Return all files; relative names are in the folder `source`."""
         parts: tuple[Part, ...] = PARTS if options.has_test_files else ("train",)
         names = [name for part in parts for name in options.paths(part).values()]
-        paths = [_resolve(source, name) for name in [*names, *options.alignments().values()]]
+        paths = [resolved(source, name) for name in [*names, *options.alignments().values()]]
         return [file for path in paths for file in (image_paths(path) if path.is_dir() else [path])]
 
     def write(self, builder: Builder, source: Path | None, options: FilesOptions, progress: Progress) -> None:
@@ -83,11 +57,11 @@ class Files(Recipe):
             check_party_name(party)
         raw = _read_all(source, options)
         _require_named(raw, options)
-        aligned = {part: AlignmentFile.read(_resolve(source, name)) for part, name in options.alignments().items()}
-        holder = _label_holder(raw["train"], options)
+        aligned = {part: AlignmentFile.read(resolved(source, name)) for part, name in options.alignments().items()}
+        holder = label_holder(raw["train"], options)
         if holder and options.unlabelled == "drop":
-            train = _labelled(raw["train"][holder], options)
-            test = _labelled(raw["test"][holder], options) if options.has_test_files else train
+            train = labelled_rows(raw["train"][holder], options)
+            test = labelled_rows(raw["test"][holder], options) if options.has_test_files else train
             raw = {"train": {**raw["train"], holder: train}, "test": {**raw["test"], holder: test}}
         progress(0.3)
         tables = _align(builder, raw, aligned, options)
@@ -114,7 +88,7 @@ class Files(Recipe):
         self,
         builder: Builder,
         party: str,
-        raw: Mapping[Part, Mapping[str, _Raw]],
+        raw: Mapping[Part, Mapping[str, RawFile]],
         tables: Mapping[Part, pa.Table],
         options: FilesOptions,
         labels: EncodedLabels | None,
@@ -182,7 +156,7 @@ class Files(Recipe):
         self,
         builder: Builder,
         party: str,
-        raw: Mapping[Part, _Raw],
+        raw: Mapping[Part, RawFile],
         tables: Mapping[Part, pa.Table],
         options: FilesOptions,
         labels: EncodedLabels | None,
@@ -211,85 +185,16 @@ class Files(Recipe):
         return classes
 
 
-@dataclass(frozen=True)
-class IdSource:
-    """Location of a party's IDs.
-
-    Parameters
-    ----------
-    files : tuple of Path
-        Files of the party; of several, the IDs in all are read.
-    column : str
-        Column of the ID.
-    dialects : tuple of Dialect
-        Syntax of each file; if empty, the default for its name.
-    whole : bool
-        True to read 1.0 and 001 as the ID 1.
-    """
-
-    files: tuple[Path, ...]
-    column: str
-    dialects: tuple[Dialect, ...] = ()
-    whole: bool = False
-
-    def read(self) -> list[str]:
-        """Return the party's IDs, sorted by character code.
-
-        Raises
-        ------
-        DataError
-            As `read_ids`.
-        """
-        found = {}
-        for path, dialect in zip(self.files, self.dialects or [Dialect()] * len(self.files), strict=True):
-            if not path.exists():
-                raise DataError(f"there is no file {path}")
-            table = _columns(path, self.column, dialect)
-            table = whole_ids(table, self.column, str(path)) if self.whole else table
-            found[str(path)] = read_ids(table, self.column, str(path))
-        return join_ids(found, "inner", self.column)
-
-
-def id_sources(source: Path | None, given: Mapping[str, Any]) -> tuple[str, dict[str, IdSource]]:
-    """Return the label party and the source of each party's IDs, from the options of `files`: all on this host.
-
-    Raises
-    ------
-    ConfigError, DataError
-        When an option is wrong, or no file has labels.
-    """
-    options = build_options(Files(), given)
-    if not isinstance(options, FilesOptions):
-        raise TypeError(type(options))
-    paths = {key: _resolve(source, name) for key, name in options.paths("train").items()}
-    holder = _label_holder({key: _Raw(path, _header(path, options, key)) for key, path in paths.items()}, options)
-    label_party = options.label_party or (holder if holder in options.files else "label")
-    found: dict[str, list[tuple[Path, Dialect]]] = {}
-    for key, path in paths.items():
-        found.setdefault(label_party if key == LABELS else key, []).append((path, options.dialect(key)))
-    if label_party not in found:
-        raise DataError(
-            "no file has the labels, and an alignment starts from the IDs of the label party: name its file in "
-            "labels_file, or in label the column of labels"
-        )
-    check_parties(found, label_party)
-    sources = {}
-    for party, pairs in found.items():
-        files, dialects = zip(*pairs, strict=True)
-        sources[party] = IdSource(files, options.id, dialects, whole=options.whole_ids)
-    return label_party, sources
-
-
-def _read_all(source: Path | None, options: FilesOptions) -> dict[Part, dict[str, _Raw]]:
+def _read_all(source: Path | None, options: FilesOptions) -> dict[Part, dict[str, RawFile]]:
     """Return the content of the files of each part; without test files both parts have the same."""
-    train = {key: _read(_resolve(source, name), options, key) for key, name in options.paths("train").items()}
+    train = {key: read_raw(resolved(source, name), options, key) for key, name in options.paths("train").items()}
     if not options.has_test_files:
         return {"train": train, "test": train}
-    test = {key: _read(_resolve(source, name), options, key) for key, name in options.paths("test").items()}
+    test = {key: read_raw(resolved(source, name), options, key) for key, name in options.paths("test").items()}
     return {"train": train, "test": test}
 
 
-def _require_named(raw: Mapping[Part, Mapping[str, _Raw]], options: FilesOptions) -> None:
+def _require_named(raw: Mapping[Part, Mapping[str, RawFile]], options: FilesOptions) -> None:
     """Refuse an option with a column that no table has: a mistyped name would have no effect."""
     tables = [file.table for files in raw.values() for file in files.values() if file.arrays is None]
     known = {name for table in tables for name in table.column_names}
@@ -301,40 +206,9 @@ def _require_named(raw: Mapping[Part, Mapping[str, _Raw]], options: FilesOptions
                 )
 
 
-def _read(path: Path, options: FilesOptions, key: str) -> _Raw:
-    """Return the content of a table, or of arrays or images, whose values are not read yet."""
-    if not holds_arrays(path):
-        table = read_table(path, dialect=options.dialect(key))
-        return _Raw(path, whole_ids(table, options.id, str(path)) if options.whole_ids else table)
-    arrays = open_arrays(path, id_name=options.id, label=options.label, size=options.image_size)
-    return _Raw(path, arrays.columns, arrays)
-
-
-def _labelled(file: _Raw, options: FilesOptions) -> _Raw:
-    """Return a file of which only the rows with a label are needed."""
-    require_columns(file.table, [options.label], str(file.path))
-    place = Place(str(file.path), options.label)
-    kept = labelled(file.table.column(options.label), place, options.missing_values)
-    left = file.table.num_rows - pc.sum(kept).as_py()
-    if left:
-        _log.warning("%s: %d of all %d rows have no label and are left out", file.path, left, file.table.num_rows)
-    return file._replace(needed=kept)
-
-
-def _header(path: Path, options: FilesOptions, key: str) -> pa.Table:
-    return _read(path, options, key).table if holds_arrays(path) else read_header(path, options.dialect(key))
-
-
-def _columns(path: Path, column: str, dialect: Dialect) -> pa.Table:
-    """Return a table with one column of a file, and possibly others."""
-    if not holds_arrays(path):
-        return read_table(path, column, dialect)
-    return open_arrays(path, id_name=column, label="", size=()).columns
-
-
 def _align(
     builder: Builder,
-    raw: Mapping[Part, Mapping[str, _Raw]],
+    raw: Mapping[Part, Mapping[str, RawFile]],
     aligned: Mapping[Part, AlignmentFile],
     options: FilesOptions,
 ) -> dict[str, dict[Part, pa.Table]]:
@@ -363,34 +237,8 @@ def _align(
     }
 
 
-def _label_holder(files: Mapping[str, _Raw], options: FilesOptions) -> str:
-    """Return the party whose file has the labels, "labels" for a file of their own, "" when this host has none."""
-    if options.labels_file:
-        require_columns(files[LABELS].table, [options.label], str(files[LABELS].path))
-        return LABELS
-    if not options.label:
-        return ""
-    holders = [party for party, file in files.items() if options.label in file.table.column_names]
-    if options.label_party in holders:
-        return options.label_party
-    if len(holders) > 1:
-        raise DataError(
-            f"the label {options.label!r} is in the files of {' and '.join(holders)}; name in label_party whose labels "
-            "count, and the others' column is left out"
-        )
-    if not holders:
-        names = sorted({name for file in files.values() for name in file.table.column_names})
-        raise DataError(
-            f"no file has the label column {options.label!r}; {suggestion(options.label, names)}; on a host that holds "
-            f"no labels set {set_options(('label', ''))}"
-        )
-    if options.label_party:
-        raise DataError(f"label_party is {options.label_party!r}, but the label is in the file of {holders[0]!r}")
-    return holders[0]
-
-
 def _used_rows(
-    raw: Mapping[Part, _Raw], tables: Mapping[Part, pa.Table], options: FilesOptions
+    raw: Mapping[Part, RawFile], tables: Mapping[Part, pa.Table], options: FilesOptions
 ) -> Iterator[tuple[str, pa.Table, pa.Array]]:
     """Yield each file's name, its rows in the order of the file, as named in messages, and a mask of the used rows."""
     used = pa.concat_arrays([read_ids(tables[part], options.id, str(raw[part].path)) for part in PARTS])
@@ -398,7 +246,7 @@ def _used_rows(
         yield path, file.table, pc.is_in(file.ids(options.id), value_set=used)
 
 
-def _labels(raw: Mapping[Part, _Raw], tables: Mapping[Part, pa.Table], options: FilesOptions) -> EncodedLabels:
+def _labels(raw: Mapping[Part, RawFile], tables: Mapping[Part, pa.Table], options: FilesOptions) -> EncodedLabels:
     """Return the labels of the used rows, after checking that each row has one."""
     for file, table, used in _used_rows(raw, tables, options):
         require_columns(table, [options.label], file)
@@ -410,7 +258,7 @@ def _labels(raw: Mapping[Part, _Raw], tables: Mapping[Part, pa.Table], options: 
 
 
 def _unaligned(
-    raw: _Raw,
+    raw: RawFile,
     tables: Mapping[Part, pa.Table],
     labels: EncodedLabels | None,
     options: FilesOptions,
@@ -439,7 +287,7 @@ def _unaligned(
     return rows, classes
 
 
-def _unshared(raw: _Raw, tables: Mapping[Part, pa.Table], options: FilesOptions) -> pa.Table:
+def _unshared(raw: RawFile, tables: Mapping[Part, pa.Table], options: FilesOptions) -> pa.Table:
     """Return a party's rows of people whom not all parties have."""
     path = str(raw.path)
     used = pa.concat_arrays([read_ids(tables[part], options.id, path) for part in PARTS])
@@ -487,12 +335,3 @@ def _all_parties(aligned: Mapping[Part, AlignmentFile], options: FilesOptions) -
                 f"there, as in --set files.{file.parties[0]}={options.files[party]}, or align again with {party!r}"
             )
     return [*file.parties, *(party for party in options.files if party not in file.parties)]
-
-
-def _resolve(source: Path | None, name: str) -> Path:
-    path = Path(name).expanduser()
-    if source is not None and not path.is_absolute():
-        path = source / path
-    if not path.exists():
-        raise DataError(f"there is no file {path}")
-    return path

@@ -12,7 +12,7 @@ from flower_vfl.alignment.workers import multiply_all
 from flower_vfl.apps.alignment.feature import FeatureSide, Terms
 from flower_vfl.apps.alignment.place import state_folder
 from flower_vfl.apps.alignment.wire import AlignmentStage, blocks_of, frame
-from flower_vfl.data.sources.own_files import IdSource
+from flower_vfl.data.sources.id_sources import IdSource
 from flower_vfl.errors import DataError, OutputExistsError, PartyError, ProtocolError
 from tests.apps.alignment.common import changed, federation, people, run, with_tensor, write_people
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from flower_vfl import build_config, run
 from flower_vfl.data.sources.catalog import load, prepare
-from flower_vfl.data.sources.own_files import id_sources
+from flower_vfl.data.sources.id_sources import id_sources
 from flower_vfl.errors import ConfigError, DataError
 
 ROWS = 40

@@ -8,7 +8,7 @@ import torch
 
 from flower_vfl.data.formats.tables import read_table
 from flower_vfl.data.sources.catalog import load, prepare
-from flower_vfl.data.sources.own_files import id_sources
+from flower_vfl.data.sources.id_sources import id_sources
 from flower_vfl.data.store.parts import write_part
 from flower_vfl.errors import ConfigError, DataError
 

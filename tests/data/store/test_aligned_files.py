@@ -6,7 +6,7 @@ import pytest
 
 from flower_vfl.data.formats.tables import read_header, read_table
 from flower_vfl.data.sources.catalog import prepare
-from flower_vfl.data.sources.own_files import IdSource, id_sources
+from flower_vfl.data.sources.id_sources import IdSource, id_sources
 from flower_vfl.data.store.alignment import AlignmentFile
 from flower_vfl.errors import ConfigError, DataError
 
