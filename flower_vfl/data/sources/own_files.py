@@ -6,7 +6,7 @@ Each party can prepare its own file on its own host: the order of rows and the t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -21,6 +21,7 @@ from flower_vfl.data.encoding.ids import in_test_set, join_ids, read_ids, select
 from flower_vfl.data.encoding.inference import infer
 from flower_vfl.data.encoding.labels import EncodedLabels, encode_labels, known_labels, require_labels
 from flower_vfl.data.encoding.messages import option_line, set_options
+from flower_vfl.data.encoding.reading import ColumnFormat
 from flower_vfl.data.encoding.values import Place, require_columns
 from flower_vfl.data.formats.arrays import ROW, image_paths
 from flower_vfl.data.sources.files_options import FilesOptions
@@ -112,10 +113,7 @@ class Files(Recipe):
         named = options.rules(columns, party).dtype
         left_out = [f"{one.name!r} ({one.why})" for one in reader.columns if not one.columns and one.name not in named]
         if not (reader.numeric or reader.categorical):
-            raise DataError(
-                f"{path}: no column is left for party {party!r}: {', '.join(left_out)}; name what to keep, as in "
-                f"{set_options((f'dtype.{columns[0]}', 'category'))}"
-            )
+            raise DataError(f"{path}: no column is left for party {party!r}: {_nothing_left(reader.columns, named)}")
         if left_out:
             _log.warning("%s: left out of the columns of %r: %s", path, party, ", ".join(left_out))
         for file, table, used in _used_rows({part: raw[part][party] for part in PARTS}, tables, options):
@@ -204,6 +202,17 @@ def _require_named(raw: Mapping[Part, Mapping[str, RawFile]], options: FilesOpti
                 raise ConfigError(
                     f"option {option} of files: no table has a column {name!r}; {suggestion(name, known)}"
                 )
+
+
+def _nothing_left(columns: Sequence[ColumnFormat], named: Mapping[str, str]) -> str:
+    """Return why none of the columns is left, and what to do; `named` are the kinds that the user gave."""
+    ignored = ", ".join(repr(one.name) for one in columns if named.get(one.name) == "ignore")
+    others = [one for one in columns if named.get(one.name) != "ignore"]
+    reasons = [f"{one.name!r} ({one.why})" for one in others]
+    reasons += [f"{ignored} (left out by the options ignore or dtype)"] if ignored else []
+    if not others:
+        return f"{', '.join(reasons)}; choose a column to keep, and take it out of these options"
+    return f"{', '.join(reasons)}; name what to keep, as in {set_options((f'dtype.{others[0].name}', 'category'))}"
 
 
 def _align(

@@ -221,6 +221,32 @@ def test_columns_can_be_declared_and_ignored(two):
         load("files", options=two | {"numeric": ["town"]})
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"ignore": ["income", "town"]},
+            r"for party 'a': 'income', 'town' \(left out by the options ignore or dtype\); "
+            "choose a column to keep, and take it out of these options$",
+        ),
+        (
+            {"ignore": ["income"], "dtype.town": "ignore", "label": "label"},
+            r"'income', 'town' \(left out by the options ignore or dtype\); choose a column to keep, and take it out",
+        ),
+    ],
+)
+def test_options_that_leave_no_column_are_named(two, options, words):
+    with pytest.raises(DataError, match=words):
+        load("files", options=two | options)
+
+
+def test_a_column_that_no_option_names_is_the_example_of_what_to_keep(tmp_path):
+    files = {"a": write_csv(tmp_path / "a.csv", {**columns(), "town": ["Ulm"] * ROWS})}
+    words = r"'town' \(the same value .*\), 'income' \(left out by .*; name what to keep, as in dtype.town = "
+    with pytest.raises(DataError, match=words):
+        load("files", options={"files": files, "label": "", "ignore": ["income"]})
+
+
 def test_bands_of_numbers_are_categories(two, tmp_path):
     changed(tmp_path, town=[("18_25", "26_35", "36_99")[row % 3] for row in range(ROWS)])
     dataset = load("files", options=two)
