@@ -95,6 +95,8 @@ class Board:
         Time of the clock at which all trials end.
     words
         Trial to the words by which it is named; others have the names of their folders.
+    finished
+        Number of trials that have left a result since this start.
     """
 
     total: int
@@ -110,6 +112,7 @@ class Board:
     underway: dict[str, _Underway] = field(default_factory=dict)
     ended: dict[str, _Ended] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    finished: int = 0
     _live: Live | None = None
     _due: float = 0.0
 
@@ -147,6 +150,7 @@ class Board:
         if run in self.failures or run in self.stacks:
             return
         result = self.result(run)
+        self.finished += result is not None and result.get("status") in ENDED
         point = point_of(result) if result else UtilityAndLeak()
         point = point if self.shows_test else point._replace(test=None)
         self.ended[run] = _Ended(point, self.clock() - state.began if state else math.nan)

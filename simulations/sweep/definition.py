@@ -58,12 +58,15 @@ class Budget:
         it, none is.
     words
         Trial to the words by which the progress names it; others have the names of their folders.
+    latest
+        End of all trials if none has ended at `ends`: until then they go on, and the first that ends is the last.
     """
 
     ends: float
     measure: str
     given: str = ""
     words: Mapping[str, str] = field(default_factory=dict)
+    latest: float = 0.0
 
 
 @dataclass(frozen=True)

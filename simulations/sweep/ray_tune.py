@@ -126,6 +126,7 @@ def _tune(
             callbacks=[reporter],
             failure_config=tune.FailureConfig(max_failures=retries),
             verbose=0,
+            stop=None if budget is None else Deadline(budget, board),
         ),
     )
     try:
@@ -147,8 +148,37 @@ def _search(places: int, budget: Budget | None) -> tune.TuneConfig:
         reuse_actors=True,
         max_concurrent_trials=places,
         scheduler=Halving(budget.measure, budget.given) if budget.given else None,
-        time_budget_s=max(1.0, budget.ends - time.monotonic()),
     )
+
+
+class Deadline(tune.Stopper):
+    """End of all trials of a search: when its time is over, or later if no trial has a result by then.
+
+    Parameters
+    ----------
+    budget : Budget
+        Limits of the search.
+    board : Board
+        Its progress, which tells the number of trials that ended.
+    clock : Callable
+        The clock of the budget.
+    """
+
+    def __init__(self, budget: Budget, board: Board, clock: Callable[[], float] = time.monotonic) -> None:
+        self._budget, self._board, self._clock = budget, board, clock
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return nothing: Tune saves a copy to restore a sweep, which this package does in its own way."""
+        return {}
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Return False: no trial ends for its own results."""
+        return False
+
+    def stop_all(self) -> bool:
+        """Return True when all trials end."""
+        found = self._board.before + self._board.finished
+        return self._clock() >= (self._budget.ends if found else max(self._budget.ends, self._budget.latest))
 
 
 class Halving(AsyncHyperBandScheduler):

@@ -220,12 +220,13 @@ def run_tune(
     cases = {trial.run: case for trial, case in zip(trials_of(definition), definition.cases, strict=True)}
     given = next(iter(cases))
     changes = {run: _change(_changed(case, cases[given])) for run, case in cases.items()}
-    budget = Budget(began + SEARCH * 60.0 * minutes, measure, given, changes)
+    end = began + 60.0 * minutes - _FINISHING
+    budget = Budget(began + SEARCH * 60.0 * minutes, measure, given, changes, latest=end)
     summaries = run_sweep(definition, out, resume=resume, workers=workers, stacking=False, budget=budget)
     ranked = _ranked(summaries, measure, minutes)
     finalists = {run: cases[run] for place, run in enumerate(ranked) if place < FINALISTS or run == given}
     draws = [ranked]
-    rest = Budget(began + 60.0 * minutes - _FINISHING, measure, words=changes)
+    rest = Budget(end, measure, words=changes)
     if len(finalists) > 1 and rest.ends > time.monotonic():
         draws += _again(finalists, table, config.shared_seed, out, workers=workers, budget=rest)
     tuned = _choose(draws, cases, changes, measure)
@@ -314,8 +315,9 @@ def _ranked(summaries: Sequence[Mapping[str, Any]], measure: str, minutes: float
         )
     if not found:
         raise TrainingError(
-            f"no trial ended within {minutes:g} minutes with a validation to compare; give more with --minutes, and go "
-            "on with --resume"
+            f"no trial ended with a validation to compare in the time that was given, --minutes {minutes:g}; give more "
+            "and go on, as in --resume --minutes "
+            f"{max(10, math.ceil(3 * minutes))}, or shorten the trials, as in --set training.epochs=10"
         )
     return dict(sorted(found.items(), key=lambda entry: _order([entry[1]], measure)))
 

@@ -35,6 +35,7 @@ def test_without_a_terminal_each_ended_trial_is_a_line(board):
         board.started("a")
         board.now[0] = 10.0
         board.completed("a")
+        assert board.finished == 1
         board.started("c")
         board.retried("c", "killed")
         board.started("c")
@@ -51,6 +52,7 @@ def test_a_trial_of_a_search_without_a_result_is_not_called_finished(board):
         board.started("c")
         board.completed("c")
     assert text(board).startswith("2/6 ended early, for its validation or for the time: c")
+    assert board.finished == 0
 
 
 def test_an_interruption_is_answered_before_the_work_that_follows(board):

@@ -11,6 +11,7 @@ from flower_vfl.config import Config
 from flower_vfl.errors import TrainingError
 from flower_vfl.simulations.stacked import running
 from flower_vfl.simulations.sweep import ray_tune
+from flower_vfl.simulations.sweep.definition import Budget
 from tests.toys import toy_config, toy_data
 
 
@@ -56,6 +57,27 @@ def test_runs_that_diverge_are_named(tmp_path, monkeypatch, reported):
     use(toy_data(), monkeypatch)
     ray_tune._train_stack({"run": "two"}, plans=plans(tmp_path, training={"optimizer": "sgd", "learning_rate": 1e30}))
     assert reported[-1]["failed"] == "2 of them diverged: 0, 1"
+
+
+@pytest.mark.parametrize(
+    ("before", "finished", "latest", "end"),
+    [(0, 0, 58.0, 58.0), (0, 1, 58.0, 36.0), (1, 0, 58.0, 36.0), (0, 0, 0.0, 36.0)],
+)
+def test_trials_go_on_beyond_the_search_where_none_has_a_result(before, finished, latest, end):
+    board, now = SimpleNamespace(before=before, finished=finished), [0.0]
+    deadline = ray_tune.Deadline(Budget(36.0, "validation_auc", latest=latest), board, lambda: now[0])
+    assert not deadline("a", {})
+    for seconds in (0.0, 35.9, 36.0, 57.9, 58.0):
+        now[0] = seconds
+        assert deadline.stop_all() == (seconds >= end)
+
+
+def test_the_first_trial_that_ends_late_ends_the_search():
+    board = SimpleNamespace(before=0, finished=0)
+    deadline = ray_tune.Deadline(Budget(36.0, "validation_auc", latest=58.0), board, lambda: 40.0)
+    assert not deadline.stop_all()
+    board.finished = 1
+    assert deadline.stop_all()
 
 
 class Odd(Exception):

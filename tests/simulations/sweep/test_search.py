@@ -206,6 +206,20 @@ def test_the_table_and_the_progress_name_trials_by_what_they_change(file, tmp_pa
         assert run not in shown
 
 
+def test_without_a_trial_that_ended_the_message_has_the_time_and_what_to_do(file, tmp_path, monkeypatch):
+    budgets = []
+
+    def none_that_ends(definition, out, **options):
+        budgets.append(options["budget"])
+        return []
+
+    monkeypatch.setattr("flower_vfl.simulations.sweep.search.run_sweep", none_that_ends)
+    words = r"no trial ended .* --minutes 2; give more .* --resume --minutes 10, or .* --set training\.epochs=10"
+    with pytest.raises(TrainingError, match=words):
+        run_tune(str(file), tmp_path / "out", {}, minutes=2, trials=3)
+    assert budgets[0].latest - budgets[0].ends == pytest.approx(0.4 * 120 - 8)
+
+
 @pytest.mark.slow
 def test_where_only_the_given_settings_ended_that_is_the_reason_and_no_praise(file, tmp_path, capsys, monkeypatch):
     def one_that_ends(definition, out, **options):
