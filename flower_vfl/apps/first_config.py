@@ -152,24 +152,17 @@ def write_first_config(
     if out.exists():
         raise ConfigError(f"{out} exists already; name another file with --out")
     given = _given_options(files, options or {})
-    dialects = {party: _dialect(path, given.dialect(party)) for party, path in files.items()}
-    headers = {party: list(read_header(path, dialects[party]).column_names) for party, path in files.items()}
+    tables = {**files, **({LABELS: Path(given.labels_file)} if given.labels_file else {})}
+    dialects = {party: _dialect(path, given.dialect(party)) for party, path in tables.items()}
+    headers = {party: list(read_header(path, dialects[party]).column_names) for party, path in tables.items()}
     id_column = _id_column(headers, id_column, label, ask)
-    label = label or _choice("--label", "column of the label", _columns(headers, id_column), "", ask)
-    holders = [party for party, names in headers.items() if label in names]
-    if not holders:
-        raise ConfigError(f"no file has the label column {label!r}; {suggestion(label, _columns(headers, id_column))}")
-    holder = label_party or (
-        holders[0]
-        if len(holders) == 1
-        else _choice("--label-party", f"the party with the {label!r} that counts", holders, holders[0], ask)
-    )
-    if holder not in holders:
-        raise ConfigError(f"the label {label!r} is in the file of {' and '.join(holders)}, not in that of {holder!r}")
+    labelled = {LABELS: headers[LABELS]} if given.labels_file else headers
+    label = label or _choice("--label", "column of the label", _columns(labelled, id_column), "", ask)
+    holder = _label_party(labelled, label, label_party, id_column, ask, alone=bool(given.labels_file))
     chosen = {"id": id_column, "label": label, "label_party": holder, "join": "inner", "missing": "mean"}
     delimiters = {party: dialect.delimiter for party, dialect in dialects.items() if dialect.delimiter}
     written = {**chosen, **given.model_dump(exclude_unset=True), **({"delimiter": delimiters} if delimiters else {})}
-    if set(headers[holder]) <= {id_column, label} and len(files) > 1:
+    if not given.labels_file and set(headers[holder]) <= {id_column, label} and len(files) > 1:
         written = _with_labels_file(written, holder)
     lines = [line for key, value in written.items() for line in _lines(key, value)]
     text = _TEMPLATE.format(
@@ -203,10 +196,31 @@ def _given_options(files: Mapping[str, Path], options: Mapping[str, str]) -> Fil
         if key in {name.partition(".")[0] for name in options}:
             raise ConfigError(f"--set {key} is not for init: use {instead}")
     paths = {party: str(path.resolve()) for party, path in files.items()}
-    given = build_options(Files(), {"files": paths, **options})
+    labels = options.get("labels_file", "")
+    own = {"labels_file": str(Path(labels).expanduser().resolve())} if labels else {}
+    given = build_options(Files(), {"files": paths, **options, **own})
     if not isinstance(given, FilesOptions):
         raise TypeError(type(given))
     return given
+
+
+def _label_party(
+    headers: Mapping[str, Sequence[str]], label: str, given: str, id_column: str, ask: Ask, *, alone: bool
+) -> str:
+    """Return the party of the label, from the headers of the files that may have it: one if labels are `alone`."""
+    holders = [party for party, names in headers.items() if label in names]
+    if not holders:
+        where = "labels_file has no" if alone else "no file has the"
+        raise ConfigError(f"{where} label column {label!r}; {suggestion(label, _columns(headers, id_column))}")
+    if alone:
+        return given or "label"
+    question = f"the party with the {label!r} that counts"
+    chosen = given or (
+        holders[0] if len(holders) == 1 else _choice("--label-party", question, holders, holders[0], ask)
+    )
+    if chosen not in holders:
+        raise ConfigError(f"the label {label!r} is in the file of {' and '.join(holders)}, not in that of {chosen!r}")
+    return chosen
 
 
 def _dialect(path: Path, given: Dialect) -> Dialect:

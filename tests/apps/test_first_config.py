@@ -144,6 +144,37 @@ def test_a_file_of_ids_and_labels_becomes_the_file_of_the_labels(tmp_path):
     assert (dataset.label_party, dataset.parties, len(dataset.labels().train) > 20) == ("bank", ("shop",), True)
 
 
+@pytest.mark.parametrize(("given", "party"), [({}, "label"), ({"label_party": "bank"}, "bank")])
+def test_a_file_of_labels_is_taken_from_the_options(given, party, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "labels.csv").write_text("customer;paid\n" + "".join(f"c{row};{row % 2}\n" for row in range(40)))
+    bank = "customer,income\n" + "".join(f"c{row},{row % 7}\n" for row in range(40))
+    shop = "customer,spent\n" + "".join(f"c{row},{row % 5}\n" for row in range(40))
+    asked = []
+
+    def ask(option, question, usual):
+        assert not asked
+        asked.append(question)
+        return "paid"
+
+    assert begin(tmp_path, ask, bank=bank, shop=shop, options={"labels_file": "labels.csv"}, **given) == party
+    assert asked == ["column of the label, of paid"]
+    options = load_config(str(tmp_path / "run.toml")).data.options
+    assert options["labels_file"] == f"{tmp_path}/labels.csv"
+    assert (options["delimiter"], set(options["files"])) == ({"labels": ";"}, {"bank", "shop"})
+    dataset = load("files", options=options, cache=tmp_path / "cache")
+    assert (dataset.label_party, dataset.parties) == (party, ("bank", "shop"))
+
+
+def test_a_file_of_labels_that_cannot_be_used_is_named(tmp_path):
+    (tmp_path / "labels.csv").write_text("customer,paid\n")
+    options = {"labels_file": str(tmp_path / "labels.csv")}
+    with pytest.raises(ConfigError, match="labels_file has no label column 'piad'; did you mean 'paid'"):
+        begin(tmp_path, label="piad", options=options)
+    with pytest.raises(DataError, match=r"there is no file .*labels\.txt"):
+        begin(tmp_path, label="paid", options={"labels_file": str(tmp_path / "labels.txt")})
+
+
 def sold(row):
     return f"c{row},{row % 7},{row % 5}\n"
 
