@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from flower_vfl.apps.folder import WEIGHTS
+from flower_vfl.apps.run_state import LABEL
 from flower_vfl.checkpoint import save_tensors
 from flower_vfl.config import Config, build_config
 from flower_vfl.data.store.dataset import Alignment, Dataset, FeatureSpec
@@ -156,14 +157,35 @@ def check_data(card: ModelCard, dataset: VerticalData) -> None:
     """
     if dataset.alignment != card.alignment:
         raise DataError(
-            f"the data {dataset.name!r} is not what party {card.party!r} was trained on: it has "
-            f"{_rows(dataset.alignment)}, training had {_rows(card.alignment)}; open the data of the training, and "
-            "give other rows as new data (--data)"
+            f"the rows of the data {dataset.name!r} are others than {_trained(card)} was trained on: "
+            f"{_rows(dataset.alignment)}, in training {_rows(card.alignment)}; "
+            + (_changed_files(card) or "open the data of the training, and give other rows as new data (--data)")
         )
 
 
 def _rows(alignment: Alignment) -> str:
-    return f"{alignment.rows} + {alignment.test_rows} rows with the digest {alignment.digest[:12]}"
+    return f"{alignment.rows} + {alignment.test_rows}"
+
+
+def _trained(card: ModelCard) -> str:
+    """Return the party of a card in words: the label party by its name in the options of its data, if it has one."""
+    own = card.party if card.party != LABEL else str(card.config.data.options.get("label_party", ""))
+    return f"party {own!r}" if own else "the label party"
+
+
+def _changed_files(card: ModelCard) -> str:
+    """Return what to do about a file of the training that was changed since; "" for data of another kind."""
+    options = card.config.data.options
+    files = {f"files.{party}": path for party, path in dict(options.get("files") or {}).items()}
+    files |= {key: options[key] for key in ("labels_file",) if options.get(key)}
+    if card.config.data.name != "files" or not files:
+        return ""
+    named = ", ".join(f"{key} = {path}" for key, path in files.items())
+    return (
+        f"a file of the training was changed since, one of {named}. Predictions need these files as they were: put a "
+        "copy from then in its place, or train again; a folder that `flower-vfl data prepare` leaves is a copy to "
+        "train from"
+    )
 
 
 def check_features(card: ModelCard, features: ScoredColumns) -> ScoredColumns:
@@ -175,10 +197,11 @@ def check_features(card: ModelCard, features: ScoredColumns) -> ScoredColumns:
         When they were not.
     """
     if features.spec != card.spec or features.encoding != card.encoding:
+        raw = "new rows of a prepared folder are encoded as that folder says: give their raw files with --data"
+        changed = _changed_files(card)
         raise DataError(
-            f"the columns of party {card.party!r} are encoded otherwise than in training: {features.spec} with the "
-            f"digest {features.encoding[:12]}, in training {card.spec} with {card.encoding[:12]}; for new rows give "
-            "the raw files, which are encoded as the training rows were"
+            f"the columns of {_trained(card)} are encoded otherwise than in training; "
+            + (f"{changed}. Otherwise, {raw}" if changed else f"{raw}, or open the data of the training")
         )
     return features
 

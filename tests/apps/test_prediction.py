@@ -277,7 +277,7 @@ def test_a_party_whose_weights_are_not_the_reported_ones_is_refused(copy, tmp_pa
 
 def test_other_data_than_that_of_training_is_refused(finished, tmp_path):
     other = prepare("breast-cancer", out=tmp_path / "data", options={"split_seed": 1})
-    with pytest.raises(DataError, match="is not what party 'label' was trained on"):
+    with pytest.raises(DataError, match=r"are others than the label party was trained on: .*; open the data of the"):
         predict(finished[0] / "run", tmp_path / "scores.csv", data=lambda _: other)
 
 
@@ -285,8 +285,33 @@ def test_other_encodings_than_those_of_training_are_refused(finished, tmp_path):
     other = prepare("breast-cancer", out=tmp_path / "data")
     for path in (tmp_path / "data" / "a" / "encoding.json", tmp_path / "data" / "b" / "encoding.json"):
         path.write_text(path.read_text().replace('"identity"', '"log1p"'))
-    with pytest.raises(DataError, match="encoded otherwise than in training"):
+    with pytest.raises(DataError, match=r"encoded otherwise than in training; new rows of a prepared .* raw files"):
         predict(finished[0] / "run", tmp_path / "scores.csv", data=lambda _: other)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: text.replace("p07,7", "p07,907"), "the columns of party 'bank' are encoded otherwise than"),
+        (lambda text: text + "p80,1,2,0\n", r"are others than party 'bank' was trained on: 6\d \+ 1\d, in training"),
+    ],
+)
+def test_a_file_that_was_changed_after_training_is_named_with_what_to_do(tmp_path, change, words):
+    path, shop = tmp_path / "bank.csv", tmp_path / "shop.csv"
+    path.write_text("id,x,y,label\n" + "".join(f"p{row:02},{row},{row % 9},{row % 2}\n" for row in range(80)))
+    shop.write_text("id,z\n" + "".join(f"p{row:02},{row % 7}.5\n" for row in range(81)))
+    options = {"files": {"bank": str(path), "shop": str(shop)}, "label_party": "bank", "join": "inner"}
+    run(toy_config(data={"name": "files", "options": options}, training={"batch_size": 16}), out=tmp_path / "run")
+    path.write_text(change(path.read_text()))
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "bank.csv").write_text("id,x,y\nq1,3,4\n")
+    (tmp_path / "new" / "shop.csv").write_text("id,z\nq1,2.5\n")
+    with pytest.raises(DataError, match=words) as caught:
+        predict(tmp_path / "run", tmp_path / "scores.csv", new_data=tmp_path / "new")
+    message = str(caught.value)
+    assert f"was changed since, one of files.bank = {path}, files.shop = {shop}." in message
+    assert "`flower-vfl data prepare`" in message
+    assert "FeatureSpec" not in message
 
 
 def bottom(spec, config):
