@@ -47,6 +47,15 @@ def entries_of(labels, send, *, widths=(), **options):
     return alone, joint
 
 
+def entry_of_gradients(labels, send, **options):
+    """Return the entry of gradients alone, for which no reader of embeddings is fitted."""
+
+    def without_embeddings(step, rows):
+        return np.zeros((len(rows), 0), dtype=np.float32), send(step, rows)[1]
+
+    return entries_of(labels, without_embeddings, **options)[0]
+
+
 def noise(step, rows, *, salt=0, width=WIDTH):
     """Return normal numbers (B, D) as float32, seeded by the step."""
     return np.random.default_rng([step, salt, int(rows[0])]).normal(size=(len(rows), width)).astype(np.float32)

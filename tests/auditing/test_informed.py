@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 
 from flower_vfl.auditing import informed
 from flower_vfl.checkpoint import load_state, save_state
-from tests.auditing.runs import WIDTH, audit_of, entries_of, follow, noise
+from tests.auditing.runs import WIDTH, audit_of, entries_of, entry_of_gradients, follow, noise
 
 N = 4000
 Y = (np.arange(N) % 5 == 0).astype(np.int64)
@@ -221,14 +221,14 @@ def slow(step, rows):
     ],
 )
 def test_a_defense_that_no_named_attack_breaks_is_caught(send, least):
-    alone, _ = entries_of(Y, send)
+    alone = entry_of_gradients(Y, send)
     assert alone["mean"] > least
     assert alone["interval95"][0] > 0.5
     assert alone["p_value"] < 1e-6
 
 
 def test_the_auc_of_a_shift_of_means_is_its_closed_form():
-    alone, _ = entries_of(Y, shifted)
+    alone = entry_of_gradients(Y, shifted)
     best = norm.cdf(0.5 / np.sqrt(2))
     low, high = alone["interval95"]
     assert low < best < high + 0.02
@@ -238,12 +238,12 @@ def test_the_auc_of_a_shift_of_means_is_its_closed_form():
 def test_where_few_of_many_steps_are_sampled_two_in_a_row_are(monkeypatch):
     """The gradients of the step before are read only there."""
     monkeypatch.setattr(informed, "FEW_ROWS", N // 16)
-    thinned, _ = entries_of(Y, shifted, every=5)
+    thinned = entry_of_gradients(Y, shifted, every=5)
     assert "around" in {one["reader"] for one in thinned["candidates"]}
 
 
 def test_an_epoch_of_few_rows_is_sampled_whole_however_few_steps_are_scored():
-    whole, sparse = (entries_of(Y, shifted, every=every)[0]["candidates"] for every in (1, 16))
+    whole, sparse = (entry_of_gradients(Y, shifted, every=every)["candidates"] for every in (1, 16))
     assert sparse == whole
 
 
@@ -260,7 +260,7 @@ def test_where_a_discriminant_separates_the_classes_no_tree_and_no_network_is_fi
 
     closed = {"linear", "quadratic", "bounded", "context", "pairs", "around"}
     for send, readers in ((shifted, closed | {"trees", "network"}), (parted, closed)):
-        alone, _ = entries_of(Y, send)
+        alone = entry_of_gradients(Y, send)
         assert {one["reader"] for one in alone["candidates"] if one["span"] == "epoch"} == readers
 
 
@@ -282,7 +282,8 @@ def test_baselines_without_gradients_always_have_trees_and_a_network(monkeypatch
     assert widths == {name: [WIDTH] * 2 for name in widths}  # embeddings of one epoch and of the rows of all
 
 
-def test_a_group_reads_what_its_member_with_all_the_signal_does():
+def test_a_group_reads_what_its_member_with_all_the_signal_does(monkeypatch):
+    monkeypatch.setattr(informed, "LEARNERS", {})  # a discriminant reads this signal best
     y, widths = Y[:1600], (8, 64)
 
     @in_all_bits
@@ -302,7 +303,7 @@ def test_a_group_reads_what_its_member_with_all_the_signal_does():
 
 @pytest.mark.slow
 def test_noise_that_is_drawn_anew_is_averaged_over_epochs():
-    alone, _ = entries_of(Y, slow, epochs=16)
+    alone = entry_of_gradients(Y, slow, epochs=16)
     assert alone["span"] == "epochs"
     assert alone["mean"] > norm.cdf(0.3 * np.sqrt(16) / np.sqrt(2)) - 0.06
 
@@ -310,7 +311,7 @@ def test_noise_that_is_drawn_anew_is_averaged_over_epochs():
 @pytest.mark.slow
 def test_noise_without_a_mean_is_averaged_over_epochs():
     """The sign of a coordinate has the mean shift 2 / pi / 8 and variance 1; WIDTH coordinates, 16 epochs."""
-    alone, _ = entries_of(Y, heavy, epochs=16)
+    alone = entry_of_gradients(Y, heavy, epochs=16)
     shift = 2 / np.pi * np.arctan(1 / 8)
     assert alone["mean"] > norm.cdf(shift * np.sqrt(16 * WIDTH) / np.sqrt(2)) - 0.04
 
@@ -324,7 +325,7 @@ def test_lengths_of_many_epochs_are_read_where_directions_say_nothing():
         lengths = np.exp(noise(step, rows, width=1, salt=1) + 0.5 * Y[rows][:, None])
         return Z[rows], (g / np.linalg.norm(g, axis=1, keepdims=True) * lengths).astype(np.float32)
 
-    alone, _ = entries_of(Y, send, epochs=16)
+    alone = entry_of_gradients(Y, send, epochs=16)
     assert alone["span"] == "epochs"
     assert alone["mean"] == pytest.approx(norm.cdf(0.5 * np.sqrt(16) / np.sqrt(2)), abs=0.03)
 
@@ -400,7 +401,7 @@ def test_of_three_classes_the_one_that_leaks_is_named():
         g[:, 0] += 2.0 * (y[rows] == 2)
         return Z[rows], g
 
-    alone, _ = entries_of(y, send, classes=3, positives=(0, 1, 2))
+    alone = entry_of_gradients(y, send, classes=3, positives=(0, 1, 2))
     assert alone["positive_class"] == 2
     assert alone["mean"] == pytest.approx(norm.cdf(2 / np.sqrt(2)), abs=0.04)
 
@@ -411,7 +412,7 @@ def test_batches_of_zeros_do_not_keep_others_from_being_read():
         g[:, 0] += 2.0 * Y[rows]
         return Z[rows], g * 0 if step % 3 == 0 else g
 
-    alone, _ = entries_of(Y, send)
+    alone = entry_of_gradients(Y, send)
     assert 0.75 < alone["mean"] < norm.cdf(2.5 / np.sqrt(2))  # below the AUC if no batch were zeros
 
 
@@ -430,7 +431,7 @@ def test_in_time_order_the_rows_of_all_days_are_read_not_those_of_one_day():
         g[:, 0] += 1.2 * Y[rows]
         return Z[rows], g
 
-    alone, _ = entries_of(Y, send, periods=(N // 8,) * 8, seed=1)
+    alone = entry_of_gradients(Y, send, periods=(N // 8,) * 8, seed=1)
     low, high = alone["interval95"]
     assert (alone["span"], alone["rows"] > 1000) == ("epochs", True)  # of one day about 240 rows are scored
     assert high - low < 0.06
@@ -527,10 +528,11 @@ def test_with_several_classes_the_direction_is_that_of_the_class_it_reads_most_c
 
 @pytest.mark.parametrize("classes", [2, 5])
 @pytest.mark.parametrize("periods", [(), (64,) * 16], ids=["all rows in each epoch", "more rows with each day"])
-def test_of_60_panels_of_noise_at_most_8_are_called_leaking(classes, periods):
+def test_of_60_panels_of_noise_at_most_8_are_called_leaking(classes, periods, monkeypatch):
     """At a rate of 5 % more than 8 have a probability of 0.3 %."""
     from flower_vfl.auditing.verdict import practical_p_value
 
+    monkeypatch.setattr(informed, "DISCRIMINANTS", {})  # the panel is read without them
     shares = {2: [0.9, 0.1], 5: [0.5, 0.2, 0.15, 0.1, 0.05]}[classes]
     y, alarms = np.random.default_rng(4).choice(classes, size=1024, p=shares), 0
     positives = range(classes) if classes > 2 else (1,)
@@ -552,5 +554,5 @@ def test_wide_gradients_are_kept_in_bounded_memory():
 
 
 def test_gradients_in_half_precision_are_read():
-    alone, _ = entries_of(Y, lambda step, rows: tuple(torch.as_tensor(t).bfloat16() for t in shifted(step, rows)))
+    alone = entry_of_gradients(Y, lambda step, rows: tuple(torch.as_tensor(t).bfloat16() for t in shifted(step, rows)))
     assert alone["mean"] > 0.55
