@@ -219,7 +219,7 @@ def _best_of_each(tables: NDArray[Any]) -> NDArray[np.float64]:
     sums = np.zeros((len(tables), len(orders)))
     for group in range(classes):
         sums += tables[:, group, orders[:, group]]
-    best = sums.max(axis=1)
+    best: NDArray[np.float64] = sums.max(axis=1)
     # Of assignments that are equally good but for rounding, `_best` need not find the one with the largest sum.
     unclear = ((sums != best[:, None]) & (sums > best[:, None] - 1e-9)).any(axis=1)
     best[unclear] = [_best(one) for one in tables[unclear]]
