@@ -282,8 +282,7 @@ def test_baselines_without_gradients_always_have_trees_and_a_network(monkeypatch
     assert widths == {name: [WIDTH] * 2 for name in widths}  # embeddings of one epoch and of the rows of all
 
 
-def test_a_group_reads_what_its_member_with_all_the_signal_does(monkeypatch):
-    monkeypatch.setattr(informed, "LEARNERS", {})  # a discriminant reads this signal best
+def test_a_group_reads_what_its_member_with_all_the_signal_does():
     y, widths = Y[:1600], (8, 64)
 
     @in_all_bits
