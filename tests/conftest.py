@@ -12,6 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
+
+# Tests have no time limit for a single example: a busy machine takes longer than a quiet one.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -62,7 +62,7 @@ def path(tmp_path):
 
 
 @given(state=TREES)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_state_comes_back_as_it_was(path, state):
     save_state(path, state)
     assert same(state, load_state(path))
@@ -150,7 +150,7 @@ def test_a_file_cut_off_anywhere_is_a_data_error(path):
 
 
 @given(data=st.binary(max_size=100))
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_garbage_is_a_data_error(tmp_path, data):
     place = tmp_path / "garbage"
     for content in (data, struct.pack("<Q", len(data)) + data):

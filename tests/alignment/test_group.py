@@ -70,7 +70,7 @@ def a_point(block):
     return x.to_bytes(32, "big")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(numbers, blocks)
 def test_a_multiple_is_that_of_textbook_arithmetic(number, block):
     point = a_point(block)
@@ -80,7 +80,7 @@ def test_a_multiple_is_that_of_textbook_arithmetic(number, block):
     assert x_of(times(number, (x, P - root(x)))) == expected  # the other point with this x gives the same
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(numbers, numbers, blocks)
 def test_two_keys_commute_and_each_can_be_taken_off(one, other, block):
     point, a, b = a_point(block), Key(one), Key(other)
@@ -90,7 +90,7 @@ def test_two_keys_commute_and_each_can_be_taken_off(one, other, block):
     assert b.inverse().multiply(a.inverse().multiply(both)) == point
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.one_of(blocks, st.integers(P - 3, 2**256 - 1).map(lambda x: x.to_bytes(32, "big")), st.just(bytes(32))))
 def test_bytes_are_a_point_exactly_when_the_curve_has_one_there(data):
     if on_curve(data):
@@ -100,7 +100,7 @@ def test_bytes_are_a_point_exactly_when_the_curve_has_one_there(data):
             Key(5).multiply(data)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(blocks)
 def test_every_point_has_the_full_order_so_that_none_reveals_a_key(block):
     x = int.from_bytes(a_point(block), "big")
@@ -113,7 +113,7 @@ def test_a_point_of_another_length_is_refused(size):
         read_point(bytes(size))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(blocks)
 def test_the_hash_is_the_first_try_that_is_on_the_curve(block):
     attempt = 0
@@ -152,7 +152,7 @@ def test_a_fresh_key_is_drawn_from_the_whole_group():
         assert len({key[low : low + 8] for key in keys}) == 40
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(numbers)
 def test_the_public_part_is_the_multiple_of_the_base_point(number):
     assert Key(number).public() == x_of(times(number, G))

@@ -54,7 +54,7 @@ def label_view(ids, parties):
     return np.array(read), names
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(people, st.lists(people, min_size=1, max_size=4))
 def test_the_label_party_finds_what_all_have_and_each_party_recognises_it(own, sets):
     ids, parties = sorted(own), [Party(ids) for ids in sets]
@@ -115,7 +115,6 @@ def test_blinded_ids_show_neither_who_they_are_nor_that_they_came_before():
     assert len(points) == 4
 
 
-@settings(deadline=None)
 @given(st.integers(0, 50))
 def test_a_shuffle_is_a_permutation_that_rearranges_and_goes_back(count):
     order = shuffled(count)

@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_vfl.alignment import table
@@ -31,7 +31,6 @@ def slow_decode(text, seed, content, count):
     return found
 
 
-@settings(deadline=None)
 @given(texts, st.integers(0, 2**32))
 def test_a_table_gives_back_what_was_stored(keys, seed):
     values = values_for(len(keys), seed)

@@ -128,7 +128,7 @@ def corrupt(memory, schedule, steps):
 
 
 @given(schedule=schedules(), kept=st.sampled_from(["mean", "last", "difference", "epochs"]), data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_whatever_is_interrupted_it_gives_the_sums_of_a_plain_dictionary(tmp_path_factory, schedule, kept, data):
     """A run goes back to a checkpoint within the epoch or at its end, never to one of an earlier epoch."""
     folder = tmp_path_factory.mktemp("m") / "one"

@@ -71,7 +71,7 @@ def configs(draw):
 
 
 @given(configs())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_flowers_run_config_gives_the_configuration_back(config):
     flat = to_run_config(config)
     assert all(isinstance(value, str | int | float | bool) for value in flat.values())
@@ -79,7 +79,7 @@ def test_flowers_run_config_gives_the_configuration_back(config):
 
 
 @given(configs())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_toml_gives_the_configuration_back(config):
     assert build_config(tomllib.loads(to_toml(config))) == config
 
@@ -378,7 +378,7 @@ def test_an_override_below_something_that_is_no_table_is_refused(values):
 
 
 @given(st.dictionaries(st.sampled_from(sorted(leaf_paths())) | TEXT, TEXT, max_size=3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_text_is_a_configuration_or_a_configuration_error(overrides):
     try:
         config = build_config({}, overrides)

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from flower_vfl.data.sources.catalog import CACHE_VARIABLE, DATASETS_VARIABLE
 
 # A loaded machine is no reason to fail; the fixture below may be shared by all examples of a property.
-settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+settings.register_profile("unhurried", suppress_health_check=[HealthCheck.function_scoped_fixture])
 settings.load_profile("unhurried")
 
 

@@ -21,7 +21,7 @@ def simulated(counts, draws, seed=0):
 
 
 @given(st.integers(1, 12), st.integers(1, 12))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_exact_distribution_is_the_mann_whitney_distribution(m, n):
     cdf = module._mann_whitney_cdf(m, n)
     for u in range(0, m * n + 1, 3):
@@ -104,7 +104,7 @@ def test_batches_of_one_class_are_left_out():
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), min_size=1, max_size=5))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_the_quantile_does_not_depend_on_which_class_is_called_positive(counts):
     turned = [(p, n) for n, p in counts]
     assert null_quantile(counts) == pytest.approx(null_quantile(turned), nan_ok=True, abs=1e-9)
@@ -198,7 +198,7 @@ def test_in_an_endless_population_scores_are_independent():
 
 
 @given(st.integers(1, 8), st.integers(1, 8))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_p_value_of_a_step_is_the_exact_one_of_mann_whitney(m, n):
     below = range(m * n + 1)
     found = step_p_values([(n, m)] * len(below), [1 - u / (m * n) for u in below])

@@ -181,7 +181,7 @@ def test_the_best_rule_is_that_of_two_gaussians_and_stays_below_the_bound():
 
 
 @given(st.integers(0, 10_000), st.integers(1, 4), st.floats(0.0, 0.99), st.floats(0.0, 0.99))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_one_more_release_never_lowers_the_divergence(seed, epochs, rho, kept):
     releases = drawn(seed, epochs + 1, 3)
     fewer = together(releases[:-1], rho=rho, kept=kept).sum_kl()

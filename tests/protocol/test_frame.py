@@ -192,7 +192,7 @@ def test_finite_values_whose_sum_overflows_are_accepted(dtype):
 
 
 @given(st.sampled_from(sorted(DTYPES)), st.lists(st.integers(0, 5), max_size=4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_decoded_tensors_are_contiguous_writable_aligned_and_own_their_memory(name, shape):
     tensor = torch.ones(shape, dtype=DTYPES[name])
     sent = to_records(Frame(Kind.STEP, tensors={"x": tensor}), SESSION)
@@ -236,13 +236,13 @@ def test_the_bytes_of_a_frame_are_those_of_its_tensors():
 
 
 @given(FRAMES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_frame_is_decoded_as_it_was_encoded(frame):
     assert same(frame, unpack(pack(frame)))
 
 
 @given(FRAMES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_same_frame_is_the_same_bytes(frame):
     copy = Frame(frame.kind, frame.step, dict(frame.fields), {n: t.clone() for n, t in frame.tensors.items()})
     assert pack(frame) == pack(copy)
@@ -255,7 +255,7 @@ def test_a_forged_frame_of_the_tests_is_what_encode_writes():
 
 
 @given(FRAMES, st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_flipped_bit_is_noticed(frame, data):
     damaged = bytearray(pack(frame))
     damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= 1 << data.draw(st.integers(0, 7))
@@ -293,7 +293,7 @@ def test_appended_bytes_are_refused_even_with_a_right_checksum(sample, extra):
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_arbitrary_bytes_are_a_protocol_error(data):
     with pytest.raises(ProtocolError):
         unpack(data)
@@ -324,7 +324,7 @@ def test_a_header_longer_than_allowed_is_refused_on_both_sides():
 
 
 @given(JSON := st.recursive(SCALARS | st.none(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_any_json_as_index_or_record_is_a_protocol_error(value):
     for index in (value, {"header": value, "tensors": []}, {"header": header(), "tensors": value}):
         if index == {"header": header(), "tensors": []}:
@@ -334,7 +334,7 @@ def test_any_json_as_index_or_record_is_a_protocol_error(value):
 
 
 @given(st.sampled_from(["version", "kind", "session", "step", "fields"]), JSON)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_any_json_in_the_place_of_a_header_value_is_refused_or_read_as_it_is(key, value):
     try:
         frame = unpack(forge({"header": header(**{key: value}), "tensors": []}))

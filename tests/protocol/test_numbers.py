@@ -24,7 +24,7 @@ def relative_error(tensor, found):
 
 
 @given(st.integers(1, 20), st.integers(1, 20), st.integers(0, 2**32), st.sampled_from([torch.float32, torch.float64]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_float16_keeps_ten_bits_of_each_row_whatever_its_magnitude(rows, width, seed, dtype):
     generator = torch.Generator().manual_seed(seed)
     magnitude = 10.0 ** (torch.rand(rows, 1, generator=generator, dtype=torch.float64) * 60 - 30)
@@ -55,7 +55,7 @@ def test_the_signs_and_the_order_of_the_values_stay():
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_bfloat16_keeps_eight_bits_of_each_value(seed):
     generator = torch.Generator().manual_seed(seed)
     tensor = torch.randn(5, 7, generator=generator) * 10.0 ** (torch.rand(5, 7, generator=generator) * 60 - 30)

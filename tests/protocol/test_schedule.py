@@ -52,7 +52,7 @@ def evaluated(schedule, part):
 
 
 @given(st.one_of(SCHEDULES, IN_TIME))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_places_of_a_step_are_the_positions_of_its_rows_among_the_trained_rows(schedule):
     for epoch in range(1, schedule.epochs + 1):
         trained = schedule.trained_rows(epoch)
@@ -65,7 +65,7 @@ def test_places_of_a_step_are_the_positions_of_its_rows_among_the_trained_rows(s
 
 
 @given(SCHEDULES)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_an_epoch_visits_each_training_row_once_and_no_validation_row(schedule):
     validation = evaluated(schedule, "validation")
     assert schedule.held_out.tolist() == sorted(validation)
@@ -76,7 +76,7 @@ def test_an_epoch_visits_each_training_row_once_and_no_validation_row(schedule):
 
 
 @given(SCHEDULES)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_all_batches_but_the_last_are_full_and_none_is_empty(schedule):
     sizes = [len(schedule.train_batch(step)) for step in schedule.steps_of(1)]
     assert all(size == schedule.batch_size for size in sizes[:-1])
@@ -88,7 +88,7 @@ def test_all_batches_but_the_last_are_full_and_none_is_empty(schedule):
 
 
 @given(IN_TIME)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_with_periods_an_epoch_visits_the_rows_of_its_period_once_and_no_other(schedule):
     ends = np.cumsum(schedule.periods)
     for epoch, (end, rows) in enumerate(zip(ends, schedule.periods, strict=True), start=1):
@@ -99,7 +99,7 @@ def test_with_periods_an_epoch_visits_the_rows_of_its_period_once_and_no_other(s
 
 
 @given(IN_TIME)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_after_a_period_the_next_one_is_evaluated_in_its_own_order_and_after_the_last_none(schedule):
     ends, seen = np.cumsum(schedule.periods), []
     for epoch in range(1, schedule.epochs + 1):
@@ -142,7 +142,7 @@ def test_periods_that_are_not_the_table_or_other_epochs_are_refused(changes):
 
 
 @given(st.one_of(SCHEDULES, IN_TIME))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_the_steps_of_the_epochs_follow_each_other_without_a_gap(schedule):
     steps = [(step, epoch) for epoch in range(1, schedule.epochs + 1) for step in schedule.steps_of(epoch)]
     assert [step for step, _ in steps] == list(range(schedule.steps))
@@ -152,13 +152,13 @@ def test_the_steps_of_the_epochs_follow_each_other_without_a_gap(schedule):
 
 
 @given(SCHEDULES)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_the_test_table_is_evaluated_in_its_own_order(schedule):
     assert evaluated(schedule, "test").tolist() == list(range(schedule.test_rows))
 
 
 @given(SCHEDULES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_both_sides_derive_the_same_batches_whatever_else_they_draw(schedule):
     torch.manual_seed(1)
     first = [schedule.train_batch(step) for step in range(schedule.steps)]

@@ -40,7 +40,7 @@ def test_as_many_frames_as_are_under_way_share_one_flower_message(sessions, ahea
 
 
 @given(st.lists(st.integers(0, 10**6), max_size=20))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_bundle_gives_its_frames_back_in_their_order(steps):
     frames = [Frame(Kind.STEP, step, {"n": step}, {"g": torch.full((1, 2), float(step))}) for step in steps]
     found = unbundle(bundle(frames, "s", "exact"), "s", "exact", limit=OVERHEAD)
@@ -103,7 +103,7 @@ def test_the_limit_holds_for_each_frame_of_a_message():
 
 
 @given(st.dictionaries(st.text(max_size=12) | st.sampled_from(["0.header", "0.tensors"]), st.booleans(), max_size=5))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_unknown_records_are_a_protocol_error_and_no_records_are_no_frames(names):
     records = RecordDict(
         {name: ConfigRecord({}) if is_config else ArrayRecord({}) for name, is_config in names.items()}

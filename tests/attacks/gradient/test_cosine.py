@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate
 from scipy.spatial.distance import cdist
@@ -50,7 +50,6 @@ def test_no_scale_of_gradients_or_reference_changes_a_cosine(scale, reference_sc
 
 
 @given(st.integers(0, 5), st.integers(-100, 60), st.floats(0.1, 10))
-@settings(deadline=None)
 def test_it_depends_on_directions_only(seed, power, factor):
     g, reference = gradients(seed), gradients(seed + 1, (8,))
     lengths = torch.rand(64, 1, generator=torch.Generator().manual_seed(seed)) + 0.1

@@ -39,7 +39,7 @@ def test_the_score_counts_the_others_on_the_same_side(shape, dtype):
 
 
 @given(hnp.arrays(np.int8, st.tuples(st.integers(1, 30), st.integers(1, 5)), elements=st.integers(-2, 2)))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_pairs_at_right_angles_and_zero_rows_are_not_counted(values):
     g = torch.from_numpy(values).float()
     assert (-direction_count.score(g)).tolist() == brute_force(g)
@@ -98,7 +98,7 @@ def test_half_precision_is_not_counted_in_half_precision(dtype):
 
 
 @given(st.integers(0, 20))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_counts_are_symmetric_and_follow_the_order_of_the_rows(seed):
     g = gradients(seed, (50, 6))
     order = torch.randperm(50, generator=torch.Generator().manual_seed(seed))

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
 from scipy.stats import norm
@@ -74,7 +74,6 @@ def test_rows_of_all_scales_in_one_batch_give_no_nan(dtype, most, measure):
 
 
 @given(st.integers(0, 20), st.integers(1, 6))
-@settings(deadline=None)
 def test_one_hint_is_a_reference_and_another_hint_never_lowers_a_score(seed, k):
     g, hints = gradients(seed), gradients(seed + 1, (k + 1, 8))
     for measure in MEASURES:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 
@@ -43,7 +43,6 @@ def test_no_scale_loses_a_score_or_its_rank(scale, reference_scale, dtype):
 
 
 @given(st.integers(0, 5), st.integers(-60, 60))
-@settings(deadline=None)
 def test_it_is_linear_in_both(seed, power):
     g, reference = gradients(seed, dtype=torch.float64), gradients(seed + 1, (8,), torch.float64)
     scores = inner_product.score(g, reference)

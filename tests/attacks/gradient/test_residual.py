@@ -120,7 +120,7 @@ def test_noise_alone_gives_chance():
 
 
 @given(st.integers(-100, 100), st.integers(0, 5), st.sampled_from([(64, 8), (80, 70)]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_power_of_two_changes_nothing(power, seed, shape):
     g = low_rank(seed, shape, rank=3, noise=1.0, dtype=torch.float32)
     torch.testing.assert_close(residual.score(g * 2.0**power), residual.score(g), rtol=0, atol=1e-4)
@@ -137,7 +137,7 @@ def test_no_scale_changes_the_order(scale, dtype, shape):
 
 
 @given(st.integers(0, 10))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_neither_a_shift_nor_a_rotation_nor_the_order_of_rows_matters(seed):
     g = low_rank(seed, (90, 12), rank=4, noise=0.5)
     scores = residual.score(g)

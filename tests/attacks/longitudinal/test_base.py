@@ -82,7 +82,7 @@ def test_in_batch_units_the_root_mean_square_is_one():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(exponent=st.integers(-95, 95))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_the_scale_of_a_batch_changes_nothing(dtype, exponent):
     g = gradients(shape=(12, 4), dtype=dtype)
     torch.testing.assert_close(in_batch_units(g * 2.0**exponent), in_batch_units(g), rtol=1e-6, atol=0)

@@ -259,7 +259,7 @@ def test_test_rows_without_ids_have_the_numbers_of_their_table_and_training_rows
         rows.find(pa.array(["30", "p3"]))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.text("abc", min_size=1, max_size=3), unique=True, min_size=1, max_size=30), st.data())
 def test_ids_are_found_as_a_dictionary_finds_them(ids, data):
     cut = data.draw(st.integers(0, len(ids)))

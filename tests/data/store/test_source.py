@@ -124,7 +124,7 @@ def test_some_rows_of_a_source_are_those_in_their_order():
     assert found.tolist() == [[0.0], [7.0], [2.0]]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(rows=st.lists(st.integers(0, 10), max_size=20))
 def test_joined_and_labelled_rows_are_those_of_concatenated_arrays(rows):
     numbers, ids = np.arange(22.0).reshape(11, 2), np.arange(11)[:, None] * 3

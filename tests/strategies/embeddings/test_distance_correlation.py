@@ -35,7 +35,7 @@ def correlation_by_definition(z, y, form):
 
 
 @given(count=st.integers(2, 150), width=st.integers(1, 9), classes=st.integers(2, 9), seed=st.integers(0, 2**16))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_it_equals_that_of_statsmodels_to_ten_digits(count, width, classes, seed):
     """The logarithm of a small correlation magnifies rounding, so its tolerance grows as the correlation shrinks."""
     z = rows(count, width, seed=seed) * 10 ** (seed % 7 - 3) + seed % 5

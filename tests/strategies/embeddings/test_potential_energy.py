@@ -41,7 +41,7 @@ def energy_by_definition(z, y, *, distance="angular", reduction="mean"):
 
 @pytest.mark.parametrize("form", FORMS)
 @given(count=st.integers(1, 150), width=st.integers(2, 9), classes=st.integers(1, 9), seed=st.integers(0, 2**16))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_it_is_the_sum_over_ordered_pairs_of_one_class(form, count, width, classes, seed):
     z = rows(count, width, seed=seed)
     y = torch.randint(classes, (count,), generator=torch.Generator().manual_seed(seed)) * 7 - 3

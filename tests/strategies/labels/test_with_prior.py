@@ -28,7 +28,7 @@ def priors(draw):
 
 
 @given(priors(), st.floats(0.01, 12.0))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_answer_distinguishes_two_labels_by_more_than_epsilon(prior, epsilon):
     found = channel(prior, epsilon)
     np.testing.assert_allclose(found.sum(axis=1), 1.0, rtol=1e-12)

@@ -182,7 +182,7 @@ def test_a_direction_with_hardly_any_spread_gets_noise(dtype):
         assert found.everywhere > precision * float(pair.covariances.amax())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.integers(2, 40),
     width=st.integers(1, 9),
@@ -319,7 +319,7 @@ def test_short_number_formats_come_back_as_they_are(dtype):
     assert noisy.isfinite().all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.integers(2, 12),
     width=st.integers(1, 9),

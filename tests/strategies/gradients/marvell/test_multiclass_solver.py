@@ -77,7 +77,7 @@ def test_divergences_are_those_of_gaussians(classes, rank, width):
             assert found[c, k] == pytest.approx(slow_divergence(p, levels, c, k), abs=1e-12)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     seed=st.integers(0, 10**6),
     width=st.sampled_from([1, 2, 8, 128]),
@@ -96,7 +96,7 @@ def test_two_classes_get_the_noise_of_the_solver_for_two(seed, width, power, wid
     assert found.levels[0] == pytest.approx([expected.lam1_neg, expected.lam1_pos], rel=1e-4, abs=1e-4 * largest)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     seed=st.integers(0, 10**6),
     classes=st.integers(2, 12),
@@ -138,7 +138,7 @@ def test_a_wrong_answer_is_not_certified():
         assert p.solved(other, 1.0).gap >= lost > 1e-6
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 10**6), classes=st.integers(3, 8), power=st.floats(-6, 6))
 def test_more_power_leaves_a_smaller_divergence(seed, classes, power):
     p = problem(seed, classes, 2, 12)
@@ -146,7 +146,7 @@ def test_more_power_leaves_a_smaller_divergence(seed, classes, power):
     assert totals[0] > totals[1] > totals[2]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 10**6), scale=st.integers(-60, 60))
 def test_the_scale_changes_nothing(seed, scale):
     p = problem(seed, 4, 3, 20)
@@ -207,7 +207,7 @@ def test_without_power_there_is_no_noise():
     assert optimal_levels(points, 1.0).largest < math.inf
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 10**6), classes=st.integers(2, 10), target=st.floats(-4, 2), wide=st.booleans())
 def test_a_target_is_met_with_the_least_power(seed, classes, target, wide):
     p, largest = problem(seed, classes, classes - 1, classes + 20, wide=wide), math.exp(target)

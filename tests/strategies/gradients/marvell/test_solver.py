@@ -110,7 +110,7 @@ def test_a_steep_and_narrow_minimum_is_found():
     assert value_at(*problem[:4], [noise.lam1_neg, 0.0, noise.lam1_pos, 0.0]) > 60_000
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(problems(zeros=False), st.integers(0, 2**32 - 1))
 def test_no_random_feasible_noise_does_better(problem, seed):
     u, v, d, g, p, power = problem
@@ -129,7 +129,7 @@ def test_no_random_feasible_noise_does_better(problem, seed):
     assert noise.sum_kl <= value_at(u, v, d, g, lam).min() * (1 + 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(problems(reach=3, zeros=False), st.integers(0, 2**32 - 1))
 def test_no_general_purpose_optimizer_does_better(problem, seed):
     u, v, d, g, p, power = problem
@@ -151,7 +151,7 @@ def test_no_general_purpose_optimizer_does_better(problem, seed):
         assert noise.sum_kl <= value_at(u, v, d, g, spend(found.x)) * (1 + 1e-9)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(problems())
 def test_the_noise_is_feasible_and_reaches_the_divergence_that_is_reported(problem):
     u, v, d, g, p, power = problem
@@ -165,7 +165,7 @@ def test_the_noise_is_feasible_and_reaches_the_divergence_that_is_reported(probl
         assert float(divergence_of(u, v, d, g, noise)) == pytest.approx(noise.sum_kl, rel=1e-10, abs=rounding)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(problems())
 def test_all_the_power_is_spent_where_the_means_differ(problem):
     _, _, d, g, p, power = problem
@@ -173,7 +173,7 @@ def test_all_the_power_is_spent_where_the_means_differ(problem):
     assert optimal_noise(*problem).power(d, p) == pytest.approx(power, rel=1e-14)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(problems(), st.integers(-850, 850))
 @example((0.0, 0.0, 1, 1.0, 0.5, 0.0), -675)
 @example((0.0, 0.0, 3, 1.0, 0.5, 2.0), -675)
@@ -184,7 +184,7 @@ def test_a_change_of_scale_changes_nothing_but_the_scale(problem, exponent):
     assert scaled == noise.scaled(scale)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(problems())
 def test_the_classes_may_change_places(problem):
     u, v, d, g, p, power = problem
@@ -195,7 +195,7 @@ def test_the_classes_may_change_places(problem):
     assert other.sum_kl == noise.sum_kl
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(problems(), st.floats(1e-6, 10.0))
 def test_more_power_never_leaves_a_greater_divergence(problem, more):
     u, v, d, g, p, power = problem
@@ -363,7 +363,7 @@ def test_impossible_arguments_are_refused_by_name(name, value, tensors):
         optimal_noise(**arguments)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(problems(), sizes(-4, 2))
 def test_the_least_power_reaches_its_target_and_hardly_less_does_not(problem, target):
     u, v, d, g, p, _ = problem
