@@ -114,5 +114,6 @@ def refutation_p_value(result: Result, proof: Proof) -> float | None:
         priors = np.repeat([1 / classes, 1 - 1 / classes], [named, guesses - named])
         return odds_p_value(right, priors, proof.epsilon)
 
-    p_values = [p_value(one) for entry in result["epsilon"]["parties"] for one in entry.get("tried", ())]
+    tried = [one for entry in result["epsilon"]["parties"] for one in entry.get("tried", ())]
+    p_values = [p_value(one) for one in tried if classes == 2 or "named" in one]  # earlier results do not have it
     return min(1.0, min(p_values) * len(p_values)) if p_values else None
