@@ -150,6 +150,7 @@ KEYS: Mapping[str, str] = {
     "epsilon.parties[].lower": "The bound of this party; null with a reason in `unavailable`.",
     "epsilon.parties[].guesses": "Labels that were guessed for this bound.",
     "epsilon.parties[].right": "Guesses that were right.",
+    "epsilon.parties[].named": "Guesses of a class, not of all others together; canaries of more than two classes.",
     "epsilon.parties[].expected": "Right guesses by the estimated odds; without canaries.",
     "epsilon.parties[].tried[].*": "The same for each number of guesses that was tried.",
     "epsilon.parties[].reader": "Kind of the informed reader that guesses.",
