@@ -1,4 +1,4 @@
-"""Code of the README and of the tutorials that are no notebooks."""
+"""Code of the tutorials that are no notebooks."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def marked(page, mark):
 
 @pytest.fixture
 def defense_from(tmp_path, monkeypatch):
-    """Return a function that imports a module with this text and returns its defense of a name."""
+    """Return a function that imports a module with this text and returns its defense."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def saved(text, name="NoisySign"):
+    def saved(text):
         (tmp_path / "mine.py").write_text(text)
         sys.modules.pop("mine", None)
         import mine
 
-        return getattr(mine, name)
+        return mine.NoisySign
 
     yield saved
     sys.modules.pop("mine", None)
@@ -50,11 +50,6 @@ def test_the_first_version_of_the_defense_fails_as_the_tutorial_says(defense_fro
 def test_the_second_version_passes(defense_from):
     first = marked("your-own-defense.md", "first").split("    def perturb")[0]
     check_defense(defense_from(first + marked("your-own-defense.md", "second")), flip=0.2)
-
-
-def test_the_defense_of_the_readme_passes(defense_from):
-    (shown,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf8"), re.DOTALL)
-    check_defense(defense_from(shown, "Rounded"))
 
 
 def test_the_app_for_flower_users_is_that_of_the_example():
