@@ -45,6 +45,6 @@ class Split:
         return found
 
     def places(self, rows: NDArray[np.integer], purpose: int = 0) -> NDArray[np.float64]:
-        """Return a pseudorandom number from 0 to 1 for each row (n,); that of purpose p is that of row + p for 0."""
+        """Return a pseudorandom number from 0 to 1 for each row (n,); purpose p takes that of the p-th row after it."""
         start = (self.seed + purpose * 0x9E3779B97F4A7C15) % 2**64
         return np.asarray((scattered(rows.astype(np.uint64), start=start) >> np.uint64(11)) / 2.0**53)

@@ -173,11 +173,10 @@ class JointEvaluator:
         }
         other = next((part for part in parts if part != rows_of), rows_of)
         best = max(reached, key=lambda name: [_nan_as_lowest(reached[name][p]) for p in (other, rows_of)], default="")
-        without = others[best][rows_of] if best else np.zeros(len(scored))
-        gain = advantage_fields(scores[rows_of][scored], without[scored], truth)
-        over_each = [advantage_fields(scores[rows_of][scored], own[rows_of][scored], truth) for own in others.values()]
-        p_values = [one["advantage_p_value"] for one in over_each if one["advantage_p_value"] is not None]
-        gain["advantage_p_value"] = max(p_values, default=gain["advantage_p_value"])
+        without = {name: own[rows_of][scored] for name, own in others.items()} or {"": np.zeros(len(truth))}
+        gains = {name: advantage_fields(scores[rows_of][scored], own, truth) for name, own in without.items()}
+        p_values = [one["advantage_p_value"] for one in gains.values() if one["advantage_p_value"] is not None]
+        gain = {**gains[best], "advantage_p_value": max(p_values, default=None)}
         few = min(found["positives"], found["rows"] - found["positives"]) < FEWEST_OF_PART[SCORE]
         if rows_of == "test" or not attack.reads_own or few:  # of few rows the p-value would be too small
             gain["advantage_p_value"] = None

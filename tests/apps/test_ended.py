@@ -100,7 +100,7 @@ def test_a_run_whose_secret_is_lost_or_another_does_not_go_on(interrupted, whose
 
 
 @pytest.mark.parametrize("hosts", ["stream"], indirect=True)
-def test_what_a_run_left_that_was_killed_after_its_results_is_removed_when_somebody_resumes_it(hosts, monkeypatch):
+def test_states_of_a_run_killed_after_its_results_are_removed_by_a_resume(hosts, monkeypatch):
     start, label, _ = hosts
     with monkeypatch.context() as patch:
         patch.setattr(PartyStorage, "end", lambda _: None)

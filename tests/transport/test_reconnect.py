@@ -545,7 +545,7 @@ def test_a_message_that_is_too_short_or_confirms_what_was_never_sent_is_refused(
 
 
 @pytest.mark.parametrize("cut", [True, False])
-def test_the_end_of_a_run_is_waited_for_until_the_party_confirms_it_also_over_a_new_line(cut):
+def test_the_end_of_a_run_is_confirmed_by_the_party_also_over_a_new_line(cut):
     party = FakeParty()
     with listening(reconnect=20.0) as endpoint:
         session = Session(endpoint, party, 20.0)

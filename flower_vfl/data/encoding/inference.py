@@ -255,15 +255,18 @@ class _Column:
                 )
             return None
         text = fitting[0] if len(fitting) == 1 else self._constant_day(fitting)
+        if "%y" in text:
+            self._warn_of_short_years(text)
+        return self._dates(text, "; ".join(filter(None, [why, f"dates, {text}" if "%Y" in text else text])))
+
+    def _warn_of_short_years(self, text: str) -> None:
         latest = float(np.nanmax(read_dates(self.different, text)[0]))
-        if "%y" in text and latest > _LAST_SHORT_YEAR:
-            year = datetime.fromtimestamp(latest, UTC).year
+        if latest > _LAST_SHORT_YEAR:
             _log.warning(
                 "%s: column %r has two-digit years: 69 to 99 are read as 1969 to 1999, others as 2000 and later, up to "
                 "%d here; if that is wrong, write years with four digits",
-                *(self.file, self.name, year),
+                *(self.file, self.name, datetime.fromtimestamp(latest, UTC).year),
             )
-        return self._dates(text, "; ".join(filter(None, [why, f"dates, {text}" if "%Y" in text else text])))
 
     def _constant_day(self, fitting: list[str]) -> str:
         """Return the only format in which all dates have the same day of the month; refuse several formats or none."""

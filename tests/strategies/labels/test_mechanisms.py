@@ -119,7 +119,7 @@ def test_the_second_stage_draws_the_remaining_labels_once_with_the_heads_predict
     assert len(priors) == 1
 
 
-def test_labels_of_the_second_stage_are_drawn_once_also_where_training_is_restored_to_before(monkeypatch):
+def test_labels_of_the_second_stage_are_drawn_once_although_training_is_restored(monkeypatch):
     """A party that returns with other embeddings would otherwise get another draw of each label."""
     priors, made = recorded_priors(monkeypatch), two_stages(epochs=2)
     made.draw((torch.arange(ROWS) % 5 == 0).long(), generator())
