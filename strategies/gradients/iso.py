@@ -115,6 +115,7 @@ class Iso(NoiseDefense):
     name: ClassVar[str] = "iso"
     read_by: ClassVar[tuple[str, ...]] = ("norm", "remembered_direction")
     unbiased: ClassVar[bool] = True
+    checks_finite: ClassVar[bool] = True
 
     def __init__(self, strategy: HookedStrategy, t: float = 1.0, *, scope: Scope = "joint", rho: float = 0.0) -> None:
         super().__init__(strategy, scope=scope, rho=rho)

@@ -145,6 +145,7 @@ class MaxNorm(NoiseDefense):
     name: ClassVar[str] = "max_norm"
     read_by: ClassVar[tuple[str, ...]] = ("shell",)
     unbiased: ClassVar[bool] = True
+    checks_finite: ClassVar[bool] = True
 
     @classmethod
     def perturb_runs(

@@ -201,6 +201,7 @@ class MarvellFull(AccountedNoise[FullAccountant]):
     name: ClassVar[str] = "marvell_full"
     read_by: ClassVar[tuple[str, ...]] = ("direction",)
     unbiased: ClassVar[bool] = True
+    checks_finite: ClassVar[bool] = True
     two_classes_only: ClassVar[bool] = True
 
     def __init__(

@@ -214,6 +214,7 @@ class Marvell(AccountedNoise[IsotropicAccountant]):
     name: ClassVar[str] = "marvell"
     read_by: ClassVar[tuple[str, ...]] = ("residual",)
     unbiased: ClassVar[bool] = True
+    checks_finite: ClassVar[bool] = True
 
     def __init__(
         self,
