@@ -102,10 +102,15 @@ def mean_share_interval(shares: Array, counts: Array) -> Interval | None:
 
 
 def auc_interval(scores: Array, labels: Array) -> Interval | None:
-    r"""Return DeLong's interval of `leak_auc`, ties included, None where a class has fewer than two examples.
+    r"""Return an interval of `leak_auc`, ties included, None where a class has fewer than two examples.
 
     The AUC is the mean over positives of the share of negatives below them, and the mean over negatives of the share of
-    positives above them; the two variances add up.
+    positives above them; the two variances add up (DeLong). The interval is symmetric on the scale of the logit,
+
+    .. math:: \operatorname{logit} A \pm z_{0.975} \, \frac{\sqrt{Var(A)}}{A (1 - A)}
+
+    because the error of an AUC is skewed near 0 and 1, where DeLong's symmetric interval is too narrow
+    (docs/methods/leak.md).
 
     Both variances are 0 where all positives score above all negatives. The interval is then that of k successes in k
     trials by Clopper and Pearson,
@@ -120,16 +125,21 @@ def auc_interval(scores: Array, labels: Array) -> Interval | None:
     DeLong, DeLong and Clarke-Pearson, *Comparing the areas under two or more correlated receiver operating
     characteristic curves: a nonparametric approach*, Biometrics 44, 1988.
 
+    Qin and Hotilovac, *Comparison of non-parametric confidence intervals for the area under the ROC curve of a
+    continuous-scale diagnostic test*, Statistical Methods in Medical Research 17, 2008.
+
     Clopper and Pearson, *The use of confidence or fiducial limits illustrated in the case of the binomial*, Biometrika
     26, 1934.
 
     Examples
     --------
     >>> [round(bound, 3) for bound in auc_interval([1, 2, 3, 4, 5, 6], [0, 0, 1, 0, 1, 1])]
-    [0.581, 1.0]
+    [0.261, 0.995]
     >>> [round(bound, 3) for bound in auc_interval([1, 2, 3, 4, 5, 6], [0, 0, 0, 1, 1, 1])]
     [0.292, 1.0]
     """
+    from scipy.special import expit, logit
+
     values, positive = binary(scores, labels)
     refuse_nan(values, "scores")
     if min(np.count_nonzero(positive), np.count_nonzero(~positive)) < 2:
@@ -139,8 +149,9 @@ def auc_interval(scores: Array, labels: Array) -> Interval | None:
     if auc in (0.0, 1.0):
         least = 0.025 ** (1 / min(below.size, above.size))
         return (least, 1.0) if auc else (0.0, 1.0 - least)
-    half = Z95 * math.sqrt(below.var(ddof=1) / below.size + above.var(ddof=1) / above.size)
-    return max(0.0, auc - half), min(1.0, auc + half)
+    error = math.sqrt(below.var(ddof=1) / below.size + above.var(ddof=1) / above.size)
+    half = Z95 * error / (auc * (1 - auc))
+    return float(expit(logit(auc) - half)), float(expit(logit(auc) + half))
 
 
 def placements(values: NDArray[Any], positive: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

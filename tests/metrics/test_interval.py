@@ -54,16 +54,17 @@ def test_the_interval_of_a_mean_of_shares_covers_the_truth_in_95_of_100_samples(
 
 
 def by_pairs(scores, y):
-    """Return DeLong's interval from the table of all pairs, by the formula of the paper."""
+    """Return the interval from the table of all pairs: DeLong's variance, and symmetry of the logarithm of the odds."""
     positives, negatives = scores[y == 1], scores[y == 0]
     wins = (positives[:, None] > negatives) + 0.5 * (positives[:, None] == negatives)
     spread = wins.mean(axis=1).var(ddof=1) / len(positives) + wins.mean(axis=0).var(ddof=1) / len(negatives)
-    half = stats.norm.ppf(0.975) * spread**0.5
-    return max(0.0, wins.mean() - half), min(1.0, wins.mean() + half)
+    odds = wins.mean() / (1 - wins.mean())
+    factor = np.exp(stats.norm.ppf(0.975) * spread**0.5 * (1 + odds) ** 2 / odds)
+    return tuple(each / (1 + each) for each in (odds / factor, odds * factor))
 
 
 @pytest.mark.parametrize("digits", [1, 8])
-def test_the_interval_of_an_auc_is_delongs_ties_included(digits):
+def test_the_interval_of_an_auc_follows_from_the_table_of_all_pairs(digits):
     rng = np.random.default_rng(digits)
     y = (rng.random(200) < 0.3).astype(int)
     scores = np.round(rng.normal(size=200) + y, digits)
@@ -72,16 +73,22 @@ def test_the_interval_of_an_auc_is_delongs_ties_included(digits):
     assert found[0] < leak_auc(scores, y) < found[1]
 
 
-def test_the_interval_of_an_auc_covers_the_truth_about_95_times_in_100():
-    rng, truth = np.random.default_rng(3), stats.norm.cdf(1 / 2**0.5)
-    y = np.arange(200) % 4 == 0
-    covered = [low <= truth <= high for low, high in (auc_interval(rng.normal(size=200) + y, y) for _ in range(1000))]
-    assert 0.92 < np.mean(covered) < 0.975  # four standard deviations are 0.028
+@pytest.mark.parametrize(
+    ("truth", "positives", "negatives", "least"),
+    [(0.76, 50, 150, 0.92), (0.97, 50, 50, 0.91), (0.99, 20, 60, 0.95), (0.99, 100, 1000, 0.88)],
+)
+def test_the_interval_of_an_auc_covers_the_truth(truth, positives, negatives, least):
+    """DeLong's symmetric interval covers the last three in 88, 82 and 86 of 100 samples."""
+    rng, apart = np.random.default_rng(3), stats.norm.ppf(truth) * 2**0.5
+    y = np.arange(positives + negatives) < positives
+    samples = (rng.normal(size=y.size) + apart * y for _ in range(1000))
+    low, high = np.array([auc_interval(scores, y) for scores in samples]).T
+    assert least < np.mean((low <= truth) & (truth <= high)) < 0.995  # four standard deviations of 0.95 are 0.028
 
 
 @pytest.mark.parametrize(("negatives", "positives"), [(2, 2), (3, 40), (40, 3), (500, 300)])
 def test_classes_without_overlap_have_the_exact_interval_of_as_many_pairs(negatives, positives):
-    """DeLong's interval has the width 0 there."""
+    """DeLong's variance is 0 there."""
     scores, y = np.arange(negatives + positives), np.arange(negatives + positives) >= negatives
     pairs = min(negatives, positives)
     expected = stats.binomtest(pairs, pairs).proportion_ci(0.95, method="exact")
