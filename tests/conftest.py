@@ -6,7 +6,6 @@ import html
 import logging
 import os
 import sys
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,20 +26,6 @@ if TYPE_CHECKING:
 # workers wait for each other, and tests take many times as long. Processes that tests start inherit the setting.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-
-@pytest.hookimpl(tryfirst=True)  # before tests are deselected
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse a slow test in a file without the marker's name, by which `.ci/run` finds the files of such tests."""
-    for item in items:
-        for marker in item.iter_markers():
-            if marker.name in ("slow", "flower") and f"mark.{marker.name}" not in _text(item.path):
-                raise pytest.UsageError(f"{item.path} has a test with the marker {marker.name}: name it there")
-
-
-@cache
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf8")
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from flower_vfl.simulations import running, tables
 from flower_vfl.simulations.sweep import search, sweeping
 from flower_vfl.strategies import DEFENSES
 from flower_vfl.terminal import print_names
+from tests.cases import parametrize
 from tests.commands import flower_vfl, flower_vfl_process
 
 SMALL = '[data]\nname = "breast-cancer"\n[training]\nepochs = 2\nbatch_size = 64\n'
@@ -186,7 +187,7 @@ def test_a_prediction_that_cannot_be_made_ends_with_2_one_message_and_no_file(
     assert (tmp_path / "there.csv").read_text() == "precious"
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("arguments", "words"),
     [
         (["run", "censsus"], "did you mean 'census'? Or give a path ending in .toml or a folder of prepared data"),
@@ -248,6 +249,7 @@ def test_a_prediction_that_cannot_be_made_ends_with_2_one_message_and_no_file(
         (["app", "census", "--out", "x", "--set", "attack.names=norm(k=1)"], "there is no parameter 'k'"),
         (["data", "part", "nowhere", "--party", "a", "--out", "x"], "is no prepared data set"),
     ],
+    quick=10,
 )
 def test_bad_input_is_one_clear_message_exit_code_2_and_nothing_written(
     arguments, words, preset, tmp_path, monkeypatch, capsys
@@ -351,13 +353,14 @@ def test_a_port_in_use_is_bad_input_that_names_the_setting(preset, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("settings", "words"),
     [
         (["training.learning_rate=1e12"], "smaller training.learning_rate"),
         (["defenses=potential_energy(alpha=1e300)"], "the loss of step 0 is inf; "),
         (["defenses=potential_energy(alpha=1e300)"], "or a smaller alpha of potential_energy"),
     ],
+    quick=1,
 )
 def test_training_that_diverges_is_a_failure_and_keeps_what_was_measured(settings, words, preset, tmp_path):
     options = [option for setting in settings for option in ("--set", setting)]
@@ -680,7 +683,7 @@ def test_init_says_how_many_people_the_files_share_where_some_are_left_out(tmp_p
     assert "in all files" not in done.stdout
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("train", "test", "k", "words"),
     [
         ("aaaa", "aaaa", 1, "there is nothing to learn; two classes at least are needed"),
@@ -688,6 +691,7 @@ def test_init_says_how_many_people_the_files_share_where_some_are_left_out(tmp_p
         ("abca", "abab", 1, ""),
         ("abaa", "abab", 5, "5 labelled examples of each class were to leak; of class 1 the training rows have 3"),
     ],
+    quick=1,
 )
 def test_classes_that_never_or_hardly_occur_are_refused_or_do_no_harm(train, test, k, words, tmp_path):
     """There are 12 training and 12 test rows; a pattern of four labels repeats in each."""

@@ -7,6 +7,7 @@ import pytest
 
 from flower_vfl.accounting import RandomisedResponse, Release
 from flower_vfl.accounting.ledger import PrivacyLedger, Training
+from tests.cases import parametrize
 from tests.commands import flower_vfl
 
 
@@ -66,7 +67,7 @@ def test_a_ledger_is_begun_shown_planned_with_and_given_another_limit(tmp_path):
     assert "of 5 at delta 1e-06" in flower_vfl("budget", path, "--limit", 5).stdout
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("arguments", "words"),
     [
         ([], "give --epsilon to plan a training, or a LEDGER"),
@@ -84,6 +85,7 @@ def test_a_ledger_is_begun_shown_planned_with_and_given_another_limit(tmp_path):
         (["missing.json", "--limit", "nan"], "epsilon must be a finite number"),
     ],
     ids=str,
+    quick=3,
 )
 def test_bad_input_ends_with_one_message_and_leaves_nothing(arguments, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -14,6 +14,7 @@ from flower_vfl.apps.node import DATA_VARIABLE
 from flower_vfl.data.sources.catalog import prepare
 from flower_vfl.data.store.dataset import open_dataset
 from flower_vfl.data.store.parts import write_part
+from tests.cases import parametrize
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))
@@ -95,7 +96,7 @@ def test_no_module_uses_a_private_name_of_another():
     assert {path: names for path, names in found.items() if names} == {}
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("place", "line", "contract"),
     [
         ("flower_vfl/attacks", "from flower_vfl.data.store.dataset import Labels", "attacks"),
@@ -112,6 +113,7 @@ def test_no_module_uses_a_private_name_of_another():
         ("strategies", "import matplotlib", "reports"),
         ("simulations", "import jinja2", "reports"),
     ],
+    quick=3,
 )
 def test_a_violation_is_caught(tree, place, line, contract):
     (tree / place / "intruder.py").write_text(line + "\n")
@@ -173,7 +175,7 @@ for words in ("run census --set data.options.vew=x", "run census --set data.path
 HEAVY = ("torch", "flwr", "ray", "matplotlib", "sklearn", "pyarrow", "scipy")
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "code",
     [
         "import flower_vfl",
@@ -184,6 +186,7 @@ HEAVY = ("torch", "flwr", "ray", "matplotlib", "sklearn", "pyarrow", "scipy")
         MISTAKES,
     ],
     ids=["import", "config", "help", "run --help", "packages", "mistakes"],
+    quick=1,
 )
 def test_nothing_heavy_is_loaded(code, tmp_path):
     check = f"import sys; print('loaded:', sorted(set({HEAVY!r}) & set(sys.modules)))"

@@ -21,6 +21,7 @@ from flower_vfl.accounting import (
     largest_auc,
 )
 from flower_vfl.errors import ArgumentError, SetupError
+from tests.cases import parametrize
 
 CLOSE = 1e-3
 """Largest difference by which a discretised epsilon may be above the true one."""
@@ -63,7 +64,7 @@ def test_randomised_response_composes_as_the_optimal_theorem_says(epsilon, draws
         assert exact - 1e-12 <= found <= exact + 1e-6, delta
 
 
-@pytest.mark.parametrize(("sigma", "draws"), [(1.0, 1), (2.0, 6), (5.0, 100), (1.5, 3), (30.0, 1000)], ids=str)
+@parametrize(("sigma", "draws"), [(1.0, 1), (2.0, 6), (5.0, 100), (1.5, 3), (30.0, 1000)], ids=str, quick=1)
 def test_gaussians_compose_to_the_analytic_one_and_their_losses_never_below_it(sigma, draws):
     release = Release(Gaussian(sigma), draws)
     beside = Release(Laplace(1e6))  # another mechanism, which adds 1e-6

@@ -9,6 +9,7 @@ from scipy import integrate, stats
 from flower_vfl.accounting import Bounded, Gaussian, Laplace, RandomisedResponse
 from flower_vfl.accounting.mechanisms import from_facts
 from flower_vfl.errors import ArgumentError
+from tests.cases import parametrize
 
 EPSILONS = np.array([-3.0, -1.0, -0.3, 0.0, 0.2, 0.9, 2.5])
 
@@ -27,14 +28,14 @@ def by_outcomes(one, other):
     return [sum(max(0.0, p - math.exp(e) * q) for p, q in zip(one, other, strict=True)) for e in EPSILONS]
 
 
-@pytest.mark.parametrize("scale", [0.4, 1.0, 3.0])
+@parametrize("scale", [0.4, 1.0, 3.0], quick=1)
 def test_laplace_has_the_divergence_of_its_densities(scale):
     density = lambda shift: stats.laplace(loc=shift, scale=scale).pdf  # noqa: E731
     expected = by_densities(density(0.0), density(1.0), [0.0, 0.5, 1.0])
     np.testing.assert_allclose(Laplace(scale).delta(EPSILONS), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("sigma", [0.5, 1.0, 4.0])
+@parametrize("sigma", [0.5, 1.0, 4.0], quick=1)
 def test_gaussian_has_the_divergence_of_its_densities(sigma):
     density = lambda shift: stats.norm(loc=shift, scale=sigma).pdf  # noqa: E731
     expected = by_densities(density(1.0), density(0.0), [0.0, 0.5, 1.0])

@@ -88,6 +88,7 @@ def test_another_text_decodes_to_noise():
     assert ones == pytest.approx(0.5, abs=5 * 0.5 / np.sqrt(2000 * 128))
 
 
+@pytest.mark.slow
 def test_a_table_of_random_values_is_uniform_so_that_it_reveals_nothing_of_its_texts():
     """Over many tables of the same texts each bit is a fair coin, in used and in free slots."""
     keys = [f"key {number}" for number in range(5)]

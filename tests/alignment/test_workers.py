@@ -8,6 +8,7 @@ from flower_vfl.alignment import workers
 from flower_vfl.alignment.group import Key, id_blocks
 from flower_vfl.alignment.workers import multiply_all
 from flower_vfl.errors import ProtocolError, SessionError
+from tests.cases import parametrize
 
 
 @pytest.fixture
@@ -16,7 +17,7 @@ def small(monkeypatch):
     monkeypatch.setattr(workers, "_WORTHWHILE", 10)
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3])
+@parametrize("processes", [1, 2, 3], quick=1)
 def test_processes_change_nothing_but_the_time(small, processes):
     key, blocks = Key(12345), id_blocks(map(str, range(101)))
     hashed = multiply_all(key, blocks, hashed=True, processes=processes)

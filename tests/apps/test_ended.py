@@ -9,6 +9,7 @@ from flower_vfl.config import build_config
 from flower_vfl.errors import FlowerVflError, SetupError, StorageError
 from flower_vfl.rng import NOISE_KEY_FILE_VARIABLE, SECRET_FILE_VARIABLE
 from tests.apps.test_node import CONFIG, deploy, folders, nodes_of  # noqa: F401 - `folders` is a fixture
+from tests.cases import parametrize
 
 STATES = ("secret-*", "step-*", "received*", "memory-*")
 
@@ -81,7 +82,7 @@ def test_a_run_whose_results_could_not_be_written_keeps_all_that_it_needs_to_go_
 
 
 @pytest.mark.parametrize("hosts", ["stream"], indirect=True)
-@pytest.mark.parametrize("whose", ["label", "party"])
+@parametrize("whose", ["label", "party"], quick=1)
 def test_a_run_whose_secret_is_lost_or_another_does_not_go_on(interrupted, whose, monkeypatch, tmp_path, caplog):
     """It would draw labels and noise a second time."""
     start, *states = interrupted

@@ -14,6 +14,7 @@ from flower_vfl.nn import bind_dropout, seeded_initialisation
 from flower_vfl.nn.digest import weights_digest
 from flower_vfl.rng import Secret
 from flower_vfl.training.factories import schedule_of
+from tests.cases import parametrize
 from tests.toys import mixed_data, text_data, toy_config, toy_data
 
 # The default values of the model keys that `toy_config` sets.
@@ -124,12 +125,13 @@ def train_joined(config, data, parties, own=""):
     return {"label": weights_digest(nn.ModuleDict(label)), **{p: weights_digest(bottoms[p]) for p in parties}}
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("fusion", "parties", "shape"),
     [
         *((fusion, parties, (6,)) for fusion in ("concat", "sum", "mean") for parties in (1, 2, 4)),
         *((fusion, 3, (2, 6, 6)) for fusion in ("concat", "sum", "mean")),
     ],
+    quick=1,
 )
 def test_the_split_network_ends_with_the_weights_of_the_joined_one(parties, shape, fusion):
     data = toy_data(rows=300, parties=parties, shape=shape)
@@ -143,7 +145,7 @@ def test_convolutions_on_both_sides_of_the_cut_end_with_the_joined_weights():
     assert run(config, data=lambda _: data).summary["weights"] == train_joined(config, data, data.parties)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("network", "split"),
     [
         ("mnist", ""),
@@ -153,6 +155,7 @@ def test_convolutions_on_both_sides_of_the_cut_end_with_the_joined_weights():
         ("resnet20", ""),
         ("resnet20", "group2"),
     ],
+    quick=1,
 )
 @pytest.mark.parametrize("classes", [2, 4])
 def test_the_networks_of_the_papers_end_with_the_joined_weights(network, split, classes):
@@ -166,7 +169,7 @@ def test_the_networks_of_the_papers_end_with_the_joined_weights(network, split, 
     assert run(config, data=lambda _: data).summary["weights"] == train_joined(config, data, data.parties)
 
 
-@pytest.mark.parametrize("classes", [2, 3])
+@parametrize("classes", [2, 3], quick=1)
 def test_a_split_text_network_equals_the_joined_one_and_its_labels_are_read(classes):
     data = text_data(200, 100, classes=classes)
     config = toy_config(
@@ -182,7 +185,7 @@ def test_a_split_text_network_equals_the_joined_one_and_its_labels_are_read(clas
     assert ("clustering", "first") in means
 
 
-@pytest.mark.parametrize("in_flight", [1, 2])
+@parametrize("in_flight", [1, 2], quick=1)
 def test_running_statistics_count_every_batch_once_over_every_transport(in_flight):
     data = toy_data(48, 24, 1, (3, 32, 32))
     weights, made = [], []
@@ -202,10 +205,11 @@ def test_running_statistics_count_every_batch_once_over_every_transport(in_fligh
     assert weights[0] == weights[1] == weights[2]
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "model",
     [{}, {"network": "wide-deep", "top": [16, 16]}, {"dropout": 0.3, "bottom": [16, 16]}],
     ids=["plain", "wide", "dropout"],
+    quick=1,
 )
 def test_a_label_party_with_columns_of_its_own_ends_with_the_joined_weights(model):
     data = mixed_data()
@@ -225,7 +229,7 @@ def test_more_than_two_classes_are_exact_too():
     assert run(config, data=lambda _: data).summary["weights"] == train_joined(config, data, data.parties)
 
 
-@pytest.mark.parametrize(("in_flight", "ensemble"), [(1, 1), (3, 1), (3, 2)])
+@parametrize(("in_flight", "ensemble"), [(1, 1), (3, 1), (3, 2)], quick=1)
 def test_all_transports_give_identical_weights(in_flight, ensemble):
     data = mixed_data()
     weights = []
@@ -247,7 +251,7 @@ def test_the_number_of_steps_in_flight_changes_the_weights_and_nothing_else_does
     assert one != three
 
 
-@pytest.mark.parametrize("wire_dtype", ["float16", "bfloat16"])
+@parametrize("wire_dtype", ["float16", "bfloat16"], quick=1)
 def test_half_precision_on_the_wire_rounds_at_the_cut_and_nowhere_else(wire_dtype):
     data = toy_data(rows=300)
     found = {}
@@ -262,7 +266,7 @@ def test_half_precision_on_the_wire_rounds_at_the_cut_and_nowhere_else(wire_dtyp
     assert all(entry["q95"] > 0.5 for entry in found["stream"]["leakage"])
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("make", "sections"),
     [
         (lambda: toy_data(rows=300), {}),
@@ -270,6 +274,7 @@ def test_half_precision_on_the_wire_rounds_at_the_cut_and_nowhere_else(wire_dtyp
         (mixed_data, {"model": {"dropout": 0.2}}),
     ],
     ids=["vectors", "feature maps", "tables"],
+    quick=1,
 )
 def test_passes_in_bfloat16_are_those_of_the_joined_network_on_every_transport(make, sections):
     data, found = make(), []

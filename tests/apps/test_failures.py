@@ -30,6 +30,7 @@ from flower_vfl.strategies import Observer, VerticalStrategy
 from flower_vfl.tracking import read_steps
 from flower_vfl.training.party_report import read_report
 from flower_vfl.version import software
+from tests.cases import parametrize
 from tests.toys import toy_config, toy_data
 
 TRANSPORTS = ("inproc", "stream", "messages")
@@ -106,7 +107,7 @@ def test_the_result_has_the_beginning_and_the_end_of_an_error_as_long_as_a_tenso
 
 
 @pytest.mark.parametrize("kind", TRANSPORTS)
-@pytest.mark.parametrize(
+@parametrize(
     ("act", "error", "reason"),
     [
         (
@@ -119,6 +120,7 @@ def test_the_result_has_the_beginning_and_the_end_of_an_error_as_long_as_a_tenso
         (lambda z: z.double(), ProtocolError, "given float64"),
     ],
     ids=["NaN", "width", "rows", "dtype"],
+    quick=1,
 )
 def test_a_party_that_sends_something_wrong_is_refused(kind, act, error, reason):
     data, config = uneven_data(), toy_config(transport={"kind": kind})
@@ -137,7 +139,7 @@ def falsified(key, value):
     return falsify
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("falsify", "where"),
     [
         (lambda _: [], "cannot be read"),
@@ -156,6 +158,7 @@ def falsified(key, value):
         (falsified("measures", {"auc": 0}), r"'leakage\.0\.measures\.auc'"),
         (falsified("values", [None]), r"'leakage\.0\.values\.0'"),
     ],
+    quick=3,
 )
 def test_an_invalid_report_is_refused_with_its_wrong_field_and_loses_no_weights(falsify, where, tmp_path, monkeypatch):
     honest = FeatureParty.report
@@ -311,7 +314,7 @@ def test_nodes_without_a_party_are_spare():
 
 
 @pytest.mark.parametrize("kind", ["stream", "messages"])
-@pytest.mark.parametrize("wire_dtype", ["exact", "float16", "bfloat16"])
+@parametrize("wire_dtype", ["exact", "float16", "bfloat16"], quick=1)
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_training_that_diverges_gives_the_same_error_with_every_wire_dtype(kind, wire_dtype, value):
     data, config = uneven_data(), toy_config(transport={"kind": kind, "wire_dtype": wire_dtype})

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from flower_vfl.apps import run
 from flower_vfl.apps.model import load_card, load_model, model_path, save_model
 from flower_vfl.errors import ConfigError, DataError
+from tests.cases import parametrize
 from tests.toys import toy_config, toy_data
 
 
@@ -34,7 +35,7 @@ def rewrite(source, target, change):
     return target
 
 
-@pytest.mark.parametrize("kind", ["inproc", "stream", "messages"])
+@parametrize("kind", ["inproc", "stream", "messages"], quick=1)
 def test_every_party_keeps_the_weights_that_the_result_names(kind, tmp_path):
     data = toy_data(rows=100, test_rows=20)
     config = toy_config(transport={"kind": kind})

@@ -13,6 +13,7 @@ from flower_vfl.attacks import ATTACKS, make_attack, make_attacks
 from flower_vfl.config import build_config, from_run_config, load_config, to_run_config
 from flower_vfl.errors import ConfigError, FlowerVflError, PartyError
 from flower_vfl.strategies import DEFENSES, VerticalStrategy
+from tests.cases import parametrize
 from tests.toys import toy_data
 
 METHODS = """
@@ -189,7 +190,7 @@ class Saying(First):
 
 
 @pytest.mark.parametrize("kind", ["inproc", "stream"])
-@pytest.mark.parametrize(
+@parametrize(
     ("scores", "words"),
     [
         ("g", r"the attack 'saying' returned (64, 4) for 64 rows: (64,) is needed"),
@@ -197,6 +198,7 @@ class Saying(First):
         ("g[:, 0] + 0j", "the attack 'saying': The scores are complex64"),
         ("g[:-1, 0]", r"the attack 'saying' returned (63,) for 64 rows: (64,) is needed"),
     ],
+    quick=1,
 )
 def test_an_error_about_the_scores_of_an_attack_names_the_attack(scores, words, kind, install):
     install("own-parts", {"own_parts": METHODS})

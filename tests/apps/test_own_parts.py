@@ -10,6 +10,7 @@ from torch import nn
 
 from flower_vfl.apps import run
 from flower_vfl.errors import ConfigError, PartyError
+from tests.cases import parametrize
 from tests.toys import toy_config, toy_data
 
 
@@ -25,7 +26,7 @@ def top(shape, classes, config):
     return nn.Linear(shape[0], 1)
 
 
-@pytest.mark.parametrize("clip_norm", [0.0, 0.01])
+@parametrize("clip_norm", [0.0, 0.01], quick=1)
 def test_a_users_own_optimizer_trains_every_party_equally_on_every_transport(clip_norm):
     data = toy_data(rows=400)
     weights = []

@@ -52,6 +52,7 @@ def states_between_messages(folder):
     return sorted(path.parent.name for path in folder.rglob("session*.safetensors"))
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_keeps_one_state_of_each_party_until_it_is_resumed(tmp_path, monkeypatch):
     monkeypatch.setenv("FLOWER_VFL_STATE", str(tmp_path / "state"))
     config = toy_config(transport=MESSAGES, checkpoint={"every": 2})

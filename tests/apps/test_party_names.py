@@ -8,6 +8,7 @@ import pytest
 from flower_vfl.apps import run
 from flower_vfl.apps.local import run_alone
 from flower_vfl.errors import ConfigError
+from tests.cases import parametrize
 from tests.toys import toy_config, toy_data
 
 ONE_EPOCH = {"training": {"epochs": 1, "batch_size": 64}}
@@ -44,7 +45,7 @@ def test_names_of_data_of_ones_own_are_checked_too(name):
         run(toy_config(**ONE_EPOCH), data=lambda _: data)
 
 
-@pytest.mark.parametrize("label_party", ["label", "owner", "a"])
+@parametrize("label_party", ["label", "owner", "a"], quick=1)
 def test_every_party_has_weights_states_and_digests_of_its_own(tmp_path, label_party):
     """This holds where one name begins with another, and for every name of the label party."""
     names = ["a", "a-label", "label-a", "weights"]

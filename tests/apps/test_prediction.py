@@ -21,6 +21,7 @@ from flower_vfl.data.store.dataset import Labels
 from flower_vfl.errors import ConfigError, DataError, InputError, OutputExistsError, PartyError
 from flower_vfl.metrics import leak_auc, macro_auc
 from flower_vfl.strategies import Observer
+from tests.cases import parametrize
 from tests.faults.common import Interrupt
 from tests.toys import mixed_data, toy_config, toy_data
 
@@ -69,8 +70,10 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "ending"), [*((name, "csv") for name in VARIANTS), ("one party", "parquet"), ("four classes", "parquet")]
+@parametrize(
+    ("name", "ending"),
+    [*((name, "csv") for name in VARIANTS), ("one party", "parquet"), ("four classes", "parquet")],
+    quick=1,
 )
 def test_scores_of_the_test_rows_repeat_the_runs_own_evaluation(name, ending, tmp_path):
     data, sections = VARIANTS[name]
@@ -85,7 +88,7 @@ def test_scores_of_the_test_rows_repeat_the_runs_own_evaluation(name, ending, tm
         assert correct == pytest.approx(result.summary["utility"]["last"]["test_accuracy"], abs=1e-12)
 
 
-@pytest.mark.parametrize(("kind", "wire"), [("stream", "exact"), ("messages", "exact"), ("stream", "float16")])
+@parametrize(("kind", "wire"), [("stream", "exact"), ("messages", "exact"), ("stream", "float16")], quick=1)
 def test_every_transport_gives_the_scores_that_evaluation_had(kind, wire, tmp_path):
     data = toy_data(rows=200)
     config = toy_config(transport={"kind": kind, "wire_dtype": wire})
@@ -127,7 +130,7 @@ def test_a_weighted_run_predicts_where_a_class_has_no_training_row(tmp_path):
     assert np.isfinite([scores for name, scores in read(tmp_path / "scores.csv").items() if "score" in name]).all()
 
 
-@pytest.mark.parametrize("classes", [2, 3])
+@parametrize("classes", [2, 3], quick=1)
 def test_scores_of_weighted_classes_are_probabilities_with_the_frequencies_of_training(classes, tmp_path):
     sixths = toy_data(rows=2000, test_rows=1000, classes=6)
     train, test = (np.maximum(y - 6 + classes, 0) for y in (sixths.target.train, sixths.target.test))

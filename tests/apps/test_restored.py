@@ -14,6 +14,7 @@ from flower_vfl.errors import ConfigError, NotRestoredError
 from flower_vfl.parties.predictor import Predictor
 from flower_vfl.protocol.frame import Kind
 from flower_vfl.strategies.base import Defense
+from tests.cases import parametrize
 from tests.toys import toy_config, toy_data
 
 
@@ -152,7 +153,7 @@ def trained(defense, folder, **sections):
 
 
 @pytest.mark.parametrize("label_features", [False, True])
-@pytest.mark.parametrize("defense", [Learned, Vector, Counting, Begun, Hooked])
+@parametrize("defense", [Learned, Vector, Counting, Begun, Hooked], quick=1)
 def test_what_a_defense_learned_and_cannot_be_restored_is_refused(defense, label_features, tmp_path):
     data, _ = trained(defense, tmp_path / "run", label_features=label_features)
     with pytest.raises(NotRestoredError, match=f"'{defense.name}'.*self.modules.*result.json") as caught:
@@ -161,7 +162,7 @@ def test_what_a_defense_learned_and_cannot_be_restored_is_refused(defense, label
     assert not (tmp_path / "scores.csv").exists()
 
 
-@pytest.mark.parametrize("kind", ["stream", "messages"])
+@parametrize("kind", ["stream", "messages"], quick=1)
 def test_it_is_refused_on_every_transport_before_a_row_is_asked_for(kind, tmp_path, monkeypatch):
     data = toy_data(rows=200)
     config = toy_config(defenses=[{"name": f"{__name__}:Learned"}], transport={"kind": kind})

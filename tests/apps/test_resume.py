@@ -19,6 +19,7 @@ from flower_vfl.errors import ConfigError, DataError, OutputExistsError, PartyEr
 from flower_vfl.simulations.flower_engine import in_processes, run_flower
 from flower_vfl.simulations.running import run_here, run_observed
 from flower_vfl.strategies import Observer
+from tests.cases import parametrize
 from tests.faults.common import Interrupt
 from tests.toys import mixed_data, toy_config, toy_data
 
@@ -92,7 +93,7 @@ def begun(tmp_path, monkeypatch):
     return config
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "other",
     [
         pytest.param({"y": lambda row: 1 - row % 2}, id="labels"),
@@ -101,6 +102,7 @@ def begun(tmp_path, monkeypatch):
         pytest.param({"a": lambda row: f"{row % 7},{'UVW'[row % 3]}"}, id="names of categories"),
         pytest.param({"b": lambda row: f"{row % 4}"}, id="another party"),
     ],
+    quick=1,
 )
 def test_other_values_of_the_same_people_are_refused_and_no_digest_of_them_is_shown(begun, tmp_path, other):
     state = (tmp_path / "run" / "checkpoints" / "label" / "committed.json").read_text()
@@ -169,7 +171,7 @@ def in_flower(config, out, *, title, resume):
     return run_flower(config, out, resume=resume)
 
 
-@pytest.mark.parametrize("go_on", [run_here, observed, in_flower])
+@parametrize("go_on", [run_here, observed, in_flower], quick=1)
 @pytest.mark.parametrize("left", [None, "interrupted"])
 @pytest.mark.usefixtures("_sketched")
 def test_resuming_an_ended_run_writes_a_missing_or_outdated_report(tmp_path, go_on, left):
@@ -229,7 +231,7 @@ def test_without_a_folder_nothing_is_kept(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("every", [0, 1, 5])
+@parametrize("every", [0, 1, 5], quick=1)
 @pytest.mark.parametrize("in_flight", [1, 4])
 def test_how_often_states_are_kept_changes_no_weight_where_one_step_is_under_way(tmp_path, every, in_flight):
     def weights(every, out):
@@ -272,7 +274,7 @@ def test_a_run_without_a_state_of_all_parties_begins_anew(tmp_path):
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "finished"
 
 
-@pytest.mark.parametrize("kind", ["inproc", "stream", "messages"])
+@parametrize("kind", ["inproc", "stream", "messages"], quick=1)
 def test_a_run_killed_before_its_results_are_written_still_has_its_row_memories(kind, tmp_path, monkeypatch):
     attack = {"names": ["remembered_direction", "remembered_norm"], "informed": 0}
     config = toy_config(checkpoint={"every": 3}, attack=attack, transport={"kind": kind})

@@ -78,6 +78,7 @@ def test_a_feature_party_is_gone_with_its_run():
         gc.enable()
 
 
+@pytest.mark.slow
 def test_so_few_steps_that_nothing_is_learned_are_a_warning_and_the_log_says_what_validation_takes(caplog):
     caplog.set_level("INFO")
     run(toy_config(training={"epochs": 2, "batch_size": 300}), data=lambda _: toy_data())

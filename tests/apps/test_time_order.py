@@ -97,6 +97,7 @@ def test_every_transport_gives_the_same(whole, transport):
     assert result.outcome.epochs == whole.outcome.epochs
 
 
+@pytest.mark.slow
 def test_steps_in_flight_give_the_same_on_every_transport_and_never_cross_the_end_of_a_day():
     config = {"in_flight": 3}
     results = [

@@ -28,6 +28,7 @@ from flower_vfl.tracking import read_steps
 from flower_vfl.training.outcome import Outcome
 from flower_vfl.transport.wire import MOST_UNCONFIRMED
 from tests.attacks.common import RecordingAttack
+from tests.cases import parametrize
 from tests.toys import toy_config, toy_data
 
 ALL = ["norm", "cosine", "inner_product", "direction_count", "hint(k=1)", "hint(k=3,measure=cosine)"]
@@ -58,7 +59,7 @@ def entries_of(summary):
     }
 
 
-@pytest.mark.parametrize("kind", ["inproc", "stream", "messages"])
+@parametrize("kind", ["inproc", "stream", "messages"], quick=1)
 @pytest.mark.parametrize("shape", [(6,), (2, 6, 6)], ids=["vectors", "feature maps"])
 def test_a_simulated_run_scores_every_attack_at_every_layer_and_at_the_monitor(kind, shape, tmp_path):
     data = toy_data(rows=300, shape=shape)
@@ -114,7 +115,7 @@ def test_all_transports_measure_the_same():
     assert measured[0] == measured[1] == measured[2]
 
 
-@pytest.mark.parametrize("kind", ["inproc", "stream", "messages"])
+@parametrize("kind", ["inproc", "stream", "messages"], quick=1)
 def test_scorers_get_the_labels_of_a_table_of_any_size_as_fast_as_they_take_them(kind, monkeypatch):
     data, config = toy_data(), toy_config(attack={"names": ["norm"]}, transport={"kind": kind})
     expected = run(config, data=lambda _: data).summary["leakage"]

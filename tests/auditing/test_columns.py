@@ -114,6 +114,7 @@ class RandomLengths(GradientDefense):
         return torch.nn.functional.normalize(x, dim=1) * logs.exp()[:, None], {}
 
 
+@pytest.mark.slow
 def test_a_run_hands_the_reader_with_columns_lengths_and_signs_of_all_epochs():
     """Sixteen lengths are two deviations apart between classes; the mean of random directions carries little."""
     data = toy_data(rows=1500, test_rows=100, parties=1)

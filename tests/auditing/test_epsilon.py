@@ -17,6 +17,7 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import audit_power
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import LocalHead
+from tests.cases import parametrize
 from tests.toys import toy_config, toy_data
 
 
@@ -61,9 +62,10 @@ def audited(evidence, background=(), *, classes=2, canaries=0, delta=0.0):
     return audit_epsilon([evidence], [background], classes=classes, canaries=canaries, delta=delta)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("classes", "delta", "runs", "most"),  # at 5 % exceeded with probability 0.02 or less
     [(2, 0.0, 120, 11), (2, 1e-6, 30, 4), pytest.param(4, 0.0, 120, 11, marks=pytest.mark.slow)],
+    quick=1,
 )
 def test_a_correct_mechanism_is_seldom_refuted(classes, delta, runs, most):
     generator = np.random.default_rng(classes)
@@ -208,6 +210,7 @@ class WithDelta(HalfNoise):
         return Guarantee(self.epsilon, self.delta)
 
 
+@pytest.mark.slow
 def test_a_run_audits_its_claim_at_the_delta_of_the_claim(monkeypatch):
     lower, genuine = {}, monitor.audit_epsilon
 

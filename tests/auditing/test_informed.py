@@ -13,6 +13,7 @@ from sklearn.metrics import roc_auc_score
 from flower_vfl.auditing import informed
 from flower_vfl.checkpoint import load_state, save_state
 from tests.auditing.runs import WIDTH, audit_of, entries_of, entry_of_gradients, follow, noise
+from tests.cases import parametrize
 
 N = 4000
 Y = (np.arange(N) % 5 == 0).astype(np.int64)
@@ -188,7 +189,7 @@ def slow(step, rows):
     return Z[rows], g
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("send", "least"),
     [
         *[(turned, 0.9), (paired, 0.98), (sparse, 0.95), (rounded, 0.97), (tied, 0.85), (opposite, 0.95)],
@@ -219,6 +220,7 @@ def slow(step, rows):
         "half precision",
         "a fine grid",
     ],
+    quick=1,
 )
 def test_a_defense_that_no_named_attack_breaks_is_caught(send, least):
     alone = entry_of_gradients(Y, send)
@@ -242,6 +244,7 @@ def test_where_few_of_many_steps_are_sampled_two_in_a_row_are(monkeypatch):
     assert "around" in {one["reader"] for one in thinned["candidates"]}
 
 
+@pytest.mark.slow
 def test_an_epoch_of_few_rows_is_sampled_whole_however_few_steps_are_scored():
     whole, sparse = (entry_of_gradients(Y, shifted, every=every)["candidates"] for every in (1, 16))
     assert sparse == whole
@@ -254,6 +257,7 @@ def test_readers_of_gradients_alone_are_candidates_with_embeddings_too():
     assert names <= {one["reader"] for one in joint["candidates"]}
 
 
+@pytest.mark.slow
 def test_where_a_discriminant_separates_the_classes_no_tree_and_no_network_is_fitted():
     def parted(step, rows):
         return Z[rows], noise(step, rows) + 8 * Y[rows][:, None].astype(np.float32)
@@ -282,6 +286,7 @@ def test_baselines_without_gradients_always_have_trees_and_a_network(monkeypatch
     assert widths == {name: [WIDTH] * 2 for name in widths}  # embeddings of one epoch and of the rows of all
 
 
+@pytest.mark.slow
 def test_a_group_reads_what_its_member_with_all_the_signal_does():
     y, widths = Y[:1600], (8, 64)
 
@@ -525,7 +530,7 @@ def test_with_several_classes_the_direction_is_that_of_the_class_it_reads_most_c
     assert entry["values"][-1] == pytest.approx(max(exact, 1 - exact), abs=0.02)
 
 
-@pytest.mark.parametrize("classes", [2, 5])
+@parametrize("classes", [2, 5], quick=1)
 @pytest.mark.parametrize("periods", [(), (64,) * 16], ids=["all rows in each epoch", "more rows with each day"])
 def test_of_60_panels_of_noise_at_most_8_are_called_leaking(classes, periods, monkeypatch):
     """At a rate of 5 % more than 8 have a probability of 0.3 %."""

@@ -21,6 +21,7 @@ from flower_vfl.auditing.joint import (
 )
 from flower_vfl.errors import ConfigError
 from flower_vfl.metrics.paired import auc_fields
+from tests.cases import parametrize
 
 SCORER = JointEvaluator(party="a", defended=True)
 RUNS, ALARMS = 60, 7
@@ -145,7 +146,7 @@ def test_of_fewer_than_20_positives_a_gain_has_no_p_value():
     assert train["advantage"] > 0.1
 
 
-@pytest.mark.parametrize("depends", [False, True], ids=["labels follow nothing", "labels follow the columns"])
+@parametrize("depends", [False, True], ids=["labels follow nothing", "labels follow the columns"], quick=1)
 def test_gradients_that_carry_nothing_raise_few_false_alarms(depends):
     alarms = covered = 0
     for seed in range(RUNS):

@@ -29,6 +29,7 @@ from flower_vfl.auditing.readers import (
     thinned,
 )
 from flower_vfl.auditing.selection import FittedReader, Sample, best
+from tests.cases import parametrize
 
 ALL = [linear_discriminant, quadratic_discriminant, boosted_trees, network]
 
@@ -62,7 +63,7 @@ def test_noise_that_one_class_has_more_of_is_read_where_means_are_equal(fit):
     assert held_out_auc(fit, x, y, more_x, more_y) > best - 0.05
 
 
-@pytest.mark.parametrize("width", [16, WIDEST_READER])
+@parametrize("width", [16, WIDEST_READER], quick=1)
 def test_the_bounded_reader_is_near_the_likelihood_ratio_under_heavy_tails(width):
     rng = np.random.default_rng(0)
     y = rng.integers(0, 2, 24_000)
@@ -125,7 +126,7 @@ def test_quadratic_scores_are_the_log_likelihood_ratio_of_the_distributions():
     assert np.abs(score_of(read(rows), 1) - exact).max() < 0.15
 
 
-@pytest.mark.parametrize("fit", ALL)
+@parametrize("fit", ALL, quick=1)
 def test_a_leak_in_one_of_many_columns_is_found_beside_a_constant_one(fit):
     x, y = gaussians(2500, shift=4.0, width=WIDEST_READER + 20)
     more_x, more_y = gaussians(2500, shift=4.0, width=WIDEST_READER + 20, seed=1)
@@ -193,7 +194,7 @@ def test_shared_values_are_counted_in_all_columns_together():
     np.testing.assert_allclose(scores, [of_one + of_two, of_two, [0.0, 0.0]])
 
 
-@pytest.mark.parametrize("signal", ["mean", "spread"])
+@parametrize("signal", ["mean", "spread"], quick=1)
 @pytest.mark.parametrize(("classes", "most"), [(10, SCREENED), (2, SCREENED_OF_TWO)])
 def test_trees_find_the_one_column_of_more_than_they_read_that_leaks(signal, classes, most):
     rng = np.random.default_rng(0)
@@ -209,8 +210,8 @@ def test_trees_find_the_one_column_of_more_than_they_read_that_leaks(signal, cla
     assert roc_auc_score(y[3000:] == 0, scores) > expected
 
 
-@pytest.mark.parametrize(
-    ("width", "rounding"), [(5, 1e-9), (WIDEST_READER + 20, 1e-5)]
+@parametrize(
+    ("width", "rounding"), [(5, 1e-9), (WIDEST_READER + 20, 1e-5)], quick=1
 )  # wide rows are brought down in float32
 def test_readers_of_the_same_arrays_give_what_each_gives_alone(width, rounding):
     rng = np.random.default_rng(0)

@@ -12,6 +12,7 @@ from flower_vfl.auditing.row_memory import RowMemory
 from flower_vfl.errors import DataError, StorageError
 from flower_vfl.metrics import leak_auc
 from flower_vfl.protocol.schedule import Schedule
+from tests.cases import parametrize
 
 ROWS, WIDTH = 50, 3
 SCHEDULE = Schedule(seed=3, rows=ROWS, test_rows=0, batch_size=8, eval_batch_size=50, epochs=5, validation=0.1)
@@ -213,7 +214,7 @@ def test_half_precision_is_not_used_where_it_would_lose_some_of_many_epochs(epoc
 
 
 @pytest.mark.parametrize("smallest", [1.0, 1e-6])
-@pytest.mark.parametrize(("noise", "persistent"), [(0.0, 0.0), (5.0, 0.0), (5.0, 0.5), (5.0, 1.0)])
+@parametrize(("noise", "persistent"), [(0.0, 0.0), (5.0, 0.0), (5.0, 0.5), (5.0, 1.0)], quick=1)
 def test_sums_in_half_precision_give_the_leak_auc_of_exact_sums(noise, persistent, smallest):
     generator = torch.Generator().manual_seed(5)
     positive, rows = torch.arange(5000) % 20 == 0, (5000, 16)

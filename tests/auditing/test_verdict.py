@@ -12,6 +12,7 @@ from flower_vfl.auditing.summaries import StepLeaks
 from flower_vfl.auditing.verdict import PRACTICAL, needed, practical_p_value, status_of, verdict_of
 from flower_vfl.metrics import LeakSummary, coin_bound, leak_auc, quantile_p_value
 from tests.auditing.test_epsilon import coins
+from tests.cases import parametrize
 
 DEFENDED = [{"name": "marvell", "params": {"s": 4.0}}]
 
@@ -249,9 +250,7 @@ def simulated(rng, *, batch, positives, steps, shift=0.0, every=0):
     return entries
 
 
-@pytest.mark.parametrize(
-    ("batch", "positives", "steps", "every"), [(128, 12, 60, 0), (128, 2, 40, 0), (256, 22, 66, 22)]
-)
+@parametrize(("batch", "positives", "steps", "every"), [(128, 12, 60, 0), (128, 2, 40, 0), (256, 22, 66, 22)], quick=1)
 def test_of_200_runs_that_carry_nothing_at_most_18_are_called_leaking(batch, positives, steps, every):
     rngs = [np.random.default_rng([seed, batch, positives]) for seed in range(200)]
     entries = (simulated(rng, batch=batch, positives=positives, steps=steps, every=every) for rng in rngs)
@@ -339,7 +338,7 @@ def chance_of_classes(seed, classes, batch, last, steps, epochs):
     return practical_p_value(leaks.result())
 
 
-@pytest.mark.parametrize("shape", [(3, 64, 6, 16, 10), (3, 32, 4, 11, 20), (10, 64, 20, 16, 20)])
+@parametrize("shape", [(3, 64, 6, 16, 10), (3, 32, 4, 11, 20), (10, 64, 20, 16, 20)], quick=1)
 def test_where_classes_take_turns_short_batches_raise_no_false_alarm(shape):
     """More than 14 of 120 have a probability of 0.1 % at a rate of 5 %."""
     assert sum(chance_of_classes(seed, *shape) <= 0.05 for seed in range(120)) <= binom.isf(0.001, 120, 0.05)
@@ -407,7 +406,7 @@ def of_audits(rights, *, guesses=400):
 
 
 @pytest.mark.parametrize(("epsilon", "status"), [(1.0, "proven"), (2.5, "leaks")])
-@pytest.mark.parametrize("classes", [3, 4, 10])
+@parametrize("classes", [3, 4, 10], quick=1)
 def test_canaries_of_several_classes_refute_a_wrong_proof_and_no_right_one(classes, epsilon, status):
     """A guess names a class or the others together, whose odds differ."""
     rng = np.random.default_rng(classes)

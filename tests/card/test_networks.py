@@ -1,9 +1,8 @@
 """A step of each whole network waits for the GPU for its loss only."""
 
-import pytest
-
 from tests.card.counts import NETWORKS, whole
 from tests.card.test_runs import images, paper
+from tests.cases import parametrize
 from tests.toys import mixed_data, text_data
 
 ALL = {
@@ -18,6 +17,6 @@ PADDING = {"texts": 2}
 """Further waits: PyTorch omits padding from a sparse gradient and counts the remaining words and gradients."""
 
 
-@pytest.mark.parametrize("name", ALL)
+@parametrize("name", ALL, quick=1)
 def test_a_step_waits_for_its_loss_alone(name):
     assert whole(*ALL[name])[1] == 1 + PADDING.get(name, 0)

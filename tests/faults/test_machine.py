@@ -23,6 +23,7 @@ from flower_vfl.errors import FlowerVflError, OutputExistsError, PartyError, Sto
 from flower_vfl.files import FolderLock
 from flower_vfl.parties.feature import FeatureParty
 from flower_vfl.parties.label import LabelParty
+from tests.cases import parametrize
 from tests.faults.common import Interrupt, assert_same, small_disk
 
 SETUP = {
@@ -77,7 +78,7 @@ def full(monkeypatch):
     return fill
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("ending", "after"),
     [
         *(("label.journal", after) for after in (0, 3)),
@@ -89,6 +90,7 @@ def full(monkeypatch):
         ("steps.parquet", 0),
         ("result.json", 0),
     ],
+    quick=2,
 )
 def test_a_full_disk_ends_a_run_that_goes_on_to_the_same_result_when_there_is_space(
     tmp_path, undisturbed, full, ending, after
@@ -190,7 +192,7 @@ def test_nothing_waits_by_a_clock_that_can_jump():
     assert sorted(name for name, _ in used) == stamps
 
 
-@pytest.mark.parametrize("transport", ["inproc", "stream"])
+@parametrize("transport", ["inproc", "stream"], quick=1)
 def test_a_party_without_memory_is_named_and_the_run_goes_on_later(tmp_path, undisturbed, transport, monkeypatch):
     handle, left = FeatureParty.handle, [40]
 

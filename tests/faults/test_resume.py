@@ -116,6 +116,7 @@ def test_a_party_has_written_all_its_results_when_it_reports(tmp_path, undisturb
     assert sorted(found) == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_the_result_of_a_finished_run_is_written_last(tmp_path, monkeypatch):
     """A run that is killed before can be resumed; one that is killed after is complete."""
     write, found = RunFolder.write_result, []

@@ -25,6 +25,7 @@ from flower_vfl.training.checkpointing import Checkpointing
 from flower_vfl.training.loop import TrainingLoop
 from flower_vfl.transport.sessions import Sessions
 from tests.apps.alignment.common import people, write_people
+from tests.cases import parametrize
 from tests.faults.common import TRANSPORTS
 from tests.faults.recording import Recorder, differences
 from tests.toys import toy_data
@@ -109,7 +110,7 @@ def record(recorder, config, *names):
     return [recorder.train(config, replace(DATA, target=LABELS[name]), BLIND) for name in names or ("true", "others")]
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@parametrize("transport", TRANSPORTS, quick=1)
 def test_nothing_of_a_training_depends_on_labels_but_what_a_defense_has_passed(recorder, frozen, transport):
     one, *others = record(recorder, setup(transport, attack={"informed": ROWS}), *LABELS)
     assert not one.error
@@ -119,14 +120,14 @@ def test_nothing_of_a_training_depends_on_labels_but_what_a_defense_has_passed(r
     assert any(path.endswith(".safetensors") for path in one.files)
 
 
-@pytest.mark.parametrize("defense", DEFENSES)
+@parametrize("defense", DEFENSES, quick=1)
 def test_under_each_defense_nothing_else_depends_on_labels(recorder, frozen, defense):
     one, other = record(recorder, setup(defenses=DEFENSES[defense]), "true", "nearly all of one class")
     assert differences(one, other) == []
     assert not one.error
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@parametrize("transport", TRANSPORTS, quick=1)
 def test_without_a_defense_what_parties_receive_depends_on_labels(recorder, transport):
     one, other = record(recorder, setup(transport))
     found = differences(one, other)
@@ -143,7 +144,7 @@ def test_with_flipped_labels_frozen_nothing_depends_on_the_true_ones(recorder, m
     assert not one.error
 
 
-@pytest.mark.parametrize(("transport", "classes"), [("inproc", 3), ("stream", 2), ("messages", 2)])
+@parametrize(("transport", "classes"), [("inproc", 3), ("stream", 2), ("messages", 2)], quick=1)
 def test_with_randomised_labels_frozen_nothing_of_local_heads_depends_on_the_true_ones(
     recorder, monkeypatch, transport, classes
 ):
@@ -189,7 +190,7 @@ def without_best(parties):
     return {party: [entry for entry in entries if entry[0] != "best"] for party, entries in parties.items()}
 
 
-@pytest.mark.parametrize("stop", STOPS)
+@parametrize("stop", STOPS, quick=1)
 def test_early_stopping_and_a_limit_reveal_when_they_end_training_and_nothing_else(recorder, frozen, stop):
     """SECURITY.md adds: with patience also which epochs were better, and at the end which model is kept."""
     sections, names, kept = STOPS[stop]
@@ -210,7 +211,7 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@parametrize("transport", TRANSPORTS, quick=1)
 def test_a_label_party_that_fails_because_of_its_labels_reveals_nothing_of_them(
     recorder, frozen, transport, monkeypatch
 ):
@@ -314,7 +315,7 @@ def with_a_batch_that_is_asked_for_by_its_labels(monkeypatch):
     monkeypatch.setattr(TrainingLoop, "_evaluate", leaking)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("plant", "transport"),
     [
         (with_the_loss_in_a_field, "messages"),
@@ -324,6 +325,7 @@ def with_a_batch_that_is_asked_for_by_its_labels(monkeypatch):
         (with_commits_that_depend_on_the_loss, "messages"),
         (with_a_batch_that_is_asked_for_by_its_labels, "inproc"),
     ],
+    quick=1,
 )
 def test_a_leak_that_is_planted_is_found(recorder, frozen, monkeypatch, transport, plant):
     plant(monkeypatch)

@@ -11,6 +11,7 @@ from scipy.stats import binom, mannwhitneyu
 
 from flower_vfl.metrics import ArgumentError, leak_auc, nearest_rank, null_quantile, quantile_p_value, step_p_values
 from flower_vfl.metrics import null as module
+from tests.cases import parametrize
 
 
 def simulated(counts, draws, seed=0):
@@ -178,7 +179,7 @@ def quantiles_of_rows_that_recur(runs, *, keep, rows=960, batch=16, epochs=20):
     return found
 
 
-@pytest.mark.parametrize("keep", [1.0, 0.5, 0.0])
+@parametrize("keep", [1.0, 0.5, 0.0], quick=1)
 def test_rows_that_keep_their_scores_raise_no_more_false_alarms(keep):
     """Of 200 runs at most 20: more have a probability of 0.1 % at a rate of 5 %."""
     runs = quantiles_of_rows_that_recur(200, keep=keep)

@@ -8,6 +8,7 @@ from flower_vfl.data.sources.catalog import RECIPES
 from flower_vfl.data.store.dataset import FeatureSpec
 from flower_vfl.errors import ConfigError
 from flower_vfl.nn import NETWORKS, StagedNetwork, seeded_initialisation, watched_layers
+from tests.cases import parametrize
 
 STAGED = {name: network for name, network in NETWORKS.items() if isinstance(network, StagedNetwork)}
 CUTS = [(name, stage.name) for name, network in STAGED.items() for stage in network.stages]
@@ -34,7 +35,7 @@ def linear_relu(x, layer, slope):
     return torch.where(out > 0, out, slope * out)
 
 
-@pytest.mark.parametrize(("name", "split"), CUTS)
+@parametrize(("name", "split"), CUTS, quick=4)
 def test_a_network_computes_the_same_function_at_every_cut(name, split):
     bottom, top, images = halves(name)
     weights = {**bottom.state_dict(), **top.state_dict()}

@@ -8,6 +8,7 @@ from flower_vfl.errors import ConfigError, TrainingError
 from flower_vfl.nn import ConvBottom, TabularBottom, Top
 from flower_vfl.nn.fusion import fuse, fused_shape
 from flower_vfl.nn.optim import Optimizers
+from tests.cases import parametrize
 
 TABLE = FeatureSpec(3, (4, 6, 2))
 
@@ -96,7 +97,7 @@ def train(make_bottoms, batches, how, *, split):
     return [parameter.detach() for module in modules for parameter in module.parameters()]
 
 
-@pytest.mark.parametrize("how", ["concat", "sum", "mean"])
+@parametrize("how", ["concat", "sum", "mean"], quick=1)
 @pytest.mark.parametrize("parties", [1, 2, 4])
 @pytest.mark.parametrize("kind", ["vectors", "feature maps"])
 def test_the_cut_changes_no_bit_of_any_weight(how, parties, kind):

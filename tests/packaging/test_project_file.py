@@ -19,6 +19,7 @@ from flower_vfl.config import from_run_config, leaf_paths
 from flower_vfl.config.parsing import call, parse_defenses
 from flower_vfl.simulations.demo.plan import RUNS
 from flower_vfl.simulations.demo.table import HEADINGS, markdown
+from tests.cases import parametrize
 from tests.packaging import run_config
 from tests.packaging.conftest import ROOT
 
@@ -93,7 +94,7 @@ def test_the_badges_agree_with_the_project_file():
     assert "Apache-2.0" in badges["license.svg"]
 
 
-@pytest.mark.parametrize("page", ["report", "watching"])
+@parametrize("page", ["report", "watching"], quick=1)
 def test_a_picture_shows_the_page_as_it_is_now(page):
     pages = runpy.run_path(str(ROOT / "docs" / "images" / "pages.py"))
     assert pages["taken"](page) == pages["digest"](page), f"run: python docs/images/pages.py {page}"
@@ -226,7 +227,7 @@ def test_every_page_is_on_the_map_that_the_readme_links():
     assert expected - {map_of_pages} - listed - shown_elsewhere == set()  # pages of the site alone
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("schema", "pattern"),
     [
         ("github-workflows", ".github/workflows/*.yml"),
@@ -235,6 +236,7 @@ def test_every_page_is_on_the_map_that_the_readme_links():
         ("citation-file-format", "CITATION.cff"),
         ("compose-spec", "docs/deployment/containers/*/compose.yaml"),
     ],
+    quick=1,
 )
 def test_files_for_other_programs_follow_their_schema(schema, pattern):
     files = [str(path) for path in ROOT.glob(pattern)]

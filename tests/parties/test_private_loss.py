@@ -37,6 +37,7 @@ def config(name="own_methods.private_head:PrivateHead", **sections):
     return toy_config(**{"training": training, "attack": {"names": []}, "defenses": [{"name": name}], **sections})
 
 
+@pytest.mark.slow
 def test_with_the_same_draw_other_true_labels_change_no_message_of_a_users_private_head(private_head, monkeypatch):
     original = private_head.randomised
     monkeypatch.setattr(private_head, "randomised", lambda labels, **named: original(torch.zeros_like(labels), **named))

@@ -23,6 +23,7 @@ from flower_vfl.reports.figures import (
 from flower_vfl.reports.figures.canvas import LINE_COLOURS, draw
 from flower_vfl.reports.figures.periods import running_mean
 from flower_vfl.reports.figures.training import CURVE_BINS, stretches
+from tests.cases import parametrize
 
 STEPS = np.arange(500)
 VALUES = np.random.default_rng(0).uniform(0.5, 1, 500)
@@ -127,9 +128,7 @@ def test_the_global_style_stays_as_it_was_and_pyplot_is_not_loaded():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize(
-    "values", [[], [0.7], [np.nan, np.nan], [np.nan, 0.8], [np.inf, 0.8], [-np.inf, 0.8], [0.0, 0.0]]
-)
+@parametrize("values", [[], [0.7], [np.nan, np.nan], [np.nan, 0.8], [np.inf, 0.8], [-np.inf, 0.8], [0.0, 0.0]], quick=1)
 def test_odd_curves_are_drawn_all_the_same(values):
     assert texts(leak_figure("x", {"cut": (np.arange(len(values)), np.array(values, dtype=float))}, 1.0))
 
@@ -218,7 +217,7 @@ def test_long_names_stay_inside_the_figure(length):
     assert max(starts) + 5.5 * length < width  # an e of nine points is 5.5 wide
 
 
-@pytest.mark.parametrize(("names", "taller"), [(4, False), (14, True), (40, True)])
+@parametrize(("names", "taller"), [(4, False), (14, True), (40, True)], quick=1)
 def test_many_names_below_a_figure_leave_its_axes_their_height(names, taller):
     kept = []
 

@@ -13,6 +13,7 @@ from flower_vfl.data.store.periods import Period, Periods
 from flower_vfl.errors import InputError
 from flower_vfl.reports import render
 from flower_vfl.tracking import StepLog
+from tests.cases import parametrize
 from tests.toys import toy_config, toy_data
 
 pytestmark = pytest.mark.usefixtures("_sketched")
@@ -194,7 +195,7 @@ def test_a_killed_run_is_reported_from_its_journal(run_folder):
     assert "party ghost" in page(render([folder])).text
 
 
-@pytest.mark.parametrize("several", [False, True])
+@parametrize("several", [False, True], quick=1)
 @pytest.mark.usefixtures("_really_drawn")
 def test_the_page_needs_nothing_from_elsewhere_and_is_small(run_folder, several):
     folders = [run_folder(f"run{i}", parties=("a", "b", "c", "d")) for i in range(1 + 4 * several)]

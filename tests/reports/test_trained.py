@@ -15,6 +15,7 @@ from flower_vfl.reports.run import load_run
 from flower_vfl.reports.settings import settings_of
 from flower_vfl.reports.trained import measures_of, of_run, of_settings, on_trained_models, worst_answer
 from flower_vfl.tracking import write_embeddings
+from tests.cases import parametrize
 from tests.reports.test_figures import texts
 from tests.reports.test_page import change, page
 
@@ -350,7 +351,7 @@ def test_embeddings_that_have_no_map_have_none(trained_folder, z):
     assert of_run(load_run(folder))["maps"] == [""]
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1e30])
+@parametrize("scale", [1e-30, 1e30], quick=1)
 @pytest.mark.usefixtures("_really_drawn")
 def test_maps_do_not_depend_on_the_scale_and_one_number_a_row_is_enough(trained_folder, scale):
     sample = clouds()

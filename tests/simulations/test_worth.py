@@ -18,6 +18,7 @@ from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.reports.worth import worth_in
 from flower_vfl.simulations import running
 from flower_vfl.simulations.worth import compare_run, wants_baselines, worth_of
+from tests.cases import parametrize
 from tests.toys import toy_config, toy_data
 
 ROWS, TEST = 600, 300
@@ -56,6 +57,7 @@ def test_the_numbers_are_those_of_scikit_learn_on_each_partys_columns_and_on_all
     assert 0.03 < found["margin"] < 0.08
 
 
+@pytest.mark.slow
 def test_of_more_than_two_classes_it_is_the_accuracy():
     table, _, labels = data(classes=4)
     found = worth_of(build_config({}), table, result(0.5, "test_accuracy"))
@@ -67,9 +69,10 @@ def test_of_more_than_two_classes_it_is_the_accuracy():
     assert 1 / TEST < perfect["margin"] < 6 / TEST  # without a wrong row the error may still be above 0
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("together", "words"),
     [(0.99, "above the best party alone (b"), (0.55, "below the best party alone (b"), (None, "")],
+    quick=1,
 )
 def test_the_sentence_says_which_is_better_and_what_test_rows_can_tell(together, words):
     table, *_ = data()

@@ -35,6 +35,7 @@ from flower_vfl.testing.subject import strategy
 from flower_vfl.tracking import read_steps
 from flower_vfl.training.factories import schedule_of
 from tests.apps.test_time_order import DAYS, in_time, timed
+from tests.cases import parametrize
 from tests.faults.common import TRANSPORTS, Interrupt, assert_same
 from tests.toys import toy_config, toy_data
 
@@ -70,7 +71,7 @@ def weights(folder):
     return {path.stem: load_file(path) for path in (folder / "weights").glob("*.safetensors")}
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@parametrize("transport", TRANSPORTS, quick=1)
 def test_training_ends_when_the_bound_passes_its_limit_and_the_model_from_before_stays(
     tmp_path, transport, monkeypatch, caplog
 ):
@@ -144,7 +145,7 @@ def test_a_defense_around_a_bounded_one_passes_its_bound_on():
     assert LabelDP(inner).bound() == inner.bound() == auc_bound(0.25)
 
 
-@pytest.mark.parametrize("bound", [math.nan, -3.0, 0.49, 1.5, None, "0.6"])
+@parametrize("bound", [math.nan, -3.0, 0.49, 1.5, None, "0.6"], quick=1)
 def test_a_bound_that_is_no_leak_auc_counts_as_1(monkeypatch, caplog, bound):
     monkeypatch.setattr(isotropic.Marvell, "bound", lambda self: bound)
     found = run(build_config(limited(epochs=2, max_bound=0.99)))
@@ -153,7 +154,7 @@ def test_a_bound_that_is_no_leak_auc_counts_as_1(monkeypatch, caplog, bound):
     assert f"`bound` is {bound!r}, no leak AUC from 0.5 to 1" in caplog.text
 
 
-@pytest.mark.parametrize(("step", "name"), [(3, "marvell"), (11, "marvell"), (19, "marvell"), (11, "marvell_full")])
+@parametrize(("step", "name"), [(3, "marvell"), (11, "marvell"), (19, "marvell"), (11, "marvell_full")], quick=1)
 def test_a_run_that_was_interrupted_ends_at_the_same_place(tmp_path, step, name):
     config = build_config(limited(checkpoint={"every": 2}, defenses=[{"name": name, "s": 4.0}]))
     run(config, out=tmp_path / "alone")
@@ -234,7 +235,7 @@ def test_the_budget_includes_the_bound_of_colluding_parties(tmp_path):
     assert result(tmp_path / "run")["budget"]["bound"]["reached"][0] == pytest.approx(auc_bound(largest))
 
 
-@pytest.mark.parametrize("colluding", [[], ["all"]])
+@parametrize("colluding", [[], ["all"]], quick=1)
 def test_with_per_party_noise_the_bound_is_the_largest_of_a_party_or_the_sum_of_colluding_ones(tmp_path, colluding):
     defenses = [{"name": "marvell", "s": 4.0, "scope": "per-party"}]
     config = build_config(limited(defenses=defenses, parties={"colluding": colluding}, max_bound=0.99))
@@ -379,10 +380,11 @@ def test_an_epoch_without_a_known_leak_is_warned_of(caplog):
     assert found.summary["budget"]["leak"]["reached"][0] is None
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "budget",
     [{"all": {"limit": 0.9, "reached": []}}, {"leak": []}, {"leak": {"limit": "<b>", "reached": [0.5]}}]
     + [{"bound": {"limit": 0.9, **rest}} for rest in ({}, {"reached": 0.5}, {"reached": [0.5, "<b>"]})],
+    quick=1,
 )
 def test_a_budget_of_another_shape_is_refused(tmp_path, budget):
     run(build_config(limited(epochs=1, max_bound=1.0)), out=tmp_path / "run")

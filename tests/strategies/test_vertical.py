@@ -19,6 +19,7 @@ from flower_vfl.simulations.tables import print_results
 from flower_vfl.strategies import DEFENSES, Defense, Iso, Observer, VerticalStrategy
 from flower_vfl.strategies.gradients.base import GradientDefense
 from flower_vfl.training.factories import schedule_of
+from tests.cases import parametrize
 from tests.toys import toy_config, toy_data
 
 
@@ -153,7 +154,7 @@ def test_what_hooks_return_is_logged_each_step():
     assert values.values["mine.seen"][0] == 64.0
 
 
-@pytest.mark.parametrize("value", ["1.0", None, True, torch.ones(1), torch.ones(2)])
+@parametrize("value", ["1.0", None, True, torch.ones(1), torch.ones(2)], quick=1)
 @pytest.mark.parametrize("hook", ["prepare_labels", "embed", "loss", "protect", "end_epoch"])
 def test_what_is_no_number_is_refused_when_it_is_to_be_logged_for_the_first_time(hook, value):
     class Logging(Defense):
@@ -376,7 +377,7 @@ def test_a_validation_part_of_one_class_chooses_no_epoch_ends_no_training_and_is
     assert "no epoch was chosen by validation" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("classes", "weights", "measure"),
     [
         (2, "none", "validation_auc"),
@@ -384,6 +385,7 @@ def test_a_validation_part_of_one_class_chooses_no_epoch_ends_no_training_and_is
         (3, "none", "validation_accuracy"),
         (3, "balanced", "validation_macro_auc"),
     ],
+    quick=1,
 )
 def test_the_result_names_the_measure_that_chose_the_best_epoch(classes, weights, measure, caplog, capsys):
     data = toy_data(rows=300, classes=classes)

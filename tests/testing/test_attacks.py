@@ -18,6 +18,7 @@ from flower_vfl.attacks import (
 from flower_vfl.attacks.base import NOTHING
 from flower_vfl.errors import FlowerVflError
 from flower_vfl.testing import CheckError, check_attack
+from tests.cases import parametrize
 
 FEWER = {"remembered_network": {"steps": 60}}  # the default of 300 makes the same checks five times as long
 SETTINGS = [
@@ -34,7 +35,7 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize(("attack", "params"), SETTINGS, ids=lambda value: getattr(value, "name", str(value)))
+@parametrize(("attack", "params"), SETTINGS, ids=lambda value: getattr(value, "name", str(value)), quick=11)
 def test_every_built_in_attack_passes(attack, params):
     check_attack(attack, **params)
 

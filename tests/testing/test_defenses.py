@@ -7,6 +7,7 @@ import torch
 
 from flower_vfl.strategies import DEFENSES, Iso, Marvell, MaxNorm
 from flower_vfl.testing import CheckError, check_defense
+from tests.cases import parametrize
 from tests.testing import broken, right
 
 SETTINGS = [
@@ -19,12 +20,12 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize(("defense", "params"), SETTINGS, ids=lambda value: getattr(value, "name", str(value)))
+@parametrize(("defense", "params"), SETTINGS, ids=lambda value: getattr(value, "name", str(value)), quick=5)
 def test_every_built_in_defense_passes(defense, params):
     check_defense(defense, **params)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "defense",
     [
         right.Right,
@@ -37,12 +38,13 @@ def test_every_built_in_defense_passes(defense, params):
         broken.Kept,
         broken.Drawing,
     ],
+    quick=2,
 )
 def test_a_users_own_defense_passes_with_noise_or_without_with_a_state_or_without(defense):
     check_defense(defense)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("defense", "finding"),
     [
         (int, "no subclass of flower_vfl.strategies.Defense"),
@@ -121,6 +123,7 @@ def test_a_users_own_defense_passes_with_noise_or_without_with_a_state_or_withou
         (broken.Averaging, "runs: it raised NotRestoredError: the label party cannot be rebuilt from its weights"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
+    quick=17,
 )
 def test_each_mistake_is_found_and_named(defense, finding):
     with pytest.raises(CheckError, match=finding) as caught:
@@ -144,7 +147,7 @@ def test_parameters_that_are_refused_are_a_finding():
         check_defense(Iso, t=-1)
 
 
-@pytest.mark.parametrize(("defense", "params"), [(Iso, {"t": 0.0}), (Marvell, {"s": 0.0})])
+@parametrize(("defense", "params"), [(Iso, {"t": 0.0}), (Marvell, {"s": 0.0})], quick=1)
 def test_a_strength_of_zero_is_a_finding(defense, params):
     with pytest.raises(CheckError, match="a usual batch: it goes out as it is"):
         check_defense(defense, **params)

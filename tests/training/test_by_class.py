@@ -11,6 +11,7 @@ from flower_vfl.apps import run
 from flower_vfl.apps.factories import open_data
 from flower_vfl.apps.prediction import predict
 from flower_vfl.apps.result_schema import kept_utility
+from tests.cases import parametrize
 from tests.toys import toy_config, toy_data
 from tests.training.test_early_stopping import DATA, patient
 
@@ -48,7 +49,7 @@ def test_results_by_class_follow_from_the_scores_that_predict_writes(tmp_path):
 
 
 @pytest.mark.parametrize("classes", [2, 4])
-@pytest.mark.parametrize("training", [{"epochs": 2}, {"epochs": 9, "patience": 1}, {"epochs": 2, "refit": 3}])
+@parametrize("training", [{"epochs": 2}, {"epochs": 9, "patience": 1}, {"epochs": 2, "refit": 3}], quick=1)
 def test_results_by_class_are_those_of_the_kept_model(classes, training):
     data = toy_data(rows=300, classes=classes)
     found = run(toy_config(training={**training, "learning_rate": 0.05}), data=lambda _: data).summary

@@ -15,6 +15,7 @@ from flower_vfl import build_config, predict, run
 from flower_vfl.apps.factories import open_data
 from flower_vfl.apps.training_client import TrainingClient
 from flower_vfl.protocol.frame import Kind
+from tests.cases import parametrize
 from tests.faults.common import TRANSPORTS, Interrupt, assert_same
 from tests.faults.test_rejoin import dies  # noqa: F401 - `dies` is a fixture
 from tests.training.test_limit import PARTIES, leaks, result, weights  # noqa: F401 - `leaks` is a fixture
@@ -103,6 +104,7 @@ def test_the_best_model_is_kept_where_each_message_has_a_fresh_process(tmp_path,
     assert_model_of(tmp_path / "run", plain)
 
 
+@pytest.mark.slow
 def test_a_run_with_patience_that_trains_all_epochs_keeps_its_best_model_too(tmp_path, plain):
     run(patient(epochs=BEST + 1), out=tmp_path / "run")
     assert result(tmp_path / "run")["status"] == "finished"
@@ -110,6 +112,7 @@ def test_a_run_with_patience_that_trains_all_epochs_keeps_its_best_model_too(tmp
     assert_model_of(tmp_path / "run", plain)
 
 
+@pytest.mark.slow
 def test_where_the_last_epoch_is_the_best_it_stays_and_without_patience_too(tmp_path):
     run(patient(epochs=BEST), out=tmp_path / "run")
     assert result(tmp_path / "run")["model"] == {"step": 16, "epoch": BEST, "chosen_by": "validation_auc"}
@@ -168,7 +171,7 @@ def test_a_party_that_dies_is_restored_to_the_best_model(tmp_path, plain, dies, 
     assert_model_of(tmp_path / "run", plain)
 
 
-@pytest.mark.parametrize("every", [-1, 0])
+@parametrize("every", [-1, 0], quick=1)
 @pytest.mark.parametrize(("first", "kept"), [(BEST + 1, BEST), (BEST, 1)])
 def test_the_best_model_within_a_limit_is_kept_and_none_from_beyond_it(tmp_path, plain, leaks, every, first, kept):  # noqa: F811
     """The leak passes its limit in the third epoch, or in the second, which would have been the best."""

@@ -14,6 +14,7 @@ from flower_vfl.auditing.monitor import LeakageMonitor
 from flower_vfl.errors import DataError
 from flower_vfl.protocol.frame import Kind
 from flower_vfl.reports import render
+from tests.cases import parametrize
 from tests.faults.common import TRANSPORTS, Interrupt, assert_same
 from tests.faults.test_rejoin import dies  # noqa: F401 - `dies` is a fixture
 
@@ -104,7 +105,7 @@ def test_measured_leaks_are_kept_and_attacks_read_the_kept_model(tmp_path, leaks
 
 
 @pytest.mark.parametrize(("first", "checkpoint"), [(1, {"every": 4}), (3, {"every": -1})])
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@parametrize("transport", TRANSPORTS, quick=1)
 def test_nothing_is_kept_where_there_is_no_checkpoint_from_before(
     tmp_path, leaks, transport, first, checkpoint, monkeypatch
 ):
@@ -133,7 +134,7 @@ def test_the_weights_of_an_interrupted_run_are_deleted_too(tmp_path, leaks):
     assert not list((tmp_path / "run").glob("weights/*"))
 
 
-@pytest.mark.parametrize(("kind", "count"), [(Kind.KEEP, 1), (Kind.KEEP, 2), (Kind.FINISH, 1), (Kind.FINISH, 2)])
+@parametrize(("kind", "count"), [(Kind.KEEP, 1), (Kind.KEEP, 2), (Kind.FINISH, 1), (Kind.FINISH, 2)], quick=1)
 @pytest.mark.parametrize("first", [1, 2])
 def test_a_party_that_dies_meanwhile_is_restored_to_the_same_model(tmp_path, leaks, dies, kind, count, first):  # noqa: F811
     leaks(first)
@@ -163,7 +164,7 @@ def test_a_run_that_is_killed_before_it_could_go_back_does_so_when_it_is_resumed
     assert_same(tmp_path / "run", tmp_path / "alone")
 
 
-@pytest.mark.parametrize(("first", "words"), [(2, "of step 9, the end of epoch 1"), (1, "no party kept a model")])
+@parametrize(("first", "words"), [(2, "of step 9, the end of epoch 1"), (1, "no party kept a model")], quick=1)
 @pytest.mark.usefixtures("_sketched")
 def test_the_report_names_the_model_that_is_kept(tmp_path, leaks, first, words, capsys):
     from flower_vfl.simulations.tables import print_results

@@ -20,6 +20,7 @@ from flower_vfl.reports import render
 from flower_vfl.strategies import Observer
 from flower_vfl.training.pretraining import pretrain
 from flower_vfl.transport.inproc import InprocLink
+from tests.cases import parametrize
 from tests.faults.common import Interrupt, outcome
 from tests.toys import mixed_data, text_data, toy_config, toy_data, with_unaligned
 
@@ -58,7 +59,7 @@ def test_parties_are_sent_the_same_whatever_the_labels_are(frames):
     assert sent[0] == sent[1] == sent[2]
 
 
-@pytest.mark.parametrize("training", [{"pretrain": 2}, NO_GRADIENTS], ids=["pre-training", "no gradients"])
+@parametrize("training", [{"pretrain": 2}, NO_GRADIENTS], ids=["pre-training", "no gradients"], quick=1)
 def test_all_transports_give_identical_weights_and_scores(training, tmp_path):
     data, found = with_unaligned(mixed_data(rows=200, test_rows=60), 90), []
     for kind in ("inproc", "stream", "messages"):
@@ -72,7 +73,7 @@ def test_all_transports_give_identical_weights_and_scores(training, tmp_path):
     assert run(without, data=lambda _: data).summary["weights"]["a"] != found[0][0]["a"]
 
 
-@pytest.mark.parametrize("training", [{"pretrain": 2}, NO_GRADIENTS], ids=["pre-training", "no gradients"])
+@parametrize("training", [{"pretrain": 2}, NO_GRADIENTS], ids=["pre-training", "no gradients"], quick=1)
 def test_a_run_goes_on_after_an_interruption_and_pre_trains_no_finished_model_again(training, tmp_path):
     data = toy_data(parties=2)
     config = toy_config(training=training | {"epochs": 3}, checkpoint={"every": 4}, attack=ONE_ATTACK)

@@ -14,6 +14,7 @@ from flower_vfl.strategies import Observer
 from flower_vfl.training import pipeline_depth
 from flower_vfl.training.pipeline_depth import LIMIT, StepTiming, choose_depth
 from flower_vfl.transport.base import Link
+from tests.cases import parametrize
 from tests.toys import toy_config, toy_data
 
 
@@ -108,7 +109,7 @@ def test_a_party_that_reports_impossible_seconds_is_refused(reported):
         choose_depth(LabelPartyStub(), {"a": Slow(0.0, reported)}, 4, TransportConfig(kind="stream", in_flight=0))
 
 
-@pytest.mark.parametrize("kind", ["stream", "messages"])
+@parametrize("kind", ["stream", "messages"], quick=1)
 @pytest.mark.parametrize("chosen", [1, 3])
 def test_a_run_with_a_chosen_number_is_the_run_with_that_number_bit_for_bit(monkeypatch, kind, chosen):
     monkeypatch.setattr(pipeline_depth.StepTiming, "in_flight", property(lambda _: chosen))
@@ -135,6 +136,7 @@ class Interrupt(Observer):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_the_number_that_was_chosen(monkeypatch, tmp_path):
     data = toy_data()
     config = toy_config(transport={"kind": "stream", "in_flight": 0}, checkpoint={"every": 3})

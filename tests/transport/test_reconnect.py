@@ -30,6 +30,7 @@ from flower_vfl.transport.wire import (
     proof,
     words_to_sign,
 )
+from tests.cases import parametrize
 from tests.transport.fakes import FakeParty, converse, fit
 from tests.transport.proxies import Line
 from tests.transport.test_stream import SESSION, arrived, listening
@@ -74,7 +75,7 @@ def run_through_line(steps, ahead, disturb=lambda step, line: None, *, rows=3, w
     return [answer["a"].tolist() for answer in answers], party.seen, session.line.connections
 
 
-@pytest.mark.parametrize("ahead", [1, 4])
+@parametrize("ahead", [1, 4], quick=1)
 def test_a_line_that_is_cut_again_and_again_loses_no_frame_and_repeats_none(ahead):
     generator = random.Random(ahead)
     undisturbed = run_through_line(40, ahead)

@@ -15,6 +15,7 @@ from flower_vfl.apps.alignment.wire import AlignmentStage, blocks_of, frame
 from flower_vfl.data.sources.id_sources import IdSource
 from flower_vfl.errors import DataError, OutputExistsError, PartyError, ProtocolError
 from tests.apps.alignment.common import changed, federation, people, run, with_tensor, write_people
+from tests.cases import parametrize
 
 SPANS = {"label": (0, 30), "a": (10, 50), "b": (0, 25)}
 NO_POINT = torch.full((30, 32), 255, dtype=torch.uint8)  # above the field's prime, whatever the last byte
@@ -44,7 +45,7 @@ def twice(answer):
     return with_tensor(answer, "points", points)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("stage", "change", "text"),
     [
         ("hello", lambda answer: changed(answer, ids=0), "a count of 0 IDs; 1 to 10000000 are allowed"),
@@ -67,6 +68,7 @@ def twice(answer):
         ("match", lambda answer: changed(answer, proof="0" * 64), "party 'a' found other common IDs"),
         ("finish", lambda answer: changed(answer, stage="query"), "answered query 0 to finish 0"),
     ],
+    quick=4,
 )
 def test_a_feature_party_that_sends_what_it_must_not_ends_the_alignment(stage, change, text, tmp_path):
     _, error = run(federation(tmp_path, SPANS), tmp_path / "out", 2, on(stage, change))

@@ -24,6 +24,7 @@ from flower_vfl.data.store.alignment import AlignmentFile
 from flower_vfl.errors import ConfigError, DataError, OutputExistsError, PartyError, StorageError
 from flower_vfl.protocol.frame import from_records
 from tests.apps.alignment.common import all_bytes, federation, people, pieces_of, run, sizes
+from tests.cases import parametrize
 
 SPANS = {
     "two": {"label": (0, 60), "a": (20, 90)},
@@ -52,7 +53,7 @@ def test_every_party_gets_the_common_ids_in_one_order_and_nothing_else_is_left(n
 
 
 @pytest.mark.parametrize("method", ["psi", "hash"])
-@pytest.mark.parametrize("blocks", [1, 7, 30, 45, 60])
+@parametrize("blocks", [1, 7, 30, 45, 60], quick=1)
 def test_the_size_of_messages_changes_nothing(method, blocks, tmp_path, monkeypatch):
     config = federation(tmp_path, SPANS["three"], method=method)
     with pieces_of(monkeypatch, blocks):
@@ -254,9 +255,10 @@ def test_a_party_whose_node_has_died_is_named_with_what_to_do(tmp_path, monkeypa
         align(federation(tmp_path, SPANS["two"]), out=tmp_path / "out")
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "stage",
     [AlignmentStage.HELLO, AlignmentStage.QUERY, AlignmentStage.TABLE, AlignmentStage.MATCH, AlignmentStage.FINISH],
+    quick=1,
 )
 def test_an_alignment_that_is_interrupted_leaves_no_key_and_no_result(stage, tmp_path, monkeypatch):
     class Interrupting(LocalGrid):

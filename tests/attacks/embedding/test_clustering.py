@@ -20,6 +20,7 @@ from flower_vfl.attacks.embedding.inference import TrainedView
 from flower_vfl.attacks.rows import normalised, raw_features
 from flower_vfl.errors import InputError
 from tests.attacks.common import DTYPES, SCALES, gradients
+from tests.cases import parametrize
 
 MATCHED = (matched_accuracy, matched_balanced_accuracy)
 
@@ -42,7 +43,7 @@ def test_the_best_assignment_is_the_best_of_all_permutations(classes, seed):
 
 
 @pytest.mark.parametrize("classes", [2, 3, 5])
-@pytest.mark.parametrize("seed", range(4))
+@parametrize("seed", range(4), quick=1)
 def test_balanced_accuracy_takes_the_best_of_all_permutations_for_it(classes, seed):
     rng = np.random.default_rng(seed)
     groups = rng.integers(0, classes, 60)

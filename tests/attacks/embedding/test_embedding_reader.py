@@ -17,6 +17,7 @@ from flower_vfl.metrics import leak_auc
 from flower_vfl.metrics.utility import predicted_classes
 from tests.attacks.common import auc_error
 from tests.attacks.embedding.test_clustering import clouds
+from tests.cases import parametrize
 
 KINDS = ("linear", "quadratic", "network")
 
@@ -54,7 +55,7 @@ def test_the_quadratic_reader_gives_log_probabilities_of_shrunk_gaussians(classe
     np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-7)
 
 
-@pytest.mark.parametrize("kind", ["linear", "quadratic"])
+@parametrize("kind", ["linear", "quadratic"], quick=1)
 def test_gaussian_classes_of_one_covariance_are_read_with_the_highest_possible_auc(kind):
     """No score of two unit Gaussians at distance d has a higher AUC than Phi(d / sqrt 2)."""
     rng, distance = np.random.default_rng(0), 1.5
@@ -66,7 +67,7 @@ def test_gaussian_classes_of_one_covariance_are_read_with_the_highest_possible_a
     assert abs(leak_auc(scores, y[4000:]) - best) < auc_error(best, 10000, 10000)
 
 
-@pytest.mark.parametrize("ratio", [1.5, 0.5])
+@parametrize("ratio", [1.5, 0.5], quick=1)
 def test_the_quadratic_reader_tells_classes_by_their_variance_and_the_linear_one_does_not(ratio):
     """The best AUC for Gaussians of variance r and 1 in D dimensions is that of a ratio of chi-squared variables."""
     rng, width = np.random.default_rng(1), 8

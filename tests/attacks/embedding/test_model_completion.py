@@ -15,6 +15,7 @@ from flower_vfl.errors import ConfigError, InputError
 from flower_vfl.metrics.utility import predicted_classes
 from flower_vfl.nn import seeded_initialisation
 from tests.attacks.embedding.test_clustering import clouds
+from tests.cases import parametrize
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +69,7 @@ def test_any_other_top_keeps_its_initial_weights():
         assert all(torch.equal(a, b) for a, b in zip(before, top.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("classes", [2, 3])
+@parametrize("classes", [2, 3], quick=1)
 def test_training_a_linear_top_ends_where_logistic_regression_ends(classes, monkeypatch):
     monkeypatch.setattr(model_completion, "MOST_EPOCHS", 4_000)
     z, y = clouds(classes, 60, apart=1.0)

@@ -22,6 +22,7 @@ from flower_vfl.protocol.frame import Kind
 from flower_vfl.strategies import Iso, VerticalStrategy
 from flower_vfl.tracking import read_steps
 from tests.attacks.test_runs import DeployedGrid
+from tests.cases import parametrize
 from tests.toys import mixed_data, toy_config, toy_data
 
 ALL = ["spectral", "clustering", "model_completion(k=2,draws=2)"]
@@ -36,7 +37,7 @@ def entries_of(summary, phase="inference"):
     return found
 
 
-@pytest.mark.parametrize("shape", [(6,), (2, 6, 6)], ids=["vectors", "feature maps"])
+@parametrize("shape", [(6,), (2, 6, 6)], ids=["vectors", "feature maps"], quick=1)
 def test_a_simulated_run_reads_the_trained_model_at_every_layer_and_the_monitor_at_the_cut(shape):
     data = toy_data(rows=200, test_rows=60, shape=shape)
     config = toy_config(attack={"names": [*ALL, "norm"]}, training={"epochs": 2})
@@ -154,6 +155,7 @@ def test_a_party_restored_from_disk_for_each_message_gives_the_same_entries(monk
     assert len(entries_of({"leakage": leakage})) == 8
 
 
+@pytest.mark.slow
 def test_more_than_two_classes_are_clustered_and_completed():
     data = toy_data(rows=400, test_rows=120, classes=4, parties=1)
     config = toy_config(attack={"names": UNSUPERVISED}, training={"epochs": 2})
@@ -195,7 +197,7 @@ def test_defended_runs_without_attacks_on_training_steps_are_attacked_once_train
     assert set(entries) == monitored | set(itertools.product(["attacker"], ["cut", "first"], UNSUPERVISED, "ab"))
 
 
-@pytest.mark.parametrize("missing", ["test", "both"])
+@parametrize("missing", ["test", "both"], quick=1)
 def test_a_class_that_never_occurs_is_counted_and_no_number_becomes_nan(missing):
     """The data has four classes; the last one has no test row, or no row at all."""
     data = toy_data(rows=200, test_rows=60, classes=4, parties=1)

@@ -9,6 +9,7 @@ from flower_vfl.apps.training_client import TrainingClient
 from flower_vfl.config import build_config
 from flower_vfl.errors import ConfigError
 from tests.attacks.longitudinal.test_runs import NoLiveParties, files_left, folders  # noqa: F401 - a fixture
+from tests.cases import parametrize
 from tests.faults.common import Interrupt
 from tests.toys import mixed_data, text_data, toy_config, toy_data
 
@@ -76,7 +77,7 @@ def test_every_transport_gives_the_same_entries(kind, in_process):
     assert entries_of(run(config_of(*NAMES, kind=kind), data=lambda _: mixed_data())) == in_process
 
 
-@pytest.mark.parametrize("step", [4, 17])
+@parametrize("step", [4, 17], quick=1)
 @pytest.mark.parametrize("every", [0, 2])
 def test_an_interrupted_run_gives_the_entries_of_an_undisturbed_one(every, step, in_process, folders):  # noqa: F811
     config = config_of(*NAMES, checkpoint={"every": every})

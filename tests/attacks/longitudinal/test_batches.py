@@ -13,6 +13,7 @@ from flower_vfl.errors import CheckError, ConfigError
 from flower_vfl.metrics import leak_auc
 from flower_vfl.protocol.schedule import Schedule
 from flower_vfl.testing import check_attack
+from tests.cases import parametrize
 from tests.toys import toy_config, toy_data
 
 
@@ -26,7 +27,7 @@ def read(attack, schedule, send):
     return attack.score(found).numpy(), found.order
 
 
-@pytest.mark.parametrize(("batch", "epochs", "share", "rows"), [(128, 10, 0.1, 12_800), (16, 12, 0.3, 4800)])
+@parametrize(("batch", "epochs", "share", "rows"), [(128, 10, 0.1, 12_800), (16, 12, 0.3, 4800)], quick=1)
 def test_shuffled_gradients_are_read_as_well_as_the_numbers_of_positives_allow(batch, epochs, share, rows):
     rng = np.random.default_rng(0)
     y = rng.random(rows) < share

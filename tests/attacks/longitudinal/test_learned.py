@@ -19,6 +19,7 @@ from flower_vfl.attacks.readers import fit_gaussian, fit_network, ledoit_wolf, s
 from flower_vfl.errors import ConfigError, InputError
 from flower_vfl.metrics import leak_auc
 from tests.attacks.common import auc_error
+from tests.cases import parametrize
 
 LEARNED = (RememberedFitAttack, RememberedQuadraticAttack, RememberedNetworkAttack)
 READS = ("all", "mean", "last", "difference")
@@ -133,7 +134,7 @@ def test_only_the_network_reads_classes_of_one_mean_and_one_covariance():
     assert auc_of(RememberedNetworkAttack(100), x, y) > 0.98
 
 
-@pytest.mark.parametrize("classes", [2, 3])
+@parametrize("classes", [2, 3], quick=1)
 def test_the_network_is_trained_as_torch_would(classes):
     x, y = torch.tensor(noise(12, 5)), torch.arange(12) % classes
     positive = y == 1 if classes == 2 else torch.eye(3)[y].bool()

@@ -26,6 +26,7 @@ from flower_vfl.metrics import auc_interval, leak_auc, null_quantile
 from flower_vfl.protocol.schedule import Schedule
 from flower_vfl.tracking import read_steps
 from flower_vfl.training.factories import schedule_of
+from tests.cases import parametrize
 from tests.faults.common import Interrupt
 from tests.toys import toy_config, toy_data
 
@@ -69,7 +70,7 @@ def files_left(folders):
     return [*found, *folders.rglob("*.by-epoch.*"), *folders.rglob("*memory*")]
 
 
-@pytest.mark.parametrize("kind", ["inproc", "stream", "messages"])
+@parametrize("kind", ["inproc", "stream", "messages"], quick=1)
 @pytest.mark.parametrize("named", [True, False])
 def test_every_party_layer_and_group_is_read_after_each_epoch(kind, named, folders):
     result = run(
@@ -98,7 +99,7 @@ def in_process():
     return entries_of(run(config_of(*NAMES), data=lambda _: toy_data(rows=300)))
 
 
-@pytest.mark.parametrize("kind", ["stream", "messages"])
+@parametrize("kind", ["stream", "messages"], quick=1)
 def test_every_transport_gives_the_same_entries(kind, in_process):
     assert entries_of(run(config_of(*NAMES, kind=kind), data=lambda _: toy_data(rows=300))) == in_process
 
@@ -204,7 +205,7 @@ class NoLiveParties(dict):
         return default
 
 
-@pytest.mark.parametrize("every", [0, -1])
+@parametrize("every", [0, -1], quick=1)
 @pytest.mark.parametrize("named", [True, False])
 def test_the_row_memory_passes_from_one_process_to_the_next(every, named, folders, in_process, monkeypatch):
     initialise = TrainingClient.__init__
@@ -276,7 +277,7 @@ def test_after_a_restart_of_the_machine_that_lost_data_the_attack_ends_with_the_
         assert "machine was restarted" in entry["unavailable"]
 
 
-@pytest.mark.parametrize(("step", "every", "lost"), [(8, 2, False), (3, 2, False), (5, 0, False), (3, 0, True)])
+@parametrize(("step", "every", "lost"), [(8, 2, False), (3, 2, False), (5, 0, False), (3, 0, True)], quick=1)
 def test_after_a_restart_of_the_machine_that_lost_nothing_needed_the_entries_are_the_same(
     tmp_path, monkeypatch, step, every, lost
 ):
@@ -289,7 +290,7 @@ def test_after_a_restart_of_the_machine_that_lost_nothing_needed_the_entries_are
     assert entries_of(resumed) == entries_of(run(config, data=lambda _: toy_data(rows=300)))
 
 
-@pytest.mark.parametrize("place", ["a/**/cut-*", "b/**/first-*", "label/**/monitor-a+b/*/cut-*", "label/**/cut-0*"])
+@parametrize("place", ["a/**/cut-*", "b/**/first-*", "label/**/monitor-a+b/*/cut-*", "label/**/cut-0*"], quick=1)
 def test_a_memory_that_was_damaged_is_refused_by_name(tmp_path, place):
     config = interrupted(tmp_path, 8, every=2)
     files = [file for file in (tmp_path / "run" / "checkpoints").glob(place) if file.is_file()]

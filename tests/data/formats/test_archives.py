@@ -15,6 +15,7 @@ from flower_vfl.data.formats import archives
 from flower_vfl.data.sources import cifar
 from flower_vfl.data.sources.catalog import load
 from flower_vfl.errors import DataError
+from tests.cases import parametrize
 from tests.data.clicks.click_files import criteo_rows, write_criteo
 from tests.data.sources import test_cifar, test_mnist
 from tests.data.text_files import dbpedia_text, write_dbpedia
@@ -89,7 +90,7 @@ def test_idx_files_in_an_archive_may_be_gzipped(tmp_path, ending):
     assert have_equal_contents(load("mnist", path=archive), load("mnist", path=folder))
 
 
-@pytest.mark.parametrize("name", ["train.txt", "train.txt.gz"])
+@parametrize("name", ["train.txt", "train.txt.gz"], quick=1)
 def test_criteo_is_prepared_from_its_published_archive_and_continues_after_a_kill(tmp_path, monkeypatch, caplog, name):
     raw = write_criteo(tmp_path / name, criteo_rows(400))
     files = [("dac/test.txt", b"no labels"), (f"dac/{name}", raw.read_bytes()), ("dac/readme.txt", b"about it")]

@@ -11,6 +11,7 @@ from flower_vfl.data.clicks import blocks
 from flower_vfl.data.sources.catalog import load, prepare
 from flower_vfl.data.store.dataset import open_dataset
 from flower_vfl.errors import DataError
+from tests.cases import parametrize
 from tests.data.clicks.click_files import AVAZU, avazu_rows, read_back, write_avazu, write_lines
 
 REAL = Path(os.environ.get("FLOWER_VFL_TEST_DATA", "nowhere")) / "avazu_train_499rows.csv"
@@ -70,7 +71,7 @@ def test_every_row_is_in_one_part_with_its_label_and_its_values_and_the_id_is_no
     dataset.verify()
 
 
-@pytest.mark.parametrize("name", ["train.csv", "train.csv.gz", "train", "train.gz"])
+@parametrize("name", ["train.csv", "train.csv.gz", "train", "train.gz"], quick=1)
 def test_every_layout_gives_the_same_numbers(tmp_path, raw, name):
     write_avazu(tmp_path / "other" / name, ROWS)
     one, other = load("avazu", path=raw), load("avazu", path=tmp_path / "other")
@@ -79,6 +80,7 @@ def test_every_layout_gives_the_same_numbers(tmp_path, raw, name):
     assert values(one, "train") == values(other, "train")
 
 
+@pytest.mark.slow
 def test_the_last_days_can_be_the_test_part(raw):
     for days, expected in ((1, {"141023"}), (2, {"141022", "141023"})):
         dataset = load("avazu", path=raw, options={"test_days": days})

@@ -15,6 +15,7 @@ from flower_vfl.data.encoding.columns import columns_of
 from flower_vfl.data.sources.catalog import load, prepare
 from flower_vfl.data.store.scoring import new_rows
 from flower_vfl.errors import ConfigError, DataError
+from tests.cases import parametrize
 
 ROWS = 120
 IDS = [f"p{row:03d}" for row in range(ROWS)]
@@ -89,7 +90,7 @@ def test_an_unambiguous_column_settles_the_decimal_sign_of_the_others(prepared):
     assert read_column(named, "x").style.decimal == ","
 
 
-@pytest.mark.parametrize("word", ["n/a", "?", "-", "NULL", "None", "", "#N/A", "unknown", "-999", "-999.0", "-999,00"])
+@parametrize("word", ["n/a", "?", "-", "NULL", "None", "", "#N/A", "unknown", "-999", "-999.0", "-999,00"], quick=2)
 def test_texts_for_a_missing_value_are_missing_in_numbers_dates_and_categories(prepared, word):
     dataset = prepared(
         x=cycle("1", "2", "3", word),
@@ -158,7 +159,7 @@ def test_columns_of_a_date_type_are_dates(tmp_path):
     assert "seen: month" not in dataset.party("bank").columns
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("given", "kind", "why"),
     [
         (cycle("Yes", "no", "YES"), "boolean", "yes and no in words"),
@@ -185,6 +186,7 @@ def test_columns_of_a_date_type_are_dates(tmp_path):
         ([f"{'?' if row % 3 else 'k.A.'}" if row % 4 == 0 else f"{row},5" for row in range(ROWS)], "ignore", "'k.A.'"),
         (cycle("small", "3.5", "large", "medium"), "category", "texts"),
     ],
+    quick=3,
 )
 def test_each_column_shows_its_type_and_the_reason(prepared, given, kind, why):
     dataset = prepared(x=given, other=cycle("1", "2"))

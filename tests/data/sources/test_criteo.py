@@ -22,6 +22,7 @@ from flower_vfl.data.sources.catalog import load, prepare
 from flower_vfl.data.store.dataset import open_dataset
 from flower_vfl.errors import ConfigError, DataError, OutputExistsError, StorageError
 from flower_vfl.files import FolderLock
+from tests.cases import parametrize
 from tests.data.clicks.click_files import CATEGORIES, NUMBERS, criteo_rows, read_back, write_criteo, write_lines
 
 FOLDER = Path(os.environ.get("FLOWER_VFL_TEST_DATA", "nowhere"))
@@ -118,7 +119,7 @@ def test_unseen_and_rare_values_share_bucket_zero_and_a_missing_one_is_a_value(r
         assert (value == 1) == (text == "")
 
 
-@pytest.mark.parametrize("name", ["train.txt", "train.txt.gz", "dac/train.txt", "train.csv", "train.csv.gz"])
+@parametrize("name", ["train.txt", "train.txt.gz", "dac/train.txt", "train.csv", "train.csv.gz"], quick=1)
 def test_every_layout_gives_the_same_numbers(tmp_path, raw, name):
     write_criteo(tmp_path / "other" / name, ROWS, ending="\r\n" if name == "train.csv" else "\n")
     one, other = load("criteo", path=raw), load("criteo", path=tmp_path / "other")
@@ -219,7 +220,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("change", "words"), BAD)
+@parametrize(("change", "words"), BAD, quick=3)
 def test_a_bad_line_in_the_middle_is_left_out_counted_and_named(tmp_path, small_blocks, caplog, change, words):
     raw = write_criteo(tmp_path / "train.txt", bad_rows((200, change)))
     with caplog.at_level("WARNING", "flower_vfl"):
@@ -330,7 +331,7 @@ prepare("criteo", source=Path(sys.argv[1]), out=Path(sys.argv[2]), options={"min
 """
 
 
-@pytest.mark.parametrize("at", [0.3, 0.62, 0.7, 0.85, 0.949])
+@parametrize("at", [0.3, 0.62, 0.7, 0.85, 0.949], quick=1)
 def test_after_a_kill_the_work_continues_and_gives_the_same_files(raw, tmp_path, small_blocks, monkeypatch, at):
     undisturbed, out = tmp_path / "undisturbed", tmp_path / "out"
     prepare("criteo", source=raw, out=undisturbed, options={"min_count": 1})
@@ -390,6 +391,7 @@ def test_two_preparations_of_one_folder_at_once_are_refused(raw, tmp_path):
         prepare("criteo", source=raw, out=tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_prepared_folder_trains_with_its_preset_and_both_parties_columns(raw, tmp_path):
     prepare("criteo", source=raw, out=tmp_path / "out", options={"label_columns": "all"})
     settings = {"data.path": str(tmp_path / "out"), "training.epochs": "1", "training.batch_size": "64"}

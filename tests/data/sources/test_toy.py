@@ -52,6 +52,7 @@ def test_the_best_classifier_of_the_gap_gives_10_11_and_its_gaps_are_1_11_and_0(
     assert is_consistent(right[y == 0], 1 - leak_auc(gaps, y))
 
 
+@pytest.mark.slow
 def test_a_run_of_the_gap_leaks_nine_tenths_by_norm_and_everything_by_direction(tmp_path):
     config = load_config("toy-gap", {"attack.snapshots": [150]})
     result = run(config, out=tmp_path / "run")

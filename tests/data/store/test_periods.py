@@ -13,6 +13,7 @@ from flower_vfl.data.store.dataset import Alignment, open_dataset
 from flower_vfl.data.store.memory import MemoryData
 from flower_vfl.data.store.periods import Period, Periods, runs_of
 from flower_vfl.errors import DataError
+from tests.cases import parametrize
 from tests.data.clicks.click_files import avazu_rows, write_avazu
 from tests.toys import toy_data
 
@@ -82,7 +83,7 @@ def test_periods_that_do_not_have_the_tables_rows_are_refused():
             MemoryData("toy", data.tables, "label", data.target, periods=periods)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("periods", "words"),
     [
         ([], "'periods' must be dict"),
@@ -95,6 +96,7 @@ def test_periods_that_do_not_have_the_tables_rows_are_refused():
         ({"train": [[7, 1]], "test": []}, "a name of 1 to 64 characters"),
         ({"train": [["x", 10**9]], "test": [["y", 1]]}, r"have 1000000000 rows, the table has \d+"),
     ],
+    quick=2,
 )
 def test_a_manifest_with_other_periods_is_refused(tmp_path, periods, words):
     folder = load("avazu", path=write_avazu(tmp_path / "train.csv", ROWS), options={"test_days": 1}).folder

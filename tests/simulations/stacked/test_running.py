@@ -164,6 +164,7 @@ def rare(rows=600):
     return MemoryData("rare", data.tables, "label", Labels(train, labels.test, 2))
 
 
+@pytest.mark.slow
 def test_batches_of_one_class_are_protected_and_counted_as_in_the_run_by_itself(tmp_path):
     data = rare()
     runs = configs({"training": {"batch_size": 32}}, ["marvell(s=1.0)", "iso(t=1.0)", ""], [0, 0, 1])
@@ -178,6 +179,7 @@ def test_batches_of_one_class_are_protected_and_counted_as_in_the_run_by_itself(
     assert {key: entry["q95_null"] for key, entry in by_place(result).items()} == known
 
 
+@pytest.mark.slow
 def test_runs_with_full_marvell_are_in_a_stack_what_they_are_by_themselves(tmp_path):
     data = rare()
     given = [

@@ -61,6 +61,7 @@ def test_the_time_of_a_trial_is_that_of_its_steps_and_its_evaluations():
     assert PROBE.seconds(config) == pytest.approx(1.0 + steps * 0.1 + 3 * (40 + 100) * 0.001 + 2.0)
 
 
+@pytest.mark.slow
 def test_the_schedule_of_the_computation_is_that_of_the_run():
     config = load_config("toy-gap", {"training.epochs": "2"})
     result = run(config)

@@ -32,6 +32,7 @@ from flower_vfl.strategies import (
 from flower_vfl.strategies.embeddings.distance_correlation import distance_correlation
 from flower_vfl.strategies.embeddings.potential_energy import potential_energy
 from flower_vfl.training.factories import schedule_of
+from tests.cases import parametrize
 from tests.strategies.test_vertical import Spy, Values, federation, strategy_for
 from tests.toys import toy_config, toy_data
 
@@ -206,7 +207,7 @@ def test_the_order_of_nesting_changes_nothing():
         assert log == ["distance_correlation.term", "potential_energy.term"]
 
 
-@pytest.mark.parametrize("gradient", GRADIENT)
+@parametrize("gradient", GRADIENT, quick=1)
 @pytest.mark.parametrize("other", [PotentialEnergy, DistanceCorrelation, LabelDP])
 @pytest.mark.parametrize("outside", [True, False])
 def test_they_train_with_every_gradient_defense_in_either_order(gradient, other, outside):
@@ -248,7 +249,7 @@ EMBEDDING = [
 ]
 
 
-@pytest.mark.parametrize("defense", EMBEDDING, ids=lambda defense: "-".join(map(str, defense.values())))
+@parametrize("defense", EMBEDDING, ids=lambda defense: "-".join(map(str, defense.values())), quick=1)
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("what", ["batches of one", "batches of one class", "equal rows"])
 def test_trainings_on_degenerate_batches_stay_finite(what, classes, defense):

@@ -14,6 +14,7 @@ from flower_vfl.strategies.labels import mechanisms
 from flower_vfl.strategies.labels.label_dp import flip, rate_of
 from flower_vfl.testing import check_defense
 from flower_vfl.training.assembly import build_defenses
+from tests.cases import parametrize
 from tests.strategies.sent import sent_for
 from tests.toys import toy_config, toy_data
 
@@ -42,7 +43,7 @@ def defense():
     return made
 
 
-@pytest.mark.parametrize("params", [{"epsilon": 4.0}, {"mechanism": "alibi"}, {"mechanism": "posterior"}], ids=str)
+@parametrize("params", [{"epsilon": 4.0}, {"mechanism": "alibi"}, {"mechanism": "posterior"}], ids=str, quick=1)
 def test_it_does_what_every_defense_must(params):
     check_defense(LocalHead, **params)
 
@@ -72,7 +73,7 @@ CHOICES = [
 ]
 
 
-@pytest.mark.parametrize(("mechanism", "classes", "weights"), CHOICES)
+@parametrize(("mechanism", "classes", "weights"), CHOICES, quick=2)
 def test_with_the_same_draw_other_true_labels_change_no_message(monkeypatch, mechanism, classes, weights):
     parties = 1 if mechanism == "prior" else 2
     data = toy_data(rows=200, test_rows=60, classes=classes, parties=parties, label_features=True)

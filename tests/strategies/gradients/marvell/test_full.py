@@ -35,6 +35,7 @@ from flower_vfl.strategies.gradients.marvell.full import (
     perturb,
 )
 from flower_vfl.strategies.gradients.noise import Noise
+from tests.cases import parametrize
 from tests.sampling import ALARM, generator
 from tests.toys import toy_config, toy_data
 
@@ -250,7 +251,7 @@ def test_matching_covariances_takes_at_most_half_of_the_power_and_is_near_the_be
             assert ours == pytest.approx(best, rel=0.01)
 
 
-@pytest.mark.parametrize(("rows", "width"), [(40, 5), (16, 40)])
+@parametrize(("rows", "width"), [(40, 5), (16, 40)], quick=1)
 def test_noise_has_the_covariance_and_the_power_that_it_claims(rows, width):
     g, y = batch(rows, width)
     pair = estimate(g, y)

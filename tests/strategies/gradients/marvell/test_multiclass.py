@@ -17,6 +17,7 @@ from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.metrics import accuracy_bound, auc_bound, leak_auc, one_against_rest_bound
 from flower_vfl.strategies import Marvell, VerticalStrategy
 from flower_vfl.strategies.gradients.marvell.multiclass import ManyEstimates, estimate, perturb, principal_axes
+from tests.cases import parametrize
 from tests.sampling import ALARM, generator, within
 from tests.toys import toy_config, toy_data
 
@@ -281,7 +282,7 @@ def test_recalled_classes_have_the_usual_scale_or_that_of_longer_rows(longer):
     )
 
 
-@pytest.mark.parametrize("strength", [4.0, 100.0])
+@parametrize("strength", [4.0, 100.0], quick=1)
 def test_bounds_use_the_class_frequencies_of_the_batch(strength):
     """Small batches of ten classes, one of them frequent: a reader that always names that one stays below the bound."""
     source = np.random.default_rng(0)

@@ -17,6 +17,7 @@ from flower_vfl.errors import InputError
 from flower_vfl.strategies.gradients.marvell import optimum, optimum_batched
 from flower_vfl.strategies.gradients.marvell.isotropic import NoiseSpectrum, least_power, optimal_noise
 from tests.card import needs_card
+from tests.cases import parametrize
 from tests.strategies.gradients.marvell.marvell_reference import divergence, divergence_of, reference
 
 WIDTHS = (1, 2, 3, 10, 128, 1600, 10**6)
@@ -70,7 +71,7 @@ def noise_of(spectrum):
     return [getattr(spectrum, name) for name in FIELDS]
 
 
-@pytest.mark.parametrize("seed", range(60))
+@parametrize("seed", range(60), quick=15)
 def test_the_divergence_is_the_least_to_sixty_digits(seed):
     u, v, d, g, p, power = random_problem(random.Random(seed))
     noise = optimal_noise(u, v, d, g, p, power)
@@ -92,7 +93,7 @@ def test_the_divergence_is_the_least_to_sixty_digits_on_a_thousand_problems():
 
 
 @pytest.mark.parametrize("extreme", [1e-30, 1e30])
-@pytest.mark.parametrize("place", range(4))
+@parametrize("place", range(4), quick=1)
 def test_one_number_may_be_sixty_orders_of_magnitude_away_from_the_others(place, extreme):
     values = [1.0, 2.0, 3.0, 0.7]
     values[place] = extreme
