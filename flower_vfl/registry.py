@@ -1,6 +1,6 @@
-"""Lookup of names, with one error text for data sets, attacks, defenses and config keys.
+"""Lookup of attacks and defenses by their names.
 
-Attacks and defenses may also come from other installed packages: by an entry point under a short name, or as
+They may also come from other installed packages: by an entry point under a short name, or as
 `module:Class`. Nothing of another package is imported before it is named or listed.
 """
 
@@ -13,7 +13,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher, get_close_matches
 from functools import cached_property, lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -22,7 +21,7 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeGuard, TypeVar, cast
 
-from flower_vfl.errors import ConfigError, FlowerVflError
+from flower_vfl.errors import ConfigError, FlowerVflError, suggestion
 
 T = TypeVar("T")
 
@@ -63,114 +62,6 @@ def _change_time(place: str) -> int:
         return os.stat(place or os.curdir).st_mtime_ns
     except OSError:
         return 0
-
-
-MOST_NAMES = 12
-"""Largest number of names in a message."""
-
-_MOST_NEAR = 3
-"""Largest number of names in a suggestion."""
-
-_SURE_RATIO = 0.9
-"""Similarity from which the nearest name is suggested alone."""
-
-
-_PLAIN = {
-    "greater than or equal to": "at least",
-    "greater than": "above",
-    "less than or equal to": "at most",
-    "less than": "below",
-    "a valid integer": "a whole number",
-    "a valid number": "a number",
-    "a valid string": "text",
-    "a valid boolean": "true or false",
-    "a valid list": "a list",
-    "a valid dictionary": "a table",
-}
-
-
-def plain_reason(message: str) -> str:
-    """Return the reason in a message of pydantic, without its jargon."""
-    jargon, found, reason = message.partition("Input should be")
-    if jargon or not found:
-        return message.removeprefix("Value error, ")
-    for theirs, ours in _PLAIN.items():
-        reason = reason.replace(theirs, ours)
-    return "must be" + reason.partition(", unable to")[0]
-
-
-def suggestion(name: str, choices: Iterable[str], *, other: str = "") -> str:
-    """Return the nearest of `choices` and the allowed ones, as a sentence; of many choices only the nearest.
-
-    `other` describes the alternative to one of them.
-
-    Examples
-    --------
-    >>> suggestion("marvel", ["iso", "marvell"])
-    "did you mean 'marvell'? Allowed: iso, marvell"
-    >>> suggestion("epoch", ["epochs", *(f"x{i}" for i in range(40))])
-    "did you mean 'epochs'?"
-    >>> suggestion("marvel", ["iso", "marvell"], other="module:Class")
-    "did you mean 'marvell'? Allowed: iso, marvell, or module:Class"
-    """
-    known = sorted(choices)
-    near = nearest(name, known)
-    if near and len(known) > MOST_NAMES:
-        *first, last = map(repr, near)
-        meant = " or ".join([*([", ".join(first)] if first else []), last])
-        return f"did you mean {meant}?{other and f' Or give {other}'}"
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{hint}Allowed: {named(known) if known else 'nothing'}{other and f', or {other}'}"
-
-
-def nearest(name: str, choices: Iterable[str]) -> list[str]:
-    """Return up to three of `choices` that are similar to a name behind the last dot, else in their whole spelling.
-
-    Where none is similar, they are those that begin with the name, or with which the name begins.
-
-    Examples
-    --------
-    >>> nearest("epoch", ["training.epochs", "training.order", "seed"]), nearest("logarithm", ["dcor", "log"])
-    (['training.epochs'], ['log'])
-    """
-    known = sorted(choices)
-    ends: dict[str, list[str]] = {}
-    for choice in known:
-        ends.setdefault(choice.rpartition(".")[2], []).append(choice)
-    similar_ends = get_close_matches(name.rpartition(".")[2], ends, n=_MOST_NEAR, cutoff=0.75)
-    found = [choice for end in similar_ends for choice in ends[end]]
-    near = get_close_matches(name, found or known, n=_MOST_NEAR, cutoff=0.0 if found else 0.55)
-    if near and SequenceMatcher(None, near[0], name).ratio() >= _SURE_RATIO:
-        return near[:1]
-    begun = [choice for choice in known if name.startswith(choice) or (name and choice.startswith(name))]
-    return near or begun[:_MOST_NEAR]
-
-
-def named(names: Sequence[str]) -> str:
-    """Return names as text; of many, the first ones and the number of the others.
-
-    Examples
-    --------
-    >>> named(["a", "b"]), named([f"x{i}" for i in range(30)])[-14:]
-    ('a, b', 'x11, 18 others')
-    """
-    shown = names[:MOST_NAMES]
-    others = len(names) - len(shown)
-    return ", ".join([*shown, *([f"{others} other{'s' * (others > 1)}"] if others else [])])
-
-
-def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
-    """Return `table[name]`.
-
-    Raises
-    ------
-    ConfigError
-        When there is no such name; the message gives the nearest one and lists all.
-    """
-    try:
-        return table[name]
-    except KeyError:
-        raise ConfigError(f"there is no {kind} named {name!r}; {suggestion(name, table)}") from None
 
 
 def from_elsewhere(method: type) -> dict[str, str]:

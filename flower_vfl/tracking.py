@@ -25,10 +25,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from flower_vfl.errors import ConfigError, InputError
+from flower_vfl.errors import ConfigError, InputError, lookup
 from flower_vfl.files import append_private, replacing, writing_to
 from flower_vfl.metrics import Embeddings
-from flower_vfl.registry import lookup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -13,8 +13,8 @@ from rich.text import Text
 from flower_vfl.config import preset_names, preset_text, sweep_names
 from flower_vfl.config.reference import ConfigKey, all_keys, find_keys, sections
 from flower_vfl.data.sources.names import check_name
-from flower_vfl.errors import ConfigError
-from flower_vfl.registry import ATTACK_NAMES, DEFENSE_NAMES, suggestion
+from flower_vfl.errors import ConfigError, suggestion
+from flower_vfl.registry import ATTACK_NAMES, DEFENSE_NAMES
 from flower_vfl.terminal import print_names
 
 

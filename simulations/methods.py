@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 
 from flower_vfl.attacks import ATTACK_METHODS, AttackMethod, InferenceAttack, JointAttack, MemoryAttack
 from flower_vfl.attacks.base import KINDS
-from flower_vfl.errors import ConfigError
-from flower_vfl.registry import Listed, lookup
+from flower_vfl.errors import ConfigError, lookup
+from flower_vfl.registry import Listed
 from flower_vfl.strategies import DEFENSE_METHODS, Defense
 
 _NEEDS = {**KINDS, "leaked": "the labels of some training rows"}

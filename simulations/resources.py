@@ -10,9 +10,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from flower_vfl.config import explain
 from flower_vfl.config.parsing import scalar
-from flower_vfl.config.schema import Section
-from flower_vfl.errors import ConfigError
-from flower_vfl.registry import suggestion
+from flower_vfl.config.section import Section
+from flower_vfl.errors import ConfigError, suggestion
 
 _EXAMPLE = '"cpus=2, gpus=0.25" for all feature parties, or "NAME: cpus=4, gpus=1, node=10.0.0.7" for one'
 _PIN = 0.001

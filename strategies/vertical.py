@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flower_vfl.attacks import Attack, InferenceAttack, JointAttack, MemoryAttack, make_attacks
+from flower_vfl.auditing.audit_labels import AuditLabels
 from flower_vfl.auditing.canaries import NO_CANARIES, Canaries
-from flower_vfl.auditing.evaluator import AuditLabels, check_side_information
+from flower_vfl.auditing.evaluator import check_side_information
 from flower_vfl.auditing.joint import check_joint_attacks
 from flower_vfl.auditing.longitudinal import check_memory_attacks
 from flower_vfl.auditing.trained_model import check_trained_attacks

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_vfl.attacks import ATTACKS
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import ConfigError, lookup, suggestion
 from flower_vfl.metrics import ArgumentError
-from flower_vfl.registry import BUILT_IN, MethodNames, Methods, lookup, parameters, suggestion
+from flower_vfl.registry import BUILT_IN, MethodNames, Methods, parameters
 
 TABLE = {"iso": 1, "marvell": 2, "max_norm": 3}
 

@@ -16,8 +16,7 @@ from typing import Self, TypeVar
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from flower_vfl.config import Config
-from flower_vfl.errors import ConfigError, PermissionDeniedError
-from flower_vfl.registry import suggestion
+from flower_vfl.errors import ConfigError, PermissionDeniedError, suggestion
 from flower_vfl.transport.signing import LABEL_KEY_VARIABLE, is_signed, read_public_key
 
 EPOCHS_KEY, UNTIL_KEY, ATTACKERS_KEY, ALIGNMENT_KEY = (

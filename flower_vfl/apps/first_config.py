@@ -18,9 +18,8 @@ from flower_vfl.data.sources.own_files import Files
 from flower_vfl.data.sources.recipe import build_options
 from flower_vfl.data.store.dataset import Dataset
 from flower_vfl.data.store.party_names import check_party_name
-from flower_vfl.errors import ConfigError, DataError
+from flower_vfl.errors import ConfigError, DataError, suggestion
 from flower_vfl.files import write_text_atomic
-from flower_vfl.registry import suggestion
 
 Ask = Callable[[str, str, str], str]
 """Function that asks for a value, given the option, the question and the answer for an empty line ("" for none)."""

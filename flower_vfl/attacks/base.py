@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, TypeV
 
 import numpy as np
 
-from flower_vfl.errors import ArgumentError, ConfigError
-from flower_vfl.registry import parameters, suggestion
+from flower_vfl.errors import ArgumentError, ConfigError, suggestion
+from flower_vfl.registry import parameters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

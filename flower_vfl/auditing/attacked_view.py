@@ -9,8 +9,9 @@ from typing import Any
 
 from flower_vfl.attacks.base import Attack, AttackMethod, RowAttack, whole
 from flower_vfl.attacks.longitudinal.base import Kept, MemoryAttack
+from flower_vfl.auditing.audit_labels import AuditLabels
 from flower_vfl.auditing.batched_scoring import STEPS_AT_ONCE
-from flower_vfl.auditing.evaluator import AttackEvaluator, AuditLabels, Reference
+from flower_vfl.auditing.evaluator import AttackEvaluator, Reference
 from flower_vfl.auditing.longitudinal import LongitudinalEvaluator, Take
 from flower_vfl.auditing.recorder import Recorder
 from flower_vfl.errors import ConfigError

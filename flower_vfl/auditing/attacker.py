@@ -17,18 +17,18 @@ from flower_vfl.attacks.embedding.inference import InferenceAttack
 from flower_vfl.attacks.joint import JointAttack
 from flower_vfl.attacks.longitudinal.base import Memory
 from flower_vfl.auditing.attacked_view import AttackedView
-from flower_vfl.auditing.evaluator import AuditLabels, Reference
+from flower_vfl.auditing.audit_labels import AuditLabels
+from flower_vfl.auditing.evaluator import Reference
 from flower_vfl.auditing.joint_view import JointObserver
 from flower_vfl.auditing.read_only import read_only
 from flower_vfl.auditing.recorder import NoRecorder, Recorder
 from flower_vfl.auditing.trained_model import FreshModels, TrainedModel, TrainedModelEvaluator
-from flower_vfl.errors import ConfigError, ProtocolError
+from flower_vfl.errors import ConfigError, ProtocolError, suggestion
 from flower_vfl.nn.layers import watched_layers
 from flower_vfl.parties.observation import Observation, ObservationPoint, PartyObserver
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.protocol.transcript import StepTrace
-from flower_vfl.registry import suggestion
 
 AUDIT_REFERENCE, AUDIT_ROW = "audit.reference", "audit.row"
 """In a simulation, the names of the tensor (D,) and the field of a step's frame with a clean gradient and its row."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -27,6 +27,7 @@ from flower_vfl.auditing.batched_scoring import MOST_PENDING_BYTES, STEPS_AT_ONC
 from flower_vfl.auditing.collected import Collected
 from flower_vfl.auditing.columns import joint_view, read_with_columns
 from flower_vfl.auditing.context import for_products, in_context, in_steps_around, scores_around
+from flower_vfl.auditing.direction_results import DIRECTION, DirectionResults, direction_entries
 from flower_vfl.auditing.entries import AUDIT
 from flower_vfl.auditing.epsilon import Evidence
 from flower_vfl.auditing.features import GradientFeatures, with_embeddings
@@ -59,15 +60,11 @@ from flower_vfl.auditing.selection import (
     ranks_within,
     strongest,
 )
-from flower_vfl.auditing.summary_state import restore_summary, summary_state
 from flower_vfl.auditing.verdict import INFORMED
 from flower_vfl.data.store.dataset import PartyTable
-from flower_vfl.metrics import LeakSummary, auc_interval, leak_auc
+from flower_vfl.metrics import LeakSummary, leak_auc
 from flower_vfl.protocol.schedule import Rows, Schedule, is_scored
 from flower_vfl.protocol.tensors import brought
-
-DIRECTION = "remembered_direction"
-"""Name of the longitudinal attack on the panel, which needs no label."""
 
 MOST_BYTES = 1 << 27
 """Largest number of bytes of one sample of rows, and of the panel."""
@@ -90,41 +87,6 @@ _GRADIENTS, _EMBEDDINGS = "gradients", "embeddings"
 def informed_rows(wanted: int, numbers: int) -> int:
     """Return the number of rows to keep, of ``numbers`` numbers each: at most ``wanted``, within `MOST_BYTES`."""
     return min(wanted, MOST_BYTES // (4 * max(numbers, 1)))
-
-
-@dataclass(slots=True)
-class _DirectionResults:
-    """The results of the attack `DIRECTION` on the panel for one class against the rest, epoch by epoch."""
-
-    summary: LeakSummary
-    epochs: list[int] = field(default_factory=list)
-    interval: list[float] | None = None
-
-    def entry(self) -> dict[str, Any]:
-        (negatives, positives), _ = self.summary.class_counts.most_common(1)[0]
-        entry = {**self.summary.result(), "label": DIRECTION, "epochs": self.epochs, "interval95": self.interval}
-        return {**entry, "values": list(self.summary.values), "rows": negatives + positives, "positives": positives}
-
-    def state(self) -> dict[str, Any]:
-        return {"epochs": list(self.epochs), "interval": self.interval, "summary": summary_state(self.summary)}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.epochs, self.interval = list(state["epochs"]), state["interval"]
-        restore_summary(self.summary, state["summary"])
-
-
-def _of_several(entry: Mapping[str, Any], positive: int, classes: int) -> dict[str, Any]:
-    """Return the entry of one class among several: its chance level and p-value count all classes, and both sides."""
-    from scipy.special import ndtri
-
-    wider = float(ndtri(1.0 - 0.05 / (2 * classes)) / ndtri(0.95))
-    return {
-        **entry,
-        "class": positive,
-        "classes": classes,
-        "q95_null": 0.5 + wider * (entry["q95_null"] - 0.5),
-        "p_value": min(1.0, classes * entry["p_value"]),
-    }
 
 
 class InformedAudit:
@@ -195,7 +157,7 @@ class InformedAudit:
         self._current, self._kept = Collected(), Collected()
         self._kept_auc = -math.inf
         self._directions = {
-            positive: _DirectionResults(
+            positive: DirectionResults(
                 LeakSummary(DIRECTION, party, phase="remembered", source="monitor", defended=defended)
             )
             for positive in self._positives
@@ -293,27 +255,10 @@ class InformedAudit:
         mean = panel.mean[torch.from_numpy(rows)]
         scores, batches = direction_score(lambda: [mean]).numpy(), self._schedule.batches_of(panel.rows[rows])
         scores = scores if batches is None else ranks_within(scores, batches)
-        values = []
+        values, either_side = [], len(self._positives) > 1
         for positive in present:
-            labels, found = numbers == positive, self._directions[positive]
-            other_side = len(self._positives) > 1 and leak_auc(scores, labels) < 0.5
-            sided = -scores if other_side else scores
-            interval = auc_interval(sided, labels)
-            values.append(leak_auc(sided, labels))
-            found.epochs.append(epoch)
-            found.interval = None if interval is None else list(interval)
-            found.summary.add(values[-1], len(labels) - counts[positive], counts[positive])
+            values.append(self._directions[positive].add(epoch, scores, numbers == positive, either_side=either_side))
         self._add(step, epoch, DIRECTION, "remembered_auc", max(values))
-
-    def _direction_entries(self) -> list[dict[str, Any]]:
-        """Return the entry of `DIRECTION`, of several classes that of the one read most clearly; empty without any."""
-        found = {positive: results for positive, results in self._directions.items() if results.epochs}
-        if not found:
-            return []
-        entries = {positive: results.entry() for positive, results in found.items()}
-        positive = min(entries, key=lambda one: (entries[one]["p_value"], -entries[one]["max"]))
-        entry = entries[positive]
-        return [entry if len(self._positives) == 1 else _of_several(entry, positive, len(entries))]
 
     def _add(self, step: int, epoch: int, attack: str, metric: str, value: float) -> None:
         self._recorder.add(
@@ -511,7 +456,7 @@ class InformedAudit:
 
     def entries(self) -> list[dict[str, Any]]:
         """Return the entries of ``result.json``; before `finish`, those of the panel only."""
-        return [*self._direction_entries(), *(self._entries or []), *self._with_columns]
+        return [*direction_entries(self._directions), *(self._entries or []), *self._with_columns]
 
     def state(self) -> dict[str, Any]:
         """Return the state that a resumed run needs, as plain values and tensors."""

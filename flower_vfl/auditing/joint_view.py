@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from flower_vfl.attacks.embedding.inference import LEAKED
 from flower_vfl.attacks.joint import JointAttack, JointView, OwnRows
 from flower_vfl.attacks.longitudinal.base import NO_KNOWN_ROWS, KnownRows, Memory
-from flower_vfl.auditing.evaluator import UNSEEN_ROW, AuditLabels, draw_known
+from flower_vfl.auditing.audit_labels import UNSEEN_ROW, AuditLabels, draw_known
 from flower_vfl.auditing.joint import TEST_ROWS, WIDE_ROWS, JointEvaluator, JointLabels, most_rows, sample_rows
 from flower_vfl.auditing.trained_model import BATCH
 from flower_vfl.data.store.dataset import PartyTable

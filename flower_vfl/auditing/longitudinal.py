@@ -25,9 +25,10 @@ from flower_vfl.attacks.longitudinal.base import (
     MemoryAttack,
     statistic_of_batch,
 )
+from flower_vfl.auditing.audit_labels import UNSEEN_ROW, AuditLabels, draw_known, draw_positives
 from flower_vfl.auditing.batched_scoring import checked_scores
 from flower_vfl.auditing.entries import REMEMBERED
-from flower_vfl.auditing.evaluator import UNSEEN_ROW, AuditLabels, draw_known, draw_positives, naming
+from flower_vfl.auditing.evaluator import naming
 from flower_vfl.auditing.read_only import ask
 from flower_vfl.auditing.recorder import Recorder
 from flower_vfl.auditing.row_memory import RowMemory

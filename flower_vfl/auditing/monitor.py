@@ -24,11 +24,13 @@ from flower_vfl.attacks.embedding.inference import InferenceAttack, TrainedView
 from flower_vfl.attacks.joint import JointAttack
 from flower_vfl.attacks.longitudinal.base import MemoryAttack
 from flower_vfl.auditing.attacked_view import AttackedView, largest
+from flower_vfl.auditing.audit_labels import AuditLabels
 from flower_vfl.auditing.columns import read_background
+from flower_vfl.auditing.direction_results import DIRECTION
 from flower_vfl.auditing.epsilon import audit_epsilon
-from flower_vfl.auditing.evaluator import AuditLabels, Reference
+from flower_vfl.auditing.evaluator import Reference
 from flower_vfl.auditing.halves import Split
-from flower_vfl.auditing.informed import DIRECTION, InformedAudit
+from flower_vfl.auditing.informed import InformedAudit
 from flower_vfl.auditing.joint_view import group_unavailable, read_group
 from flower_vfl.auditing.read_only import read_only
 from flower_vfl.auditing.recorder import Recorder

@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from flower_vfl.attacks.base import AttackMethod
 from flower_vfl.attacks.embedding.inference import InferenceAttack, Leaked, TrainedView
-from flower_vfl.auditing.evaluator import draw_examples
+from flower_vfl.auditing.audit_labels import draw_examples
 from flower_vfl.auditing.recorder import NoRecorder, Recorder
 from flower_vfl.auditing.trained_model_metrics import ACCURACY, AUC, chance, measured, sample_interval
 from flower_vfl.data.store.dataset import PartyTable

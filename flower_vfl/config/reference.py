@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from flower_vfl.config.run import Config, build_config, canonical_key, leaf_fields
-from flower_vfl.config.schema import AUTO
+from flower_vfl.config.section import AUTO
 from flower_vfl.errors import ConfigError
 
 _KINDS = {str: "text", int: "whole number", float: "number", bool: "true or false", Any: "any value"}

@@ -27,13 +27,11 @@ from flower_vfl.config.schema import (
     ModelConfig,
     PartiesConfig,
     PrivacyConfig,
-    Section,
     TrainingConfig,
     TransportConfig,
-    require_plain,
 )
-from flower_vfl.errors import ConfigError
-from flower_vfl.registry import MOST_NAMES, nearest, plain_reason, suggestion
+from flower_vfl.config.section import Section, require_plain
+from flower_vfl.errors import MOST_NAMES, ConfigError, nearest, plain_reason, suggestion
 
 _PRESETS = files("flower_vfl") / "simulations" / "presets"
 

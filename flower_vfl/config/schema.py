@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from flower_vfl.config.parsing import Value, feature_party_name, parse_calls
+from flower_vfl.config.parsing import feature_party_name, parse_calls
+from flower_vfl.config.section import AUTO, Section, automatic, require_plain
 
 ALL = "all"
 _EVERY_ADDRESS = ("0.0.0.0", "::", "[::]")
@@ -24,9 +25,6 @@ SCORED, MOST_APART = 64, 16
 them; each scored step costs time."""
 
 
-AUTO: Any = "auto"
-"""Value in place of a number: a number that fits the data is chosen."""
-
 AUTO_STEPS, AUTO_BATCHES, AUTO_BATCH_SIZES, AUTO_EPOCHS = 4000, 50, (16, 1024), (10, 200)
 """Numbers for the settings "auto": steps of a run, batches an epoch, and the bounds of batch size and epochs."""
 
@@ -39,45 +37,6 @@ PATIENT_STEPS, LEAST_PATIENCE, LEARNING_RATE = 600, 8, 1e-3
 
 MANY_ROWS = 3_000
 """Number of training rows below which embeddings of numbers cost accuracy more often than they add some."""
-
-
-def _automatic(mark: int) -> tuple[BeforeValidator, PlainSerializer]:
-    """Return the validator and the serializer of a number that may be "auto", for which `mark` stands internally."""
-
-    def read(value: Any) -> Any:
-        word = isinstance(value, str) and value != AUTO and not _is_number(value)
-        if word or (type(value) in (int, float) and value == mark):
-            raise ValueError(f"give a number above {mark}, or {AUTO!r}")
-        return mark if value == AUTO else value
-
-    return BeforeValidator(read), PlainSerializer(lambda value: AUTO if value == mark else value)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def require_plain(value: Any) -> None:
-    """Refuse a value that TOML or JSON cannot hold."""
-    if isinstance(value, Mapping):
-        if not all(isinstance(key, str) for key in value):
-            raise ValueError("keys must be text")
-        value = list(value.values())
-    if isinstance(value, list):
-        for entry in value:
-            require_plain(entry)
-    elif not isinstance(value, Value) or (isinstance(value, float) and not math.isfinite(value)):
-        raise ValueError(f"{value!r} is neither text nor a finite number, true, false, a list or a table")
-
-
-class Section(BaseModel):
-    """Base of all sections: known keys only, of exactly the right type, finite, and never changed."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True, allow_inf_nan=False)
 
 
 class DataConfig(Section):
@@ -222,7 +181,7 @@ class ModelConfig(Section):
 class TrainingConfig(Section):
     """Settings of the training loop."""
 
-    epochs: Annotated[int, *_automatic(0)] = Field(
+    epochs: Annotated[int, *automatic(0)] = Field(
         default=AUTO,
         ge=0,
         description='largest number of passes over the training rows; "auto": as many as the rows need',
@@ -231,7 +190,7 @@ class TrainingConfig(Section):
         default="random",
         description='order of the rows; "time": day after day, each scored before it is trained on, one pass',
     )
-    batch_size: Annotated[int, *_automatic(0)] = Field(
+    batch_size: Annotated[int, *automatic(0)] = Field(
         default=AUTO, ge=0, description='rows of one step; "auto": about 50 steps an epoch, 16 to 1024 rows'
     )
     eval_batch_size: int = Field(default=8192, ge=1, description="rows of one evaluation message")
@@ -239,7 +198,7 @@ class TrainingConfig(Section):
     fused: bool = Field(
         default=False, description="PyTorch's fused optimizers: faster for small models, weights not bit-equal"
     )
-    learning_rate: Annotated[float, *_automatic(0)] = Field(
+    learning_rate: Annotated[float, *automatic(0)] = Field(
         default=AUTO, ge=0.0, description='learning rate; "auto": 0.001'
     )
     schedule: Literal["constant", "cosine", "step", "linear"] = Field(
@@ -278,7 +237,7 @@ class TrainingConfig(Section):
         "sent; 0: off",
     )
     validation: float = Field(default=0.1, ge=0.0, lt=1.0, description="part of the training rows kept for validation")
-    patience: Annotated[int, *_automatic(-1)] = Field(
+    patience: Annotated[int, *automatic(-1)] = Field(
         default=AUTO,
         ge=-1,
         description="stop after so many epochs without a better validation, keep the best model; 0: off; "

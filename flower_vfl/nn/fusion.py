@@ -9,8 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from flower_vfl.errors import ConfigError
-from flower_vfl.registry import suggestion
+from flower_vfl.errors import ConfigError, suggestion
 
 Fusion = Literal["concat", "sum", "mean"]
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import nn
 
 from flower_vfl.config.schema import ModelConfig
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import ConfigError, lookup
 from flower_vfl.nn.ensemble import EnsembleTop
 from flower_vfl.nn.images import ConvBottom, ConvTop
 from flower_vfl.nn.network import Network
@@ -17,7 +17,6 @@ from flower_vfl.nn.papers import FASHION, ISIC, MNIST, RESNET20
 from flower_vfl.nn.tabular import FeatureShape, TabularBottom, Top
 from flower_vfl.nn.text import TextCnn
 from flower_vfl.nn.wide_deep import WideDeep
-from flower_vfl.registry import lookup
 
 _CUT = 32
 

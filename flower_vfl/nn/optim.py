@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flower_vfl.errors import ConfigError, DataError
+from flower_vfl.errors import ConfigError, DataError, lookup
 from flower_vfl.nn.row_adam import RowAdam
-from flower_vfl.registry import lookup
 
 State = dict[str, Tensor | int | float]
 

@@ -11,10 +11,9 @@ from typing import ClassVar
 from torch import nn
 
 from flower_vfl.config.schema import ModelConfig
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import ConfigError, lookup
 from flower_vfl.nn.network import Network
 from flower_vfl.nn.tabular import FeatureShape, Top
-from flower_vfl.registry import lookup
 
 RowShape = tuple[int, ...]
 Layers = Callable[[RowShape, int], tuple[nn.Module, RowShape]]

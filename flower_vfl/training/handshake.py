@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from flower_vfl.attacks import InferenceAttack, JointAttack
-from flower_vfl.auditing.evaluator import AuditLabels
+from flower_vfl.auditing.audit_labels import AuditLabels
 from flower_vfl.config import Config
 from flower_vfl.errors import ConfigError, PartyError, ProtocolError
 from flower_vfl.parties.feature import batch_limit

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from flower_vfl.accounting import Guarantee
 from flower_vfl.attacks import Attack, MemoryAttack
 from flower_vfl.attacks.base import AttackMethod
+from flower_vfl.auditing.audit_labels import AuditLabels
 from flower_vfl.auditing.canaries import Canaries
-from flower_vfl.auditing.evaluator import AuditLabels
 from flower_vfl.auditing.noise import NoiseModel
 from flower_vfl.config import Config
 from flower_vfl.data.store.dataset import Labels, PartyTable

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_vfl.attacks.base import HINTS, REFERENCE, RowAttack
+from flower_vfl.auditing.audit_labels import draw_positives
 from flower_vfl.auditing.batched_scoring import rate
-from flower_vfl.auditing.evaluator import draw_positives
 from flower_vfl.metrics.of_many_runs import separations
 from flower_vfl.simulations.stacked.records import Records, ViewResults
 

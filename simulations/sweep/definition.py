@@ -13,9 +13,8 @@ from pydantic import Field, ValidationError
 
 from flower_vfl.apps.sweeps import DEFINITION, origin_of
 from flower_vfl.config import canonical_key, explain, leaf_paths, read_source, sweep_names
-from flower_vfl.config.schema import Section
-from flower_vfl.errors import ConfigError
-from flower_vfl.registry import suggestion
+from flower_vfl.config.section import Section
+from flower_vfl.errors import ConfigError, suggestion
 
 TRIAL_TABLES = ("set", "grid", "random", "cases")
 _KNOWN = ("base", "sweep", *TRIAL_TABLES)

@@ -8,8 +8,7 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from flower_vfl.errors import ConfigError
-from flower_vfl.registry import suggestion
+from flower_vfl.errors import ConfigError, suggestion
 from flower_vfl.strategies.base import HookedStrategy
 from flower_vfl.strategies.embeddings.pairs import (
     ClassRange,

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from flower_vfl.accounting import Guarantee
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import ConfigError, suggestion
 from flower_vfl.nn.networks import network_of
 from flower_vfl.nn.placement import Placement
 from flower_vfl.parties.hooks import Cut, Log
 from flower_vfl.parties.network import as_logits
 from flower_vfl.protocol.schedule import Rows
-from flower_vfl.registry import suggestion
 from flower_vfl.strategies.base import Defense, HookedStrategy
 from flower_vfl.strategies.labels.checks import check_task
 from flower_vfl.strategies.labels.label_dp import label_dependent_ends, rate_of

@@ -6,7 +6,7 @@ import torch
 
 from flower_vfl.attacks import Attack, RowAttack
 from flower_vfl.auditing.attacked_view import AttackedView
-from flower_vfl.auditing.evaluator import AuditLabels
+from flower_vfl.auditing.audit_labels import AuditLabels
 from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.checkpoint import load_state, save_state
 from flower_vfl.errors import ConfigError

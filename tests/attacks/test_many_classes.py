@@ -11,7 +11,8 @@ import torch
 
 from flower_vfl.apps import run
 from flower_vfl.attacks import CosineAttack, HintAttack, NormAttack
-from flower_vfl.auditing.evaluator import AttackEvaluator, AuditLabels, Oracle
+from flower_vfl.auditing.audit_labels import AuditLabels
+from flower_vfl.auditing.evaluator import AttackEvaluator, Oracle
 from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.errors import ConfigError, ProtocolError
 from flower_vfl.metrics import leak_auc, nearest_rank

@@ -17,7 +17,7 @@ from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.result import RunResult
 from flower_vfl.attacks import make_attacks
 from flower_vfl.auditing.attacker import Attacker
-from flower_vfl.auditing.evaluator import AuditLabels
+from flower_vfl.auditing.audit_labels import AuditLabels
 from flower_vfl.config import build_config
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.protocol.frame import Kind

@@ -6,7 +6,8 @@ import torch
 
 from flower_vfl.attacks import DirectionAttack, NormAttack, ShellAttack
 from flower_vfl.attacks.gradient.principal_direction import fresh_together
-from flower_vfl.auditing.evaluator import AttackEvaluator, AuditLabels
+from flower_vfl.auditing.audit_labels import AuditLabels
+from flower_vfl.auditing.evaluator import AttackEvaluator
 from flower_vfl.auditing.monitor import LeakageMonitor
 from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.checkpoint import load_state, save_state

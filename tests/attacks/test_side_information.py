@@ -12,14 +12,8 @@ import torch
 
 from flower_vfl.attacks import CosineAttack, HintAttack, NormAttack, SideInformation
 from flower_vfl.attacks.gradient import cosine, hint
-from flower_vfl.auditing.evaluator import (
-    AttackEvaluator,
-    AuditLabels,
-    Oracle,
-    Reference,
-    check_side_information,
-    draw_positives,
-)
+from flower_vfl.auditing.audit_labels import AuditLabels, draw_positives
+from flower_vfl.auditing.evaluator import AttackEvaluator, Oracle, Reference, check_side_information
 from flower_vfl.auditing.monitor import LeakageMonitor
 from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.errors import InputError

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from flower_vfl.attacks import make_attacks
-from flower_vfl.auditing.evaluator import AuditLabels
+from flower_vfl.auditing.audit_labels import AuditLabels
 from flower_vfl.auditing.halves import Split
 from flower_vfl.auditing.monitor import LeakageMonitor
 from flower_vfl.auditing.recorder import NoRecorder

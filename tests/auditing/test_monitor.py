@@ -7,7 +7,8 @@ import torch
 from flower_vfl.apps import run
 from flower_vfl.attacks import CosineAttack, NormAttack
 from flower_vfl.attacks.gradient import cosine, norm
-from flower_vfl.auditing.evaluator import AuditLabels, Reference
+from flower_vfl.auditing.audit_labels import AuditLabels
+from flower_vfl.auditing.evaluator import Reference
 from flower_vfl.auditing.monitor import LeakageMonitor
 from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.errors import ConfigError

@@ -13,7 +13,7 @@ from torch import nn
 
 from flower_vfl.attacks import InferenceAttack, TrainedView
 from flower_vfl.attacks.embedding.clustering import matched_by_chance
-from flower_vfl.auditing.evaluator import draw_examples
+from flower_vfl.auditing.audit_labels import draw_examples
 from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.auditing.trained_model import FreshModels, TrainedModel, TrainedModelEvaluator
 from flower_vfl.data.store.memory import array_table

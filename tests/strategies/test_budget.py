@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from flower_vfl import build_config, predict, run
 from flower_vfl.apps.local import run_alone
 from flower_vfl.attacks import NormAttack
-from flower_vfl.auditing.evaluator import AuditLabels
+from flower_vfl.auditing.audit_labels import AuditLabels
 from flower_vfl.auditing.monitor import LeakageMonitor
 from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.cli import main

@@ -9,8 +9,7 @@ from torch.nn.functional import linear
 
 from flower_vfl.attacks.base import RowAttack, one_of
 from flower_vfl.attacks.rows import as_rows, in_own_units
-from flower_vfl.errors import ArgumentError
-from flower_vfl.registry import suggestion
+from flower_vfl.errors import ArgumentError, suggestion
 
 if TYPE_CHECKING:
     from torch import Tensor

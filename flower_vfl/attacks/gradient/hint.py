@@ -8,8 +8,7 @@ import torch
 
 from flower_vfl.attacks.base import HINTS, RowAttack, one_of, whole
 from flower_vfl.attacks.rows import as_known, as_rows, cosines, inner_products, lengths, narrowed, required
-from flower_vfl.errors import ArgumentError
-from flower_vfl.registry import suggestion
+from flower_vfl.errors import ArgumentError, suggestion
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,8 +13,7 @@ from flower_vfl.attacks.base import whole
 from flower_vfl.attacks.embedding.inference import LEAKED
 from flower_vfl.attacks.longitudinal.base import NO_KNOWN_ROWS, Kept, KnownRows, Memory, MemoryAttack
 from flower_vfl.attacks.readers import TensorReader
-from flower_vfl.errors import ConfigError
-from flower_vfl.registry import suggestion
+from flower_vfl.errors import ConfigError, suggestion
 
 History: TypeAlias = Literal["all", "mean", "last", "difference", "epochs"]
 

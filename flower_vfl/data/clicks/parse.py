@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from flower_vfl.data.clicks.blocks import Block
 from flower_vfl.data.clicks.fields import Field, FieldKind
-from flower_vfl.errors import DataError
-from flower_vfl.registry import suggestion
+from flower_vfl.errors import DataError, suggestion
 
 MOST_BAD_LINES = 5
 """Largest number of bad lines that are reported."""

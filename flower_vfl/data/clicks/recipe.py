@@ -19,8 +19,7 @@ from flower_vfl.data.formats.archives import is_archive
 from flower_vfl.data.formats.raw import find_files
 from flower_vfl.data.sources.recipe import Options, Progress, Recipe
 from flower_vfl.data.store.builder import Builder
-from flower_vfl.errors import ConfigError, DataError
-from flower_vfl.registry import suggestion
+from flower_vfl.errors import ConfigError, DataError, suggestion
 
 _BEGINNING = 2**20
 _ALL = "all"

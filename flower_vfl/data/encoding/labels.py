@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from flower_vfl.data.encoding.messages import named_rows, option_line
 from flower_vfl.data.encoding.reading import FALSE
 from flower_vfl.data.encoding.values import Place, parse_numbers, texts
-from flower_vfl.errors import DataError
-from flower_vfl.registry import suggestion
+from flower_vfl.errors import DataError, suggestion
 
 _TENSOR_TYPES = frozenset({"uint8", "int8", "int16", "int32", "int64"})
 """Integer types that a tensor can share with an array."""

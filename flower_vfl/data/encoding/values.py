@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from flower_vfl.data.encoding.messages import named_rows, set_options
-from flower_vfl.errors import DataError
-from flower_vfl.registry import suggestion
+from flower_vfl.errors import DataError, suggestion
 
 MISSING = ""
 MISSING_TEXTS = (MISSING, "NA", "N/A", "NaN", "nan", "null", "NULL")

@@ -17,8 +17,7 @@ from flower_vfl.data.encoding.labels import EncodedLabels
 from flower_vfl.data.sources.recipe import Options, Progress, Recipe
 from flower_vfl.data.store.builder import Builder
 from flower_vfl.data.store.dataset import PARTS, FeatureSpec, Part
-from flower_vfl.errors import DataError
-from flower_vfl.registry import suggestion
+from flower_vfl.errors import DataError, suggestion
 
 DRAW_SEED = 2022
 """Seed of all draws of rows: a thinned or limited set is the same everywhere."""

@@ -19,8 +19,7 @@ from flower_vfl.data.sources.recipe import Options, Progress, Recipe, build_opti
 from flower_vfl.data.store import layout
 from flower_vfl.data.store.builder import Builder
 from flower_vfl.data.store.dataset import Dataset, open_dataset
-from flower_vfl.errors import ConfigError, DataError, OutputExistsError
-from flower_vfl.registry import lookup
+from flower_vfl.errors import ConfigError, DataError, OutputExistsError, lookup
 
 _log = logging.getLogger(__name__)
 _WAIT_SECONDS = 0.5

@@ -16,7 +16,7 @@ from flower_vfl.data.encoding.values import Missing
 from flower_vfl.data.formats.tables import Dialect, dialect_of
 from flower_vfl.data.sources.recipe import Options
 from flower_vfl.data.store.dataset import Part
-from flower_vfl.registry import suggestion
+from flower_vfl.errors import suggestion
 
 LABELS = "labels"
 """Key of the labels' file among the files of the parties."""

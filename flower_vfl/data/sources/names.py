@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flower_vfl.registry import lookup
+from flower_vfl.errors import lookup
 
 RECIPE_CLASSES = {
     "census-income": "census:CensusIncome",

@@ -31,8 +31,7 @@ from flower_vfl.data.store.alignment import AlignmentFile
 from flower_vfl.data.store.builder import Builder
 from flower_vfl.data.store.dataset import PARTS, Part
 from flower_vfl.data.store.party_names import check_parties, check_party_name
-from flower_vfl.errors import ConfigError, DataError
-from flower_vfl.registry import suggestion
+from flower_vfl.errors import ConfigError, DataError, suggestion
 
 _log = logging.getLogger(__name__)
 

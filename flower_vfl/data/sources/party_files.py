@@ -17,8 +17,7 @@ from flower_vfl.data.encoding.values import Place, require_columns
 from flower_vfl.data.formats.arrays import StoredArrays, holds_arrays, open_arrays
 from flower_vfl.data.formats.tables import read_table
 from flower_vfl.data.sources.files_options import LABELS, FilesOptions
-from flower_vfl.errors import DataError
-from flower_vfl.registry import suggestion
+from flower_vfl.errors import DataError, suggestion
 
 _log = logging.getLogger(__name__)
 

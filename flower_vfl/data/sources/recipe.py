@@ -14,8 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from flower_vfl.config.parsing import read_list
 from flower_vfl.data.store.builder import Builder
 from flower_vfl.data.store.dataset import Part
-from flower_vfl.errors import ConfigError
-from flower_vfl.registry import plain_reason, suggestion
+from flower_vfl.errors import ConfigError, plain_reason, suggestion
 
 Progress = Callable[[float], None]
 """Callback that receives the part of the work that is done, 0 to 1."""

@@ -493,8 +493,7 @@ def open_dataset(path: Path | str) -> Dataset:
     if not there:
         raise DataError(f"{folder} is no prepared data set: it has no {layout.MANIFEST}; see `flower-vfl data prepare`")
     manifest = layout.read_json(where)
-    schema = manifest.get("schema")
-    if schema != layout.LAYOUT_VERSION:
+    if (schema := manifest.get("schema")) != layout.LAYOUT_VERSION:
         raise DataError(
             f"{where} has schema {schema!r}, this version reads {layout.LAYOUT_VERSION}; prepare the data again"
         )

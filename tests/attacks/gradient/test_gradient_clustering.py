@@ -10,7 +10,8 @@ from sklearn.metrics import adjusted_rand_score
 from flower_vfl.attacks import GradientClusteringAttack, SideInformation
 from flower_vfl.attacks.embedding.clustering import matched_accuracy
 from flower_vfl.attacks.gradient import gradient_clustering
-from flower_vfl.auditing.evaluator import AttackEvaluator, AuditLabels
+from flower_vfl.auditing.audit_labels import AuditLabels
+from flower_vfl.auditing.evaluator import AttackEvaluator
 from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.errors import InputError
 from flower_vfl.testing import check_attack

@@ -15,7 +15,7 @@ from flower_vfl.attacks.gradient import norm
 from flower_vfl.attacks.longitudinal.base import centred_in_batch_units
 from flower_vfl.auditing import longitudinal
 from flower_vfl.auditing.attacker import Attacker
-from flower_vfl.auditing.evaluator import AuditLabels
+from flower_vfl.auditing.audit_labels import AuditLabels
 from flower_vfl.auditing.longitudinal import LongitudinalEvaluator, check_memory_attacks
 from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.auditing.row_memory import RowMemory
