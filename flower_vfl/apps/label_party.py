@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from flower_vfl.apps.factories import (
 )
 from flower_vfl.attacks import make_attacks
 from flower_vfl.config import Config
-from flower_vfl.data.store.dataset import Labels
+from flower_vfl.data.store.dataset import Labels, PartyTable
 from flower_vfl.data.store.memory import IdentifiedData, VerticalData
 from flower_vfl.nn.dropout import bind_dropout
 from flower_vfl.nn.networks import network_of
@@ -49,10 +50,7 @@ def build_strategy(
     if top is default_top:
         network_of(config.model)  # settings that do not fit it are refused before anything is built
     parties = party_names(config, dataset)
-    own = dataset.label_party if config.parties.label_features and dataset.label_party in dataset.parties else ""
-    table = dataset.party(own) if own and own not in parties else None
-    if own in parties and config.parties.label_features and config.parties.features:
-        _log.info("party %r takes part as a feature party; the label party uses no columns", own)
+    table = _own_table(config, dataset, parties)
     dropout = secret.generator("dropout", device=config.device)
 
     def make_bottom() -> nn.Module:
@@ -86,6 +84,18 @@ def build_strategy(
         schedule = schedule_of(config, len(labels.train), len(labels.test), periods=dataset.alignment.periods)
         defended.check_bound(schedule.epochs)
     return defended
+
+
+def _own_table(config: Config, dataset: VerticalData, parties: Sequence[str]) -> PartyTable | None:
+    """Return the label party's own columns; None where it has none, or takes part as a feature party."""
+    own = dataset.label_party
+    if not config.parties.label_features or own not in dataset.parties:
+        return None
+    if own not in parties:
+        return dataset.party(own)
+    if config.parties.features:
+        _log.info("party %r takes part as a feature party; the label party uses no columns", own)
+    return None
 
 
 def check_methods(config: Config) -> None:

@@ -30,6 +30,16 @@ from flower_vfl.training.outcome import LIMITS, Epoch, Outcome
 from flower_vfl.version import software
 
 _UTILITY = ("test_auc", "test_loss", "test_ace", "test_accuracy", "train_loss", "epoch")
+_COSTS = (
+    "steps",
+    "in_flight",
+    "seconds",
+    "bytes_up",
+    "bytes_down",
+    "seconds_compute",
+    "seconds_wait",
+    "together",
+)
 _MORE_UTILITY = ("test_macro_auc", "test_balanced_accuracy")
 
 LARGEST_MATRIX = 100
@@ -189,16 +199,6 @@ def summarise(
     error: str,
 ) -> dict[str, Any]:
     """Return the content of `result.json` (schema 1); `classes` are the names of the classes."""
-    defenses = [
-        {
-            "name": defense.name,
-            "params": defense.params,
-            "read_by": list(defense.read_by),
-            **_proven(defense.guarantee()),
-            **from_elsewhere(type(defense)),
-        }
-        for defense in strategy.chain()
-    ]
     periods = strategy.base.periods_in_order
     last = outcome.model_epochs[-1] if outcome.model_epochs else {}
     parties = {party: report.get("weights", "") for party, report in outcome.reports.items()}
@@ -208,7 +208,7 @@ def summarise(
         "error": error,
         "dataset": data,
         "parties": {"features": list(strategy.base.parties), "label_features": strategy.base.table is not None},
-        "defenses": defenses,
+        "defenses": _defenses(strategy),
         **({} if config.training.gradients else {"baseline": NO_GRADIENTS}),
         "log": {name: _number(total / max(1, outcome.steps)) for name, total in outcome.logged.items()},
         "attacks": _attacks(strategy.base.attacks, outcome.leakage),
@@ -227,26 +227,34 @@ def summarise(
         "leakage": outcome.leakage,
         **({"epsilon": outcome.epsilon} if outcome.epsilon else {}),
         "rebuild": rebuild(outcome.leakage, outcome.of_model, classes=data["classes"], share=config.attack.rebuilt),
-        "cost": {
-            "steps": outcome.steps,
-            "in_flight": outcome.in_flight,
-            "seconds": outcome.seconds,
-            "bytes_up": outcome.bytes_up,
-            "bytes_down": outcome.bytes_down,
-            "seconds_compute": outcome.seconds_compute,
-            "seconds_wait": outcome.seconds_wait,
-            "together": outcome.together,
-        },
+        "cost": {name: getattr(outcome, name) for name in _COSTS},
         "weights": {"label": outcome.weights, **parties},
-        "environment": {
-            **_software(software()),
-            "python": platform.python_version(),
-            "seed": config.seed,
-            "transport": config.transport.kind,
-            "device": config.device,
-            "threads": config.threads,
-            "instructions": torch.backends.cpu.get_cpu_capability(),
-            "hosts": {party: _software(found) for party, found in outcome.hosts.items()},
-        },
+        "environment": _environment(config, outcome),
     }
     return {**summary, "verdict": verdict_of(summary)}
+
+
+def _defenses(strategy: HookedStrategy) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": defense.name,
+            "params": defense.params,
+            "read_by": list(defense.read_by),
+            **_proven(defense.guarantee()),
+            **from_elsewhere(type(defense)),
+        }
+        for defense in strategy.chain()
+    ]
+
+
+def _environment(config: Config, outcome: Outcome) -> dict[str, Any]:
+    return {
+        **_software(software()),
+        "python": platform.python_version(),
+        "seed": config.seed,
+        "transport": config.transport.kind,
+        "device": config.device,
+        "threads": config.threads,
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "hosts": {party: _software(found) for party, found in outcome.hosts.items()},
+    }

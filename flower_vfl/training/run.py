@@ -98,9 +98,7 @@ class TrainingRun:
         config, simulation = base.config, is_simulation(self._grid)
         base.claim(Secret.for_simulation(config.seed, "label") if simulation else None)
         schedule = schedule_of(config, len(base.labels.train), len(base.labels.test), epochs, periods=base.periods)
-        bounded = config.attack.max_bound < 1.0
-        if bounded:
-            strategy.check_bound(schedule.epochs)
+        self._check_bound(schedule)
         for one in strategy.hook_targets:
             one.begin()
         charge = open_account(strategy, schedule, simulation=simulation, name=context.offer.get(TRAINING, ""))
@@ -115,8 +113,7 @@ class TrainingRun:
             links = sessions.open(lambda link: check_fit(link, config, schedule, base.alignment, audited=audited))
             self.cut, base.outcome.hosts = cut_of(links), software_of(links)
             label = self.label_party = build_label_party(strategy, prepared, schedule, links, initial_arrays)
-            if bounded:
-                strategy.check_bound(schedule.epochs)
+            self._check_bound(schedule)
             for metric, value in log.items():
                 base.observer.add(step=0, epoch=0, party="label", layer="", attack="", metric=metric, value=value)
 
@@ -143,6 +140,11 @@ class TrainingRun:
             arrays=ArrayRecord() if outcome.model_step is None else top(),
             evaluate_metrics_serverapp={int(done["epoch"]): MetricRecord(dict(done)) for done in outcome.epochs},
         )
+
+    def _check_bound(self, schedule: Schedule) -> None:
+        """Refuse a limit of the bound that the defenses cannot account for, before and after the cut is known."""
+        if self._strategy.base.config.attack.max_bound < 1.0:
+            self._strategy.check_bound(schedule.epochs)
 
 
 class _Stages:

@@ -21,7 +21,7 @@ from flower_vfl.data.encoding.ids import in_test_set, join_ids, read_ids, select
 from flower_vfl.data.encoding.inference import infer
 from flower_vfl.data.encoding.labels import EncodedLabels, encode_labels, known_labels, require_labels
 from flower_vfl.data.encoding.messages import option_line, set_options
-from flower_vfl.data.encoding.reading import ColumnFormat
+from flower_vfl.data.encoding.reading import ColumnFormat, TableReader
 from flower_vfl.data.encoding.values import Place, require_columns
 from flower_vfl.data.formats.arrays import ROW, image_paths
 from flower_vfl.data.sources.files_options import FilesOptions
@@ -97,26 +97,7 @@ class Files(Recipe):
         path, stored = str(raw["train"][party].path), raw["train"][party].arrays
         if stored is not None:
             return self._add_arrays(builder, party, {part: raw[part][party] for part in PARTS}, tables, options, labels)
-        columns = [name for name in tables["train"].column_names if name != options.id]
-        if options.label and options.label in columns:
-            columns.remove(options.label)
-            if labels is None:
-                _log.warning("%s: column %r, called like the label, is no feature of %r", path, options.label, party)
-        if not columns:
-            line = option_line("labels_file", path)
-            cure = f"; name it in {line} in place of files.{party}" if labels is not None else ""
-            raise DataError(f"{path}: no column is left for party {party!r} besides ID and label{cure}")
-        used = read_ids(tables["train"], options.id, path)
-        rows = np.asarray(pc.index_in(used, value_set=raw["train"][party].ids(options.id)), dtype=np.int64)
-        reader = infer(tables["train"].select(columns), options.rules(columns, party), path, rows)
-        named = options.rules(columns, party).dtype
-        left_out = [f"{one.name!r} ({one.why})" for one in reader.columns if not one.columns and one.name not in named]
-        if not (reader.numeric or reader.categorical):
-            raise DataError(f"{path}: no column is left for party {party!r}: {_nothing_left(reader.columns, named)}")
-        if left_out:
-            _log.warning("%s: left out of the columns of %r: %s", path, party, ", ".join(left_out))
-        for file, table, used in _used_rows({part: raw[part][party] for part in PARTS}, tables, options):
-            reader.check(table, file, used, options.missing)
+        reader = self._reader(party, raw, tables, options, has_labels=labels is not None)
         encoding = fit_party(
             reader.read(tables["train"], path),
             numeric=reader.numeric,
@@ -148,6 +129,39 @@ class Files(Recipe):
         unaligned, classes = _unaligned(raw["train"][party], tables, labels, options, usable)
         builder.add_table(party, encoding, tables, path, unaligned)
         return classes
+
+    def _reader(
+        self,
+        party: str,
+        raw: Mapping[Part, Mapping[str, RawFile]],
+        tables: Mapping[Part, pa.Table],
+        options: FilesOptions,
+        *,
+        has_labels: bool,
+    ) -> TableReader:
+        """Return the reader of a party's columns, whose types follow from its training rows; both files fit it."""
+        path = str(raw["train"][party].path)
+        columns = [name for name in tables["train"].column_names if name != options.id]
+        if options.label and options.label in columns:
+            columns.remove(options.label)
+            if not has_labels:
+                _log.warning("%s: column %r, called like the label, is no feature of %r", path, options.label, party)
+        if not columns:
+            line = option_line("labels_file", path)
+            cure = f"; name it in {line} in place of files.{party}" if has_labels else ""
+            raise DataError(f"{path}: no column is left for party {party!r} besides ID and label{cure}")
+        used = read_ids(tables["train"], options.id, path)
+        rows = np.asarray(pc.index_in(used, value_set=raw["train"][party].ids(options.id)), dtype=np.int64)
+        reader = infer(tables["train"].select(columns), options.rules(columns, party), path, rows)
+        named = options.rules(columns, party).dtype
+        left_out = [f"{one.name!r} ({one.why})" for one in reader.columns if not one.columns and one.name not in named]
+        if not (reader.numeric or reader.categorical):
+            raise DataError(f"{path}: no column is left for party {party!r}: {_nothing_left(reader.columns, named)}")
+        if left_out:
+            _log.warning("%s: left out of the columns of %r: %s", path, party, ", ".join(left_out))
+        for file, table, used in _used_rows({part: raw[part][party] for part in PARTS}, tables, options):
+            reader.check(table, file, used, options.missing)
+        return reader
 
     def _add_arrays(
         self,
