@@ -117,12 +117,9 @@ class TrainingRun:
             for metric, value in log.items():
                 base.observer.add(step=0, epoch=0, party="label", layer="", attack="", metric=metric, value=value)
 
-            def top() -> ArrayRecord:
-                return ArrayRecord(dict(label.top.state_dict()))
-
             def after_epoch(epoch: int) -> None:
                 if evaluate_fn is not None:
-                    evaluate_fn(epoch, top())
+                    evaluate_fn(epoch, _top_of(label))
 
             stages = _Stages(
                 strategy, context, sessions, label, schedule, audited=audited, replaces=replaces_nodes(self._grid)
@@ -134,17 +131,20 @@ class TrainingRun:
             context.on_finished()
             sessions.announce_export(config.transport.step_timeout)
             stages.forget()
-        outcome = base.outcome
         return VerticalResult(
-            outcome=outcome,
-            arrays=ArrayRecord() if outcome.model_step is None else top(),
-            evaluate_metrics_serverapp={int(done["epoch"]): MetricRecord(dict(done)) for done in outcome.epochs},
+            outcome=base.outcome,
+            arrays=ArrayRecord() if base.outcome.model_step is None else _top_of(label),
+            evaluate_metrics_serverapp={int(done["epoch"]): MetricRecord(dict(done)) for done in base.outcome.epochs},
         )
 
     def _check_bound(self, schedule: Schedule) -> None:
         """Refuse a limit of the bound that the defenses cannot account for, before and after the cut is known."""
         if self._strategy.base.config.attack.max_bound < 1.0:
             self._strategy.check_bound(schedule.epochs)
+
+
+def _top_of(label: LabelParty) -> ArrayRecord:
+    return ArrayRecord(dict(label.top.state_dict()))
 
 
 class _Stages:
