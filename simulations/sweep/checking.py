@@ -13,6 +13,7 @@ from flower_vfl.apps.factories import open_data
 from flower_vfl.apps.local import run
 from flower_vfl.apps.run_state import config_digest
 from flower_vfl.config import Config
+from flower_vfl.config.schema import PrivacyConfig
 from flower_vfl.data.store.memory import VerticalData
 from flower_vfl.errors import ConfigError
 from flower_vfl.protocol.printable import reason_of
@@ -111,7 +112,9 @@ def dry_run(config: Config, data: Callable[[Config], VerticalData]) -> None:
     """
     device = config.device if torch.cuda.is_available() else "cpu"
     with suppress(_EnoughError):
-        run(config.model_copy(update={"device": device, "sinks": []}), data=data, observers=(_OneStep(),))
+        # Nothing is sent to another party, so no ledger is charged.
+        checked = config.model_copy(update={"device": device, "sinks": [], "privacy": PrivacyConfig()})
+        run(checked, data=data, observers=(_OneStep(),))
 
 
 def plain(config: Config) -> Config:

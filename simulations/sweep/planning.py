@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from flower_vfl.apps.local import run
 from flower_vfl.config import Config
+from flower_vfl.config.schema import PrivacyConfig
 from flower_vfl.data.store.dataset import Labels, PartyTable
 from flower_vfl.data.store.memory import MemoryData, VerticalData
 from flower_vfl.data.store.periods import Periods
@@ -173,7 +174,13 @@ def measure(config: Config, data: Callable[[Config], VerticalData]) -> Probe:
     gpu = config.device != "cpu" and torch.cuda.is_available()
     training = config.training.model_copy(update={"epochs": 1, "patience": 0, "order": "random"})
     small = config.model_copy(
-        update={"training": training, "sinks": [], "device": config.device if gpu else "cpu", "data": config.data}
+        update={
+            "training": training,
+            "sinks": [],
+            "device": config.device if gpu else "cpu",
+            "data": config.data,
+            "privacy": PrivacyConfig(),  # nothing is sent to another party, so no ledger is charged
+        }
     )
     stopwatch = _Stopwatch(gpu=gpu)
     reset_peak()

@@ -45,7 +45,7 @@ _FIELDS = {
     "S": "(?P<S>[0-9]{2})(?:[.,][0-9]+)?",
 }
 _CLOCK = "(?P<H>[0-9]{1,2}):(?P<M>[0-9]{2})(?::(?P<S>[0-9]{2})(?:[.,][0-9]+)?)?(?: ?(?P<p>[AaPp])[.]?[Mm][.]?)?"
-_OPTIONAL_TIME = f"(?:(?:T|,? +){_CLOCK}(?: ?(?:Z|UTC|[-+][0-9]{{2}}:?[0-9]{{2}}))?)?"
+_OPTIONAL_TIME = f"(?:(?:T|,? +){_CLOCK}(?: ?(?:Z|UTC|[-+][0-9]{{2}}(?::?[0-9]{{2}})?))?)?"
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 
 
@@ -120,7 +120,7 @@ class DateFormat:
             _FIELDS[piece[1]] if piece.startswith("%") else re.escape(piece).replace(r"\ ", " ") for piece in pieces
         )
         if self.text == "%Y%m%d":
-            pattern = "(?P<Y>19[0-9]{2}|20[0-9]{2})(?P<m>[0-9]{2})(?P<d>[0-9]{2})"
+            pattern = "(?P<Y>19[0-9]{2}|20[0-9]{2})(?P<m>[0-9]{2})(?P<d>[0-9]{2})(?:[.]0+)?"
         return pattern if "%H" in self.text else pattern + _OPTIONAL_TIME
 
 

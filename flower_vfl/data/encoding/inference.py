@@ -23,6 +23,7 @@ from flower_vfl.data.encoding.reading import (
     ColumnKind,
     TableReader,
     is_dated,
+    is_number_type,
     is_text,
     present,
     read_dates,
@@ -42,7 +43,7 @@ _UNIQUE_SHARE = 0.9
 """Share of rows with a value that no other row has, from which a column is uninformative for new rows."""
 _FREE_TEXT_WORDS = 4.0
 """Mean number of words of a value from which texts are free text."""
-_PANDAS_INDEX = re.compile(r"__index_level_[0-9]+__")
+_PANDAS_INDEX = re.compile(r"__index_level_[0-9]+__|Unnamed: 0(\.[0-9]+)*")
 _LAST_SHORT_YEAR = datetime(2030, 12, 31, tzinfo=UTC).timestamp()
 """Latest date of which the century of a two-digit year is hardly in doubt."""
 _CODE_NAMES = frozenset({"id", "key", "code", "zip", "zipcode", "postcode", "postal", "plz"})
@@ -150,7 +151,7 @@ class _Column:
     def _typed(self) -> ColumnFormat | None:
         """Return the format of a column from its type; None for texts."""
         kind = self.values.type
-        if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        if is_number_type(kind):
             found = self._eight_digits() or self._codes_by_name()
             return found or ColumnFormat(self.name, "number", f"of type {kind}")
         if pa.types.is_boolean(kind):
@@ -198,7 +199,7 @@ class _Column:
 
     def _eight_digits(self) -> ColumnFormat | None:
         """Return the format of dates if all values are eight digits that are dates; else None."""
-        if len(self.different) < 2 or not (is_text(self.values) or pa.types.is_integer(self.values.type)):
+        if len(self.different) < 2 or not (is_text(self.values) or is_number_type(self.values.type)):
             return None
         if read_dates(self.different, "%Y%m%d")[1].any():
             return None

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from flower_vfl.data.encoding.messages import named_rows, option_line
-from flower_vfl.data.encoding.reading import FALSE
+from flower_vfl.data.encoding.reading import FALSE, without_fraction
 from flower_vfl.data.encoding.values import Place, parse_numbers, texts
 from flower_vfl.errors import DataError, suggestion
 
@@ -147,7 +147,8 @@ def labelled(column: pa.ChunkedArray, place: Place, missing: Sequence[str] = ())
     """
     values = texts(column, place)
     absent = pc.is_in(pc.utf8_lower(values), value_set=pa.array(_ABSENT))
-    return pc.invert(pc.or_(absent, pc.is_in(values, value_set=pa.array(list(missing), pa.string()))))
+    named = without_fraction(pa.array(list(missing), pa.string()))
+    return pc.invert(pc.or_(absent, pc.is_in(without_fraction(values), value_set=named)))
 
 
 def require_labels(

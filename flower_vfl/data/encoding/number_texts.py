@@ -38,7 +38,7 @@ class NumberStyle:
     thousands : {"", ",", ".", " ", "'"}
         Mark between groups of three digits; "" where there are no groups.
     sign : str
-        One of `SIGNS`, before or behind each number except zeros; "" for none.
+        One of `SIGNS`, before or behind each number except zeros; "" for none. Currencies may be missing, "%" not.
     """
 
     decimal: str = "."
@@ -68,7 +68,7 @@ class NumberStyle:
         if self.plain:
             return parse_numbers(values)
         absent = values.is_null().to_numpy(zero_copy_only=False)
-        number = normal(values)
+        whole = number = normal(values)
         if self.sign:
             sign = re.escape(self.sign)
             number = pc.replace_substring_regex(number, rf"^([-+]?)\s*{sign}\s*([-+]?)", r"\1\2")
@@ -79,7 +79,11 @@ class NumberStyle:
             number = pc.replace_substring(number, self.thousands, "")
         found = pc.replace_substring(number, self.decimal, ".").cast(pa.float64())
         read = np.asarray(found.to_numpy(zero_copy_only=False), np.float64)
-        return read, ~np.isfinite(read) & ~absent
+        bad = ~np.isfinite(read) & ~absent
+        if self.sign == "%":  # 12 % and 0.12 would be read as 12 and 0.12
+            unsigned = pc.equal(pc.find_substring(whole, "%"), -1).fill_null(False)
+            bad |= unsigned.to_numpy(zero_copy_only=False) & (read != 0.0)
+        return read, bad
 
     @property
     def _pattern(self) -> str:

@@ -81,6 +81,8 @@ class ColumnFormat:
         """
         if self.kind == "number":
             read, bad = self.style.parse(values) if is_text(values) else parse_numbers(values)
+            if self.style.sign == "%" and not is_text(values):  # 0.12, where 12 % is 12: a spreadsheet's percentages
+                bad |= ~np.isnan(read) & (read != 0.0)
             self._refuse(values, bad, place, f"a finite number ({self.style.words or 'decimal point'})")
             return {self.name: pa.array(read, from_pandas=True)}
         if self.kind == "date":
@@ -117,6 +119,11 @@ def is_text(values: pa.Array) -> bool:
     return bool(pa.types.is_string(values.type) or pa.types.is_large_string(values.type))
 
 
+def is_number_type(kind: pa.DataType) -> bool:
+    """Return True for whole numbers, floats and decimals."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
 def is_dated(values: pa.Array, text: str) -> bool:
     """Return True if a column has dates, not times of day alone."""
     return not pa.types.is_time(values.type) and DateFormat(text).dated
@@ -149,16 +156,17 @@ def present(column: pa.ChunkedArray | pa.Array, missing: Sequence[str], place: P
         values = texts(values, place)
         absent = pc.is_in(pc.utf8_lower(values), value_set=pa.array(ABSENT))
         # Programs write -999.0 for -999 as soon as a row of the column is empty.
-        absent = pc.or_(absent, pc.is_in(_whole(values), value_set=_whole(pa.array(list(missing), pa.string()))))
+        marks = without_fraction(pa.array(list(missing), pa.string()))
+        absent = pc.or_(absent, pc.is_in(without_fraction(values), value_set=marks))
         return pc.if_else(absent, pa.scalar(None, pa.string()), values)
     named = parse_numbers(pa.array(list(missing), pa.string()))[0]
-    if len(named) and (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
+    if len(named) and is_number_type(values.type):
         absent = np.isin(parse_numbers(values)[0], named[~np.isnan(named)])
         return pc.if_else(pa.array(absent), pa.scalar(None, values.type), values)
     return values
 
 
-def _whole(values: pa.Array) -> pa.Array:
+def without_fraction(values: pa.Array) -> pa.Array:
     """Return texts, whole numbers among them without a fraction of one or two zeros."""
     return pc.replace_substring_regex(values, r"^(-?[0-9]+)[.,]00?$", r"\1")
 

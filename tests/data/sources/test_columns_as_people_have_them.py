@@ -4,6 +4,7 @@ import datetime
 import math
 import re
 import tomllib
+from decimal import Decimal
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -459,6 +460,52 @@ def test_the_index_that_pandas_writes_is_no_feature_unless_it_is_named(tmp_path)
     assert prepare("files", out=tmp_path / "one", options=options).party("bank").columns == ("x",)
     named = {**options, "dtype": {"__index_level_0__": "number"}}
     assert prepare("files", out=tmp_path / "two", options=named).party("bank").columns == ("x", "__index_level_0__")
+
+
+def test_the_index_of_a_table_that_was_read_and_saved_again_is_no_feature(prepared):
+    numbered = {"Unnamed: 0": [str(row) for row in range(ROWS)], "Unnamed: 0.1": [str(row) for row in range(ROWS)]}
+    assert prepared(**numbered, x=cycle("1", "2", "3")).party("bank").columns[0] == "x"
+
+
+def test_decimals_of_a_database_are_missing_where_their_number_marks_that(tmp_path):
+    values = pa.array([Decimal(value) for value in cycle(-999, 5, 7, 9)], pa.decimal128(8, 2))
+    pq.write_table(pa.table({**table(), "x": values}), tmp_path / "bank.parquet")
+    options = {"files": {"bank": str(tmp_path / "bank.parquet")}, "missing": "mean", "missing_values": ["-999"]}
+    dataset = prepare("files", out=tmp_path / "out", options=options)
+    assert dataset.party("bank").columns == ("x", "x is missing")
+
+
+def test_a_label_that_marks_none_does_so_with_a_fraction_of_zero_too(tmp_path):
+    path = write(tmp_path / "bank.csv", {**table(x=cycle("1", "2", "3")), "label": cycle("-1.0", "0.0", "1.0", "")})
+    options = {"files": {"bank": path}, "delimiter": ";", "missing_values": ["-1"], "unlabelled": "drop"}
+    dataset = prepare("files", out=tmp_path / "out", options=options)
+    assert dataset.classes == 2
+
+
+def test_a_percentage_is_never_read_beside_a_plain_number(prepared, tmp_path):
+    mixed = prepared(out="mixed", x=cycle("12 %", "0.12", "7 %", "3 %"))
+    assert read_column(mixed, "x").kind != "number"
+    dataset = prepared(x=cycle("12 %", "7 %", "0", "3 %"))
+    assert read_column(dataset, "x").kind == "number"
+    write(tmp_path / "new.csv", {"id": ["n1"], "x": ["0.12"]})
+    pq.write_table(pa.table({"id": ["n1"], "x": [0.12]}), tmp_path / "new.parquet")
+    for name in ("new.csv", "new.parquet"):
+        with pytest.raises(DataError, match=r"0\.12"):
+            new_rows(tmp_path / name, dataset).features("bank")
+
+
+@pytest.mark.parametrize("written", ["20010507.0", "2001-05-07 00:00:00+01", "2001-05-07 00:00:00+01:00"])
+def test_dates_of_databases_and_of_columns_with_an_empty_row_are_dates(prepared, written):
+    others = [written.replace("07", f"{day:02d}") for day in range(8, 28)]
+    assert read_column(prepared(x=cycle(written, *others, "")), "x").kind == "date"
+
+
+def test_dates_in_eight_digits_are_dates_in_a_column_of_floats_too(tmp_path):
+    days = pa.array([20010501.0 + row % 28 if row % 7 else None for row in range(ROWS)])
+    pq.write_table(pa.table({**table(), "x": days}), tmp_path / "bank.parquet")
+    options = {"files": {"bank": str(tmp_path / "bank.parquet")}, "missing": "mean"}
+    dataset = prepare("files", out=tmp_path / "out", options=options)
+    assert read_column(dataset, "x").kind == "date"
 
 
 def test_a_number_that_no_training_row_lacked_counts_as_its_mean_in_new_rows(prepared, tmp_path, caplog):

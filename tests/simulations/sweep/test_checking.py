@@ -2,10 +2,13 @@
 
 import pytest
 
+from flower_vfl.accounting.ledger import Limit, PrivacyLedger
+from flower_vfl.apps.factories import open_data
 from flower_vfl.errors import ConfigError, TrainingError
 from flower_vfl.simulations.sweep import checking
 from flower_vfl.simulations.sweep.checking import check_devices, check_trials
 from flower_vfl.simulations.sweep.definition import Running, load_definition
+from flower_vfl.simulations.sweep.planning import measure
 from flower_vfl.simulations.sweep.trials import trials_of
 
 SMALL = """
@@ -54,6 +57,15 @@ def test_a_setting_that_fails_at_its_first_step_is_found(trials):
 def test_data_that_is_not_there_is_found(trials):
     with pytest.raises(ConfigError, match="does not exist"):
         check_trials(trials('[grid]\ndata.path = ["", "/no/such/place"]'), Running())
+
+
+def test_a_first_step_and_a_measurement_charge_no_ledger(trials, tmp_path):
+    ledger = PrivacyLedger.create(tmp_path / "ledger.json", Limit(2.5))
+    keys = ["training.patience = [0]", 'defenses = ["local_head(epsilon=1.0)"]', f'privacy.ledger = ["{ledger.path}"]']
+    sweep = trials("\n".join(["[grid]", "seed = [0, 1]", *keys]))
+    check_trials(sweep, Running())
+    measure(sweep[0].config, open_data)
+    assert not ledger.read().entries
 
 
 def test_a_first_step_writes_nothing(trials, tmp_path, monkeypatch):
