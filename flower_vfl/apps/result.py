@@ -30,16 +30,7 @@ from flower_vfl.training.outcome import LIMITS, Epoch, Outcome
 from flower_vfl.version import software
 
 _UTILITY = ("test_auc", "test_loss", "test_ace", "test_accuracy", "train_loss", "epoch")
-_COSTS = (
-    "steps",
-    "in_flight",
-    "seconds",
-    "bytes_up",
-    "bytes_down",
-    "seconds_compute",
-    "seconds_wait",
-    "together",
-)
+_COSTS = ("steps", "in_flight", "seconds", "bytes_up", "bytes_down", "seconds_compute", "seconds_wait", "together")
 _MORE_UTILITY = ("test_macro_auc", "test_balanced_accuracy")
 
 LARGEST_MATRIX = 100
