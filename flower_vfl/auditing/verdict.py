@@ -123,9 +123,10 @@ def verdict_of(result: Result, *, level: float = LEVEL) -> dict[str, Any]:
 def status_of(results: Sequence[Result]) -> str:
     """Return the status of runs that differ in their seeds only, judged together at a level of 5 %.
 
-    The p-values of each test are combined over the runs by Fisher's method, whose noise is independent, and the tests
-    are corrected for their number: a leak that a single run shows weakly is found the better the more seeds there are.
-    Where an epsilon is proven the only test is whether the canaries contradict the proof.
+    One half of the level is for the p-values of each test combined over the runs by Fisher's method, whose noise is
+    independent: a leak that each run shows weakly is found the better the more seeds there are. The other half is for
+    each run by itself: clean seeds do not hide one that leaks. Both are corrected for the number of tests. Where an
+    epsilon is proven the only test is whether the canaries contradict the proof.
     """
     from scipy.special import chdtrc
 
@@ -133,12 +134,15 @@ def status_of(results: Sequence[Result]) -> str:
         return str(verdict_of(results[0])["status"])
     statuses: set[str] = set()
     p_values: dict[tuple[str, ...], list[float]] = {}
+    alone = list[float]()
     for result in results:
-        for key, p_value in _tests(result):
+        tests = list(_tests(result))
+        alone += [p_value * len(tests) * len(results) for _, p_value in tests]
+        for key, p_value in tests:
             p_values.setdefault(key, []).append(max(p_value, _LEAST_P))
         statuses.add(PROVEN if proof_of(result) else str(verdict_of(result, level=0.0)["status"]))
     together = [float(chdtrc(2 * len(each), -2.0 * sum(map(math.log, each)))) for each in p_values.values()]
-    if together and min(together) <= LEVEL / len(together):
+    if together and min(min(together) * len(together), *alone) <= LEVEL / 2:
         return LEAKS
     return next(status for status in (LEAKS, NOT_TESTED, PROVEN, NO_LEAK) if status in statuses)
 
@@ -335,9 +339,10 @@ def _leak(
 ) -> dict[str, Any]:
     """Return ``leak`` of a party's verdict; a reader of one class among several names the class."""
     found = [finding for finding in (practical, informed) if finding is not None]
+    significant = [finding for finding in found if finding.p_value <= alarm]
     return {
-        "leaks": any(finding.p_value <= alarm for finding in found),
-        "value": max((finding.value for finding in found), default=None),
+        "leaks": bool(significant),
+        "value": max((finding.value for finding in significant or found), default=None),
         "practical": None if practical is None else {**_practical(practical), **_member(party, practical)},
         "informed": None
         if informed is None

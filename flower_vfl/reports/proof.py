@@ -24,6 +24,8 @@ MECHANISM_WORDS = {
 }
 """Words for each mechanism, by its name; of a defense with a single mechanism, by the name of the defense."""
 
+_BOUNDS_NOTHING = 30.0
+"""Epsilon above which the odds of a label may change by more than 10^13."""
 _WEAK = 4
 """Grade of the AUC that a proof allows from which the proof is called weak: almost complete reading."""
 
@@ -110,6 +112,8 @@ class Epsilon:
         """Meaning of the proven epsilon for the odds of a label, in sentences; empty without a proof."""
         if self.proof is None:
             return ""
+        if self.proof.epsilon > _BOUNDS_NOTHING:
+            return "So large an epsilon bounds nothing: somebody may become certain of a person's label."
         factor = math.exp(self.proof.epsilon)
         odds = self.prior / (1.0 - self.prior)
         high, low = (odds * by / (1.0 + odds * by) for by in (factor, 1.0 / factor))

@@ -380,6 +380,27 @@ def test_a_leak_that_each_seed_shows_weakly_is_found_by_more_seeds():
     assert of_seeds(5 * weak) == "leaks"
 
 
+@pytest.mark.parametrize(("seeds", "p_value"), [(10, 1e-8), (5, 1e-5), (3, 1e-3)])
+def test_clean_seeds_do_not_hide_one_that_leaks(seeds, p_value):
+    clean = [1.0, 1.0, 1.0, 1.0]
+    assert of_seeds([[p_value, 1.0, 1.0, 1.0], *(seeds - 1) * [clean]]) == "leaks"
+    assert of_seeds(seeds * [clean]) == "no leak found"
+
+
+def test_seeds_whose_proof_holds_do_not_hide_one_that_refutes_it():
+    assert of_audits([330, *9 * [280]]) == "leaks"
+    assert of_audits(10 * [280]) == "proven"
+
+
+def test_the_number_of_a_leak_is_that_of_a_finding_that_is_no_chance():
+    """With few positives in a batch, scores by chance have a larger q95 than a reader of all rows has an AUC."""
+    chance = [step(name, 0.953, q95_null=0.953, q95_p_value=1.0) for name in PRACTICAL[:-1]]
+    found = verdict(*complete(*chance, informed(0.9, 1e-30)))["parties"][0]["leak"]
+    assert (found["leaks"], found["value"]) == (True, 0.9)
+    found = verdict(*complete(step("norm", 0.57, q95_p_value=1e-9), informed(0.62, 0.3)))["parties"][0]["leak"]
+    assert (found["leaks"], found["value"]) == (True, 0.57)
+
+
 def test_seeds_judged_together_raise_few_false_alarms():
     """Of 200 settings of three seeds at most 20: more have a probability of 0.1 % at a rate of 5 %."""
     rng = np.random.default_rng(0)

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -218,6 +219,8 @@ def test_the_meaning_of_epsilon_is_stated_in_odds():
     assert "a factor of at most 2.7." in epsilon.odds
     assert "8.3 % for this label before the training lies between 3.2 % and 20 % after it" in epsilon.odds
     assert "an AUC of at most 0.731" in epsilon.odds
+    nothing = replace(epsilon, proof=replace(epsilon.proof, epsilon=1000.0))
+    assert nothing.odds.startswith("So large an epsilon bounds nothing")
 
 
 def test_with_a_proof_epsilon_is_to_be_weighed_and_no_other_defense_is_recommended():

@@ -84,6 +84,16 @@ def test_the_same_randomised_labels_again_cost_nothing_whatever_is_trained_on_th
         assert train(config(ledger, epochs=epochs)).summary["account"]["epsilon"] == 1.0
 
 
+def test_a_training_that_sends_no_gradients_costs_nothing(ledger):
+    silent = toy_config(
+        training={"epochs": 2, "patience": 0, "pretrain": 1, "gradients": False},
+        attack={"names": []},
+        privacy={"ledger": str(ledger.path)},
+    )
+    train(silent)
+    assert not ledger.read().entries
+
+
 def test_a_training_of_which_nothing_is_proven_is_refused(ledger):
     for defense in ({"name": "marvell"}, {"name": "label_dp", "flip": 0.0}):
         with pytest.raises(PermissionDeniedError, match=r"nothing is proven .* allows epsilon 1.5 in all"):
