@@ -20,6 +20,8 @@ from flower_vfl.files import remove_leftovers, replacing, write_json_atomic, wri
 if TYPE_CHECKING:
     from torch import Tensor
 
+SETTINGS = "config"
+"""Name of the fact that is a digest of a run's settings, as they hold at a party."""
 DATA = "data"
 """Name of the fact that is a digest of a party's data, which never leaves its host."""
 SECRET = "secret"
@@ -177,6 +179,11 @@ class Checkpoints:
                 raise DataError(
                     f"{path} belongs to something else: its {name} is other than here. Go on with what the training "
                     "was begun with, or start a new run in another folder"
+                )
+            if name == SETTINGS:
+                raise DataError(
+                    f"{path} belongs to a training with other settings: the run config, or what --node-config says of "
+                    "this node's part in it, has changed. Go on with the former ones, or start a new run elsewhere"
                 )
             raise DataError(f"{path} belongs to something else: its {name} is {facts[name]!r}, here it is {value!r}")
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import os
 import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.files import replacing
@@ -29,6 +31,8 @@ FILE = "file"
 """Origin of a secret that is the same in each training run."""
 
 _SECRET_BYTES = 32
+_MT19937_WORDS = slice(3, 627)
+"""Position of the 624 words of MT19937 in the state of torch's CPU generator."""
 
 
 def derive_seed(root: bytes, *purpose: str | int) -> int:
@@ -73,6 +77,49 @@ def scattered(numbers: NDArray[np.uint64], *, start: int = 0) -> NDArray[np.uint
     return mixed ^ (mixed >> np.uint64(31))
 
 
+class Keystream:
+    """Random numbers that cannot be predicted or searched without the key, however many of them are known.
+
+    They come from AES-256 in counter mode. Noise on which a proof rests is drawn with them: torch's generators have a
+    small or a linear state, from which one who knows some numbers can compute the others.
+
+    Parameters
+    ----------
+    key : bytes
+        32 bytes. Each key is for one stream.
+
+    Examples
+    --------
+    >>> first = Keystream(bytes(32)).uniform(2, 3)
+    >>> first.shape, bool((Keystream(bytes(32)).uniform(6) == first.ravel()).all())
+    ((2, 3), True)
+    """
+
+    __slots__ = ("_encryptor", "_key")
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._encryptor = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """Return the next `count` numbers of 64 bits."""
+        return np.frombuffer(self._encryptor.update(bytes(8 * count)), "<u8")
+
+    def uniform(self, *shape: int) -> NDArray[np.float64]:
+        """Return the next numbers in [0, 1), multiples of 2^-53, in this shape."""
+        return ((self.words(math.prod(shape)) >> np.uint64(11)) * np.float64(2.0**-53)).reshape(shape)
+
+    def of(self, data: bytes) -> Keystream:
+        """Return a stream of its own for this data, whatever has been drawn from this one.
+
+        Noise for other data must be other noise: two results with the same noise show where the data differ.
+        """
+        return Keystream(hmac.new(self._key, data, hashlib.sha256).digest())
+
+    def __reduce__(self) -> str:
+        raise TypeError("a Keystream is not serialised: its key never leaves its party")
+
+
 class Secret:
     """A party's own root of randomness; it never appears in a log, a message or a configuration.
 
@@ -84,7 +131,7 @@ class Secret:
         Origin of the value, for the log: "simulation seed", "file" or "operating system".
     noise_key : bytes, optional
         At least 16 bytes from which `key` derives its keys instead, so that they are the same in several training runs,
-        while the values of `seed` and `generator` differ in each.
+        while those of `seed`, `generator` and `keystream` differ in each.
     """
 
     __slots__ = ("_noise_key", "_value", "origin")
@@ -152,11 +199,28 @@ class Secret:
         """Return a key of 16 bytes for one purpose; it follows from the noise key, or from the secret without one."""
         return hmac.new(self._noise_key, "\x1f".join(map(str, purpose)).encode(), hashlib.sha256).digest()[16:]
 
+    def keystream(self, *purpose: str | int) -> Keystream:
+        """Return the stream of random numbers for one purpose, from its beginning."""
+        message = "\x1f".join(map(str, (*purpose, "keystream")))
+        return Keystream(hmac.new(self._value, message.encode(), hashlib.sha256).digest())
+
     def generator(self, *purpose: str | int, device: str = "cpu") -> torch.Generator:
-        """Return a fresh torch generator for one purpose on `device`."""
+        """Return a fresh torch generator for one purpose on `device`.
+
+        On the CPU its whole state is random: `manual_seed` keeps 32 bits of a seed, few enough to try them all. On
+        CUDA the seed has 63 bits.
+        """
         import torch
 
-        return torch.Generator(device=device).manual_seed(self.seed(*purpose))
+        generator = torch.Generator(device=device).manual_seed(self.seed(*purpose))
+        if generator.device.type == "cpu":
+            state = generator.get_state()
+            words = state.numpy().view("<u8")[_MT19937_WORDS]
+            if words[0] != self.seed(*purpose) % 2**32:
+                raise RuntimeError("this version of torch stores the state of its CPU generator in another way")
+            words[:] = self.keystream(*purpose, "mt19937").words(len(words)) >> np.uint64(32)
+            generator.set_state(state)
+        return generator
 
     def __repr__(self) -> str:
         return f"Secret(<hidden>, origin={self.origin!r})"

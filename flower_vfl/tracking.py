@@ -131,10 +131,19 @@ class StepLog:
         series = self._series.setdefault(key, len(self._series))
         self._rows.append((step, epoch, series, float(value)))
         if len(self._rows) >= FLUSH_ROWS or time.monotonic() >= self._next_flush:
-            self.flush()
+            self._write()
 
     def flush(self) -> None:
-        """Write the rows that are held back; from here on they survive a kill of the process."""
+        """Write the rows that are held back; from here on they survive a kill of the process and a power cut.
+
+        A checkpoint that survives must not outlive the values of the steps before it: none of these is done again.
+        """
+        self._write()
+        if self.path.exists():
+            with writing_to(self.path), self.path.open("rb") as file:
+                os.fsync(file.fileno())
+
+    def _write(self) -> None:
         self._next_flush = time.monotonic() + FLUSH_SECONDS
         if not self._rows:
             return

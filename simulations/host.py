@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import errno
 import os
@@ -330,9 +329,12 @@ def _control(address: str, context: ssl.SSLContext) -> Iterator[MachineFinding]:
     host = split_address(address)[0]
     if host == "localhost" or host.startswith("127.") or host == "::1":
         return
-    url, status = f"https://{address}/v1/control/start-run", 0
-    with contextlib.suppress(httpx.HTTPError):
+    url = f"https://{address}/v1/control/start-run"
+    try:
         status = httpx.get(url, verify=context, timeout=_SECONDS, trust_env=False).status_code
+    except httpx.HTTPError as error:
+        yield "Control API", "wrong", f"not checked, there was no answer ({error}): try again"
+        return
     if status == httpx.codes.METHOD_NOT_ALLOWED:  # the path accepts POST, so it exists
         yield (
             "Control API",
@@ -342,8 +344,10 @@ def _control(address: str, context: ssl.SSLContext) -> Iterator[MachineFinding]:
                 "front that lets the Fleet API through and nothing else: docs/deployment/label-party.md"
             ),
         )
-    else:
+    elif status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN, httpx.codes.NOT_FOUND):
         yield "Control API", "ok", "closed to this host"
+    else:
+        yield "Control API", "wrong", f"not checked: the answer was {status}; try again"
 
 
 def _refused(address: str, error: httpx.HTTPError) -> str:

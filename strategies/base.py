@@ -25,6 +25,7 @@ from flower_vfl.auditing.verdict import UNDEFENDED
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.hooks import Cut, Log, StepView
 from flower_vfl.protocol.schedule import Rows
+from flower_vfl.rng import Keystream
 
 if TYPE_CHECKING:
     from flower_vfl.auditing.noise import NoiseModel
@@ -328,6 +329,22 @@ class Defense(HookedStrategy):
             purpose = ("defense", self.name, depth, *self._purpose)
             self._generator = self.base.secret.generator(*purpose, device=str(device))
         return self._generator
+
+    def keystream(self, labels: Tensor, *purpose: str) -> Keystream:
+        """Return the random numbers of a draw on these labels (N,) that is made once, for `prepare_labels`.
+
+        A training that is resumed, or repeated with the same secret, draws the same again. Other labels, or other
+        people, get other numbers: with the same ones, two results would show which labels differ.
+
+        Parameters
+        ----------
+        labels : Tensor
+            (N,) the labels that are randomised.
+        *purpose : str
+            Settings that determine the draw, such as its strength.
+        """
+        given = labels.cpu().numpy().astype("<i8").tobytes()
+        return self.base.secret.keystream("defense", self.name, *purpose, self.base.alignment).of(given)
 
     @contextmanager
     def drawing_from(self, generator: torch.Generator) -> Generator[None]:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import torch
 
+from flower_vfl.rng import Keystream
+
 ALARM = 1e-7
 """Probability that a statistical comparison fails on correct code."""
 
 
 def generator(seed=0):
     return torch.Generator().manual_seed(seed)
+
+
+def keystream(seed=0):
+    return Keystream(seed.to_bytes(32, "big"))
 
 
 def within(value, distribution):

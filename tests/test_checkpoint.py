@@ -332,6 +332,12 @@ def test_the_error_about_other_data_shows_no_digest(tmp_path):
     assert "0de" not in str(caught.value).replace(str(tmp_path), "")
 
 
+def test_the_error_about_other_settings_names_where_they_come_from(tmp_path):
+    Checkpoints(tmp_path, {**FACTS, "config": "5ec"}).save(7, {})
+    with pytest.raises(DataError, match="other settings: the run config, or what --node-config says"):
+        Checkpoints(tmp_path, {**FACTS, "config": "0de"}).load(7)
+
+
 def test_a_state_of_another_secret_is_refused_without_its_fingerprint(tmp_path):
     Checkpoints(tmp_path, {**FACTS, "secret": "5ec"}).save(7, {})
     with pytest.raises(DataError, match="Set FLOWER_VFL_SECRET_FILE as it was when the training began") as caught:

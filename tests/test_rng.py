@@ -10,13 +10,16 @@ import random
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import kstest
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.rng import (
     NOISE_KEY_FILE_VARIABLE,
     SECRET_FILE_VARIABLE,
+    Keystream,
     Secret,
     derive_seed,
     schedule_root,
@@ -75,6 +78,51 @@ def test_generators_of_one_purpose_agree_and_those_of_two_do_not():
     draws = [torch.randn(8, generator=secret.generator(*purpose)) for purpose in PURPOSES]
     assert torch.equal(draws[1], torch.randn(8, generator=secret.generator("noise")))
     assert not any(torch.equal(one, two) for one, two in itertools.combinations(draws, 2))
+
+
+def test_no_search_of_32_bits_finds_the_state_of_a_generator_on_the_cpu():
+    """`manual_seed` fills the 624 words of MT19937 by a recurrence from 32 bits; these words follow from 256."""
+    words = Secret(VALUE, "file").generator("noise").get_state().numpy().view("<u8")[3:627].astype(object)
+    by_recurrence = [(1812433253 * (one ^ (one >> 30)) + i) % 2**32 for i, one in enumerate(words[:-1], start=1)]
+    assert max(words) < 2**32
+    assert sum(one == other for one, other in zip(words[1:], by_recurrence, strict=True)) < 3
+
+
+def test_numbers_of_a_generator_are_those_of_mersenne_twister_with_its_state():
+    generator = Secret(VALUE, "file").generator("noise")
+    words = generator.get_state().numpy().view("<u8")[3:627].astype(np.uint32)
+    reference = np.random.MT19937()
+    reference.state = {"bit_generator": "MT19937", "state": {"key": words, "pos": 624}}
+    drawn = torch.randint(2**16, (2000,), generator=generator)
+    assert drawn.tolist() == (reference.random_raw(2000) % 2**16).tolist()
+
+
+def test_a_keystream_is_aes_in_counter_mode():
+    """FIPS 197, appendix C.3: the block 00112233...ff under the key 0001...1f; here it encrypts a counter of 0."""
+    key = bytes(range(32))
+    block = Cipher(algorithms.AES256(key), modes.ECB()).encryptor()
+    assert block.update(bytes.fromhex("00112233445566778899aabbccddeeff")).hex() == "8ea2b7ca516745bfeafc49904b496089"
+    expected = np.frombuffer(block.update(bytes(16) + (1).to_bytes(16, "big")), "<u8")
+    stream = Keystream(key)
+    found = [*stream.words(1), *stream.words(3)]
+    assert found == expected.tolist()
+
+
+def test_numbers_of_a_keystream_are_uniform_and_below_one():
+    numbers = Keystream(VALUE).uniform(3, 100_000)
+    assert numbers.shape == (3, 100_000)
+    assert 0.0 <= numbers.min() < numbers.max() < 1.0
+    assert kstest(numbers.ravel(), "uniform").pvalue > 1e-7
+
+
+def test_a_keystream_of_other_data_or_another_purpose_is_another_and_does_not_depend_on_earlier_draws():
+    secret, drawn = Secret(VALUE, "file"), Keystream(VALUE)
+    drawn.uniform(5)
+    assert drawn.of(b"labels").uniform(4).tolist() == Keystream(VALUE).of(b"labels").uniform(4).tolist()
+    streams = [*(secret.keystream(*purpose) for purpose in PURPOSES), Keystream(VALUE)]
+    streams += [Keystream(VALUE).of(data) for data in (b"", b"labels", b"other labels")]
+    firsts = {int(stream.words(1)[0]) for stream in streams}
+    assert len(firsts) == len(streams)
 
 
 def test_the_operating_system_gives_every_party_another_secret(monkeypatch):
@@ -165,6 +213,8 @@ def test_a_secret_cannot_be_serialised_or_copied():
     for attempt in (copy.copy, copy.deepcopy, json.dumps):
         with pytest.raises(TypeError):
             attempt(secret)
+    with pytest.raises(TypeError, match="never leaves its party"):
+        pickle.dumps(secret.keystream("flips"))
 
 
 def test_no_exception_holds_a_secret(secret_file):

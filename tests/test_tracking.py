@@ -89,6 +89,17 @@ def test_rows_are_written_in_blocks_and_by_flush(tmp_path):
     assert len(steps_of(tmp_path)) == tracking.FLUSH_ROWS + 1
 
 
+def test_rows_before_a_checkpoint_are_on_the_disk(tmp_path, monkeypatch):
+    synced, original = [], os.fsync
+    monkeypatch.setattr(tracking.os, "fsync", lambda handle: (synced.append(os.fstat(handle).st_ino), original(handle)))
+    log = StepLog(tmp_path)
+    for step in range(tracking.FLUSH_ROWS):
+        add(log, step)
+    assert not synced  # blocks between checkpoints need not wait for the disk
+    log.flush()
+    assert synced == [log.path.stat().st_ino]
+
+
 def test_rows_of_a_slow_run_do_not_wait_long(tmp_path, monkeypatch):
     log = StepLog(tmp_path)
     add(log, 0)

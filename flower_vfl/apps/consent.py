@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
+from difflib import get_close_matches
 from typing import Self, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -78,6 +79,8 @@ class Consent:
         for key in node_config:
             if key.startswith(_PREFIX) and key not in known:
                 raise ConfigError(f"--node-config has no key {key!r}; {suggestion(key, known)}")
+            if key != LABEL_KEY and get_close_matches(key, [LABEL_KEY], cutoff=0.75):
+                raise ConfigError(f"--node-config has no key {key!r}; {suggestion(key, [LABEL_KEY])}")
         return cls(
             party,
             _read(node_config, EPOCHS_KEY, "a whole number of at least 0", _whole),

@@ -12,7 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Self
 
-from flower_vfl.checkpoint import DATA, SECRET, Checkpoints, read_committed
+from flower_vfl.checkpoint import DATA, SECRET, SETTINGS, Checkpoints, read_committed
 from flower_vfl.config import FITTED, Config, leaf_paths
 from flower_vfl.data.store.memory import VerticalData, content_digest
 from flower_vfl.errors import ProtocolError, SetupError
@@ -26,8 +26,14 @@ LABEL = "label"
 CHECKPOINTS = "checkpoints"
 _RESUME_FILES = ("secret-*", "step-*", "received*", "memory-*")
 _CONNECTION = ("host", "advertise", "port", "connect_timeout", "step_timeout", "reconnect_timeout", "rejoin_timeout")
-MAY_CHANGE = ("sinks", "metrics_port", "baselines", "checkpoint.keep", *(f"transport.{name}" for name in _CONNECTION))
-"""Settings that may change when an interrupted run goes on: none of them changes the computation."""
+MAY_CHANGE = (
+    *("sinks", "metrics_port", "baselines", "checkpoint.keep", "data.path"),
+    *(f"transport.{name}" for name in _CONNECTION),
+)
+"""Settings that may change when an interrupted run goes on: none of them changes the computation.
+
+A folder of data may be moved: a digest of its content is compared.
+"""
 
 
 @dataclass(frozen=True)
@@ -143,7 +149,7 @@ class PartyStorage:
         facts = {
             "party": self.party,
             "training": self.training,
-            "config": config_digest(config),
+            SETTINGS: config_digest(config),
             "alignment": f"{alignment.rows} + {alignment.test_rows} rows {alignment.digest}",
             DATA: content_digest(dataset, columns, labels=labels),
             SECRET: secret.fingerprint,

@@ -385,6 +385,7 @@ class FeatureParty:
             "bottom": dict(self.bottom.state_dict()),
             "optimizers": self.optimizers.state_dict(),
             "next_step": self._next_step,
+            "in_flight": self._in_flight,
             "pending": [{"step": pending.step, "dropout": pending.dropout} for pending in self._pending],
             "dropout": None if self._dropout is None else self._dropout.get_state(),
             "seconds_compute": self.seconds_compute,
@@ -400,6 +401,7 @@ class FeatureParty:
         self.bottom.load_state_dict(state["bottom"])
         self.optimizers.load_state_dict(state["optimizers"])
         self._next_step, self.finished = state["next_step"], state["finished"]
+        self._in_flight = state["in_flight"]
         self.discarded = state["discarded"]
         self._best = BestModel.from_state(state["best"])
         self.seconds_compute = state["seconds_compute"]

@@ -97,6 +97,8 @@ def open_account(
         )
     settings = ", ".join(f"{key}={value}" for key, value in defense.params.items())
     described = f"{defense.name}({settings})"  # with the same secret, other settings may draw other noise
+    if base.config.attack.canaries:  # and so may other labels, to which the defense is applied
+        described += f" with {base.config.attack.canaries} canaries"
     training = Training(base.alignment, base.labels.train, base.secret.seed("privacy ledger"), name, described, release)
     ledger.check(training)
     return partial(_charge, strategy, ledger, training)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flower_vfl.errors import TrainingError
 from flower_vfl.files import replacing, writing_to
 from flower_vfl.training.protocols import TrainedDefense
 
@@ -31,6 +32,9 @@ class ReplayGuard:
     time, the defenses are reseeded for this step and digest. Different histories of a step give independent noise,
     which can be averaged like that of several epochs; a run is restored to a checkpoint a few times only.
 
+    A proof that counts draws, and a limit of the bound on all that is sent, count each step once. With one of these a
+    repeated step with other embeddings ends the run.
+
     Parameters
     ----------
     defenses : Sequence[TrainedDefense]
@@ -39,17 +43,25 @@ class ReplayGuard:
         The label party's own file of the digests of received embeddings, which survives a kill.
     known : bool
         True if the file is read, for a resumed run; otherwise it is overwritten.
+    limited : str
+        What counts each step once; empty for nothing.
     """
 
-    def __init__(self, defenses: Sequence[TrainedDefense], path: Path, *, known: bool) -> None:
-        self._defenses, self._path = defenses, path
+    def __init__(self, defenses: Sequence[TrainedDefense], path: Path, *, known: bool, limited: str = "") -> None:
+        self._defenses, self._path, self._limited = defenses, path, limited
         self._first = _read(path) if known else {}
         self._chain, self._next, self._floor = bytes(_DIGEST), 0, 0
         self._warned = False
         self._write()
 
     def note(self, step: int, embeddings: Mapping[str, Tensor]) -> None:
-        """Record the embeddings (B, ...) of a step, in the parties' order, before any gradient of it is sent."""
+        """Record the embeddings (B, ...) of a step, in the parties' order, before any gradient of it is sent.
+
+        Raises
+        ------
+        TrainingError
+            When they are others than the first time, and a limit counts each step once.
+        """
         digest = hashlib.blake2b(self._chain, digest_size=_DIGEST)
         for party, z in embeddings.items():
             digest.update(f"{party!r} {z.dtype} {tuple(z.shape)} ".encode())  # bytes in another format are others
@@ -60,6 +72,12 @@ class ReplayGuard:
             with writing_to(self._path), self._path.open("a", encoding="ascii") as file:
                 file.write(_line(step, self._chain))
         elif self._first[step] != self._chain:
+            if self._limited:
+                raise TrainingError(
+                    f"step {step} is done again with other embeddings than the first time, and would draw its noise "
+                    f"again: {self._limited} counts each step once. A party did not return to its checkpoint, or "
+                    "deviates from the protocol; find out why, and begin a new run"
+                )
             for defense in self._defenses:
                 defense.reseed("step", step, self._chain.hex())
             if not self._warned:

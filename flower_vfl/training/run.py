@@ -124,8 +124,8 @@ class TrainingRun:
             stages = _Stages(
                 strategy, context, sessions, label, schedule, audited=audited, replaces=replaces_nodes(self._grid)
             )
-            charge()
             stages.begin()
+            charge()  # nothing that depends on a label was sent before
             stages.train(after_epoch)
             stages.finish(timeout)
             context.on_finished()

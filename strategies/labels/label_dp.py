@@ -12,6 +12,7 @@ from flower_vfl.accounting import Guarantee, RandomisedResponse, Release
 from flower_vfl.config import Config
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.hooks import Log
+from flower_vfl.rng import Keystream
 from flower_vfl.strategies.base import Defense, HookedStrategy
 from flower_vfl.strategies.gradients.checks import is_real
 from flower_vfl.strategies.labels.checks import check_task
@@ -19,7 +20,7 @@ from flower_vfl.strategies.labels.checks import check_task
 _DEFAULT_FLIP = 0.02
 
 
-def flip(labels: Tensor, *, classes: int, rate: float, generator: torch.Generator) -> Tensor:
+def flip(labels: Tensor, *, classes: int, rate: float, draws: Keystream) -> Tensor:
     """Keep each label with probability 1 - rate, else replace it by one of the others, each as likely.
 
     The result, and everything computed from it, reveals about one label at most the `epsilon_of` the rate (label
@@ -33,8 +34,8 @@ def flip(labels: Tensor, *, classes: int, rate: float, generator: torch.Generato
         Number of classes C, at least 2.
     rate : float
         Probability of a replacement, at least 0 and below (C - 1) / C, at which the result is independent of labels.
-    generator : torch.Generator
-        Generator on the device of `labels`.
+    draws : Keystream
+        Source of the random numbers.
 
     Returns
     -------
@@ -54,13 +55,13 @@ def flip(labels: Tensor, *, classes: int, rate: float, generator: torch.Generato
     Examples
     --------
     >>> y = torch.tensor([0, 1, 2, 0, 1, 2])
-    >>> flip(y, classes=3, rate=0.5, generator=torch.Generator().manual_seed(1)).tolist()
-    [1, 0, 1, 1, 1, 1]
+    >>> flip(y, classes=3, rate=0.5, draws=Keystream(bytes(32))).tolist()
+    [0, 1, 2, 0, 2, 0]
     """
     _check_rate(rate, classes)
     whole = check_labels(labels, classes)
-    drawn = torch.rand(whole.shape, generator=generator, device=whole.device, dtype=torch.float64)
-    steps = torch.randint(1, classes, whole.shape, generator=generator, device=whole.device)
+    drawn, other = torch.from_numpy(draws.uniform(2, *whole.shape)).to(whole.device)
+    steps = 1 + (other * (classes - 1)).long()
     return torch.where(drawn < rate, (whole + steps) % classes, whole).to(labels.dtype)
 
 
@@ -136,9 +137,9 @@ class LabelDP(Defense):
 
     Whatever the training sends, in this and every later epoch, is computed from the flipped labels. It thus protects
     single labels against every attack of every party, up to epsilon, but no statistics of many labels: embeddings and
-    cut gradients still separate the classes. The draw derives from the label party's secret and the rate alone, so that
-    a resumed training flips the same labels. Every other draw on the same labels, with a new secret or another rate,
-    costs its epsilon again.
+    cut gradients still separate the classes. The draw derives from the label party's secret, the rate, the rows and
+    their labels, so that a resumed training flips the same labels. Every other draw on the same labels, with a new
+    secret or another rate, costs its epsilon again.
 
     Parameters
     ----------
@@ -195,8 +196,8 @@ class LabelDP(Defense):
 
     def prepare_labels(self, labels: Tensor) -> tuple[Tensor, Log]:
         """Flip, then let the inner strategy prepare: it receives no true label, for class weights neither."""
-        generator = self.base.secret.generator("defense", self.name, repr(self.flip), device=str(labels.device))
-        flipped = flip(labels, classes=self.base.labels.classes, rate=self.flip, generator=generator)
+        draws = self.keystream(labels, repr(self.flip))
+        flipped = flip(labels, classes=self.base.labels.classes, rate=self.flip, draws=draws)
         prepared, log = self.strategy.prepare_labels(flipped)
         share = float((flipped != labels).double().mean())
         own = {"epsilon": self.epsilon, "flip": self.flip, "flipped": share}

@@ -107,10 +107,10 @@ class LocalHead(Defense):
     def prepare_labels(self, labels: Tensor) -> tuple[Tensor, Log]:
         """Randomise labels for the heads; the true ones go on to the network that predicts.
 
-        The draw derives from the label party's secret and the mechanism alone: a resumed training has the same.
+        The draw derives from the label party's secret, the mechanism, the rows and their labels: a resumed training has
+        the same.
         """
-        purpose = ("defense", self.name, *self._mechanism.purpose())
-        own = self._mechanism.draw(labels, self.base.secret.generator(*purpose, device=str(labels.device)))
+        own = self._mechanism.draw(labels, self.keystream(labels, *self._mechanism.purpose()))
         prepared, log = self.strategy.prepare_labels(labels)
         return prepared, {**log, **{f"{self.name}.{key}": value for key, value in own.items()}}
 

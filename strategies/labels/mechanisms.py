@@ -14,6 +14,7 @@ from flower_vfl.accounting import Bounded, Release
 from flower_vfl.config import Config
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.hooks import Log
+from flower_vfl.rng import Keystream
 from flower_vfl.strategies.labels.label_dp import flip, rate_of
 from flower_vfl.strategies.labels.noisy_targets import (
     evidence_of_answers,
@@ -78,7 +79,7 @@ class LabelMechanism(ABC):
             )
 
     @abstractmethod
-    def draw(self, labels: Tensor, generator: torch.Generator) -> Log:
+    def draw(self, labels: Tensor, draws: Keystream) -> Log:
         """Draw the heads' targets once for labels (N,), and return the log entries."""
 
     @abstractmethod
@@ -126,9 +127,9 @@ class FlippedLabels(LabelMechanism):
         """Read from the configuration whether classes are weighted."""
         self.balanced = config.training.class_weights == "balanced"
 
-    def draw(self, labels: Tensor, generator: torch.Generator) -> Log:
+    def draw(self, labels: Tensor, draws: Keystream) -> Log:
         """Flip labels, and count classes among the flipped ones."""
-        self._drawn = flip(labels, classes=self.classes, rate=self.rate, generator=generator).long()
+        self._drawn = flip(labels, classes=self.classes, rate=self.rate, draws=draws).long()
         if self.balanced:
             self._weights = balanced_weights(self._drawn, self.classes)
         flipped = float((self._drawn != labels).double().mean())
@@ -179,10 +180,10 @@ class Posterior(Likelihood):
         """Randomised response, once."""
         return Release(accounting.RandomisedResponse(self.epsilon, self.classes), kept=True)
 
-    def draw(self, labels: Tensor, generator: torch.Generator) -> Log:
+    def draw(self, labels: Tensor, draws: Keystream) -> Log:
         """Flip labels."""
         rate = rate_of(self.epsilon, self.classes, name="local_head")
-        drawn = flip(labels, classes=self.classes, rate=rate, generator=generator).long()
+        drawn = flip(labels, classes=self.classes, rate=rate, draws=draws).long()
         answered = torch.bincount(drawn, minlength=self.classes) / max(1, len(drawn))
         evidence = evidence_of_answers(drawn, classes=self.classes, epsilon=self.epsilon)
         self.take(evidence, without_flips(answered[None], rate=rate)[0])
@@ -205,9 +206,9 @@ class LaplaceTargets(LabelMechanism):
         super().__init__(epsilon, classes)
         self._targets = torch.empty(0)
 
-    def draw(self, labels: Tensor, generator: torch.Generator) -> Log:
+    def draw(self, labels: Tensor, draws: Keystream) -> Log:
         """Add noise to the targets."""
-        self._targets = noisy_targets(labels, classes=self.classes, epsilon=self.epsilon, generator=generator)
+        self._targets = noisy_targets(labels, classes=self.classes, epsilon=self.epsilon, draws=draws)
         return {"epsilon": self.epsilon}
 
     def loss(self, logits: Tensor, rows: Tensor) -> Tensor:
@@ -225,9 +226,9 @@ class Alibi(Likelihood):
 
     name: ClassVar[str] = "alibi"
 
-    def draw(self, labels: Tensor, generator: torch.Generator) -> Log:
+    def draw(self, labels: Tensor, draws: Keystream) -> Log:
         """Add noise to the targets."""
-        targets = noisy_targets(labels, classes=self.classes, epsilon=self.epsilon, generator=generator)
+        targets = noisy_targets(labels, classes=self.classes, epsilon=self.epsilon, draws=draws)
         mean = targets.mean(dim=0)
         self.take(
             evidence_of_targets(targets, epsilon=self.epsilon),
@@ -264,7 +265,7 @@ class Prior(LabelMechanism):
     def __init__(self, epsilon: float, classes: int) -> None:
         super().__init__(epsilon, classes)
         self.rate = rate_of(epsilon, classes, name="local_head")
-        self._generator: torch.Generator | None = None
+        self._draws: Keystream | None = None
         self._labels = self._drawn = torch.empty(0, dtype=torch.int64)
         self._prior = torch.empty(0, classes)
         self._second: Tensor | None = None
@@ -287,11 +288,11 @@ class Prior(LabelMechanism):
             )
         self._first_stage_left = training.epochs // 2
 
-    def draw(self, labels: Tensor, generator: torch.Generator) -> Log:
+    def draw(self, labels: Tensor, draws: Keystream) -> Log:
         """Choose the rows of the first stage, and flip their labels."""
-        first = torch.rand(len(labels), generator=generator, device=labels.device) < 0.5
-        flipped = flip(labels, classes=self.classes, rate=self.rate, generator=generator).long()
-        self._labels, self._generator, self._second = labels, generator, None
+        first = torch.from_numpy(draws.uniform(len(labels))).to(labels.device) < 0.5
+        flipped = flip(labels, classes=self.classes, rate=self.rate, draws=draws).long()
+        self._labels, self._draws, self._second = labels, draws, None
         self._drawn = torch.where(first, flipped, _UNDRAWN)
         self._prior = torch.full((len(labels), self.classes), 1.0 / self.classes, device=labels.device)
         return {"epsilon": self.epsilon, "flip": self.rate, "first_stage": float(first.double().mean())}
@@ -315,15 +316,14 @@ class Prior(LabelMechanism):
     def end_epoch(self) -> None:
         """Draw the labels of the second stage after the last epoch of the first."""
         self._first_stage_left -= 1
-        if self._first_stage_left or self._generator is None:
+        if self._first_stage_left or self._draws is None:
             return
         undrawn = self._drawn == _UNDRAWN
-        if (
-            self._second is None
-        ):  # once, also where all parties are restored to a step before: epsilon is that of one draw
-            self._second = with_prior(
-                self._labels[undrawn], self._prior[undrawn], epsilon=self.epsilon, generator=self._generator
-            )
+        # Once, also where all parties are restored to a step before: epsilon is that of one draw.
+        if self._second is None:
+            prior = self._prior[undrawn]
+            draws = self._draws.of(prior.cpu().numpy().tobytes())  # another training with this secret has another prior
+            self._second = with_prior(self._labels[undrawn], prior, epsilon=self.epsilon, draws=draws)
         self._drawn = self._drawn.masked_scatter(undrawn, self._second.long())
 
     def state(self) -> dict[str, Any]:

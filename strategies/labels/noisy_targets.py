@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flower_vfl.rng import Keystream
 from flower_vfl.strategies.labels.label_dp import check_labels
 
 GRID = 1024
 """Number of steps of the noise from 0 to 1: targets of both labels have the same values, unlike real numbers."""
 
 
-def noisy_targets(labels: Tensor, *, classes: int, epsilon: float, generator: torch.Generator) -> Tensor:
+def noisy_targets(labels: Tensor, *, classes: int, epsilon: float, draws: Keystream) -> Tensor:
     r"""Return the target of each label with discrete Laplace noise.
 
     Two classes have one target, :math:`x = y + u`; more have one a class, :math:`x = e_y + u`, of which a label changes
@@ -34,8 +35,8 @@ def noisy_targets(labels: Tensor, *, classes: int, epsilon: float, generator: to
         Number of classes C, at least 2.
     epsilon : float
         Privacy parameter of each label, above 0.
-    generator : torch.Generator
-        Generator on the device of `labels`.
+    draws : Keystream
+        Source of the random numbers.
 
     Returns
     -------
@@ -51,14 +52,14 @@ def noisy_targets(labels: Tensor, *, classes: int, epsilon: float, generator: to
     Examples
     --------
     >>> y = torch.tensor([0, 1, 1])
-    >>> x = noisy_targets(y, classes=2, epsilon=100.0, generator=torch.Generator().manual_seed(1))
+    >>> x = noisy_targets(y, classes=2, epsilon=100.0, draws=Keystream(bytes(32)))
     >>> [round(value, 3) for value in x.tolist()]
-    [-0.001, 0.994, 1.001]
+    [-0.001, 1.002, 1.012]
     """
     whole = check_labels(labels, classes)
     clean = whole.double() if classes == 2 else torch.nn.functional.one_hot(whole, classes).double()
     decay = 1.0 / (scale_of(epsilon, classes) * GRID)
-    uniform = torch.rand((2, *clean.shape), generator=generator, device=clean.device, dtype=torch.float64)
+    uniform = torch.from_numpy(draws.uniform(2, *clean.shape)).to(clean.device)
     one, other = torch.floor(-torch.log1p(-uniform) / decay)
     noise: Tensor = (one - other) / GRID
     return (clean + noise).float()

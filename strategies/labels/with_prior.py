@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError
+from flower_vfl.rng import Keystream
 from flower_vfl.strategies.labels.label_dp import check_labels
 
 
@@ -72,15 +73,15 @@ def response_probabilities(labels: Tensor, prior: Tensor, *, epsilon: float) -> 
     return torch.where(answered, probability, 0.0)
 
 
-def with_prior(labels: Tensor, prior: Tensor, *, epsilon: float, generator: torch.Generator) -> Tensor:
+def with_prior(labels: Tensor, prior: Tensor, *, epsilon: float, draws: Keystream) -> Tensor:
     """Draw an answer for each label by `response_probabilities`; a class with probability 0 is never drawn.
 
     Parameters
     ----------
     labels, prior, epsilon
         As for `response_probabilities`.
-    generator : torch.Generator
-        Generator on the device of `labels`.
+    draws : Keystream
+        Source of the random numbers.
 
     Returns
     -------
@@ -90,13 +91,14 @@ def with_prior(labels: Tensor, prior: Tensor, *, epsilon: float, generator: torc
     Examples
     --------
     >>> y = torch.tensor([0, 1, 2, 0, 1, 2])
-    >>> with_prior(y, torch.tensor([0.5, 0.4, 0.1]), epsilon=2.0, generator=torch.Generator().manual_seed(1)).tolist()
-    [0, 1, 0, 0, 1, 0]
+    >>> with_prior(y, torch.tensor([0.5, 0.4, 0.1]), epsilon=2.0, draws=Keystream(bytes(32))).tolist()
+    [0, 1, 1, 0, 1, 0]
     """
     probability = response_probabilities(labels, prior, epsilon=epsilon)
-    if not len(labels):
-        return labels.clone()
-    return torch.multinomial(probability, 1, generator=generator)[:, 0].to(labels.dtype)
+    below = probability.cumsum(dim=1)
+    below /= below[:, -1:]  # rounded, the sum may not be 1
+    drawn = torch.from_numpy(draws.uniform(len(labels), 1)).to(below.device)
+    return (below <= drawn).sum(dim=1).to(labels.dtype)
 
 
 def without_flips(answered: Tensor, *, rate: float) -> Tensor:

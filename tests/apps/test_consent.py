@@ -129,6 +129,7 @@ def test_the_last_day_counts():
         ({"train-alignment": "abc"}, "at least the 16 hexadecimal digits that `flower-vfl doctor` shows"),
         ({"label-key": "ssh-rsa AAAA"}, "is no public Ed25519 key"),
         ({"label-key": ""}, "is no public Ed25519 key"),
+        *(({name: "ssh-ed25519 A"}, "did you mean 'label-key'") for name in ("label_key", "label-keys", "lable-key")),
     ],
 )
 def test_an_invalid_limit_is_an_error_and_allows_nothing(given, words):

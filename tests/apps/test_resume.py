@@ -121,6 +121,13 @@ def test_the_same_values_in_new_files_are_the_same_data(begun, tmp_path):
     assert again.summary["weights"] == whole.summary["weights"]
 
 
+def test_a_folder_of_the_same_data_may_be_moved(begun, tmp_path):
+    moved = (tmp_path / "raw").rename(tmp_path / "moved")
+    data = begun.data.model_copy(update={"path": str(moved)})
+    again = run(begun.model_copy(update={"data": data}), out=tmp_path / "run", resume=True)
+    assert again.summary["status"] == "finished"
+
+
 def test_a_users_own_class_of_data_may_give_a_digest_of_its_content(tmp_path):
     @dataclass(frozen=True)
     class Versioned(MemoryData):

@@ -275,13 +275,27 @@ def test_the_tolerances_of_the_clock_are_flowers():
 
 
 @pytest.mark.parametrize(
-    ("host", "status", "state"), [("127.0.0.2", 0, None), ("10.0.0.9", 405, "wrong"), ("10.0.0.9", 403, "ok")]
+    ("host", "status", "state"),
+    [
+        *(("127.0.0.2", 0, None), ("10.0.0.9", 405, "wrong"), ("10.0.0.9", 403, "ok"), ("10.0.0.9", 404, "ok")),
+        *(("10.0.0.9", 429, "wrong"), ("10.0.0.9", 503, "wrong"), ("10.0.0.9", 200, "wrong")),
+    ],
 )
 def test_a_control_api_that_other_hosts_reach_is_reported(monkeypatch, host, status, state):
     answer = checks.httpx.Response(status or 200)
     monkeypatch.setattr(checks.httpx, "get", lambda url, **more: answer)
     reported = list(checks._control(f"{host}:9092", ssl.create_default_context()))
     assert [finding[1] for finding in reported] == ([] if state is None else [state])
+
+
+def test_a_control_api_that_gives_no_answer_is_not_called_closed(monkeypatch):
+    def silent(url, **more):
+        raise checks.httpx.ReadTimeout("timed out")
+
+    monkeypatch.setattr(checks.httpx, "get", silent)
+    ((_, state, words),) = checks._control("10.0.0.9:9092", ssl.create_default_context())
+    assert state == "wrong"
+    assert "there was no answer" in words
 
 
 def test_a_superlink_of_another_authority_is_reported(keys, tmp_path):

@@ -589,8 +589,7 @@ class Drawing(Defense):
 
     def prepare_labels(self, labels):
         """Draw."""
-        generator = self.base.secret.generator("defense", self.name)
-        return self.strategy.prepare_labels(flip(labels, classes=2, rate=0.2689, generator=generator))
+        return self.strategy.prepare_labels(flip(labels, classes=2, rate=0.2689, draws=self.keystream(labels)))
 
     def begin_batch(self, rows):
         self.rows = rows

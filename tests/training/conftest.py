@@ -2,6 +2,7 @@
 
 import pytest
 
+from flower_vfl.apps.training_client import TrainingClient
 from flower_vfl.parties.feature import FeatureParty
 from flower_vfl.protocol.frame import Kind
 
@@ -22,6 +23,25 @@ def frames(monkeypatch):
     handle = FeatureParty.handle
     monkeypatch.setattr(FeatureParty, "handle", recorded)
     return received
+
+
+class Empty(dict):
+    """A dictionary that stores nothing: no party of an earlier message is found, as in a fresh process."""
+
+    def __setitem__(self, key, value):
+        pass
+
+
+@pytest.fixture
+def rebuilt(monkeypatch):
+    """Let each message find no party of an earlier one, as where each message has a fresh process."""
+    original = TrainingClient.__init__
+
+    def patched(client, *args):
+        original(client, *args)
+        client._live = Empty()
+
+    monkeypatch.setattr(TrainingClient, "__init__", patched)
 
 
 TIMED = (Kind.FINISH, Kind.EXPORTED)

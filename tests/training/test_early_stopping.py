@@ -13,7 +13,6 @@ from sklearn.metrics import roc_auc_score
 
 from flower_vfl import build_config, predict, run
 from flower_vfl.apps.factories import open_data
-from flower_vfl.apps.training_client import TrainingClient
 from flower_vfl.protocol.frame import Kind
 from tests.cases import parametrize
 from tests.faults.common import TRANSPORTS, Interrupt, assert_same
@@ -84,22 +83,8 @@ def test_all_parties_keep_the_model_of_the_best_epoch(tmp_path, plain, transport
     assert_model_of(tmp_path / "run", plain)
 
 
-class Empty(dict):
-    """A dictionary that stores nothing: no party of an earlier message is found, as in a fresh process."""
-
-    def __setitem__(self, key, value):
-        pass
-
-
 @pytest.mark.slow
-def test_the_best_model_is_kept_where_each_message_has_a_fresh_process(tmp_path, plain, monkeypatch):
-    original = TrainingClient.__init__
-
-    def patched(client, *args):
-        original(client, *args)
-        client._live = Empty()
-
-    monkeypatch.setattr(TrainingClient, "__init__", patched)
+def test_the_best_model_is_kept_where_each_message_has_a_fresh_process(tmp_path, plain, rebuilt):
     run(patient("messages", checkpoint={"every": -1}), out=tmp_path / "run")
     assert_model_of(tmp_path / "run", plain)
 

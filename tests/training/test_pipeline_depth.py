@@ -125,6 +125,17 @@ def test_a_run_with_a_chosen_number_is_the_run_with_that_number_bit_for_bit(monk
     assert found["utility"] == named["utility"]
 
 
+def test_a_chosen_number_holds_where_each_message_has_a_fresh_process(monkeypatch, rebuilt):
+    monkeypatch.setattr(pipeline_depth.StepTiming, "in_flight", property(lambda _: 3))
+    data = toy_data()
+    found, named = (
+        run(toy_config(transport={"kind": "messages", "in_flight": number}), data=lambda _: data).summary
+        for number in (0, 3)
+    )
+    assert found["cost"]["in_flight"] == 3
+    assert found["weights"] == named["weights"]
+
+
 def test_the_depth_is_in_the_result_of_a_run_in_one_process_too():
     data = toy_data()
     assert run(toy_config(transport={"in_flight": 0}), data=lambda _: data).summary["cost"]["in_flight"] == 1

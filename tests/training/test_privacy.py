@@ -123,6 +123,36 @@ def test_an_interrupted_training_is_charged_once_and_its_resumption_is_free(ledg
         train(setting, out=tmp_path / "new")
 
 
+class InterruptPretraining(Observer):
+    def on_pretraining(self, *_):
+        raise KeyboardInterrupt
+
+
+def test_a_training_that_is_interrupted_before_its_first_step_costs_nothing(ledger, tmp_path):
+    setting = toy_config(
+        training={"epochs": 2, "patience": 0, "pretrain": 2},
+        defenses=[{"name": "local_head", "epsilon": 1.0}],
+        attack={"names": []},
+        privacy={"ledger": str(ledger.path)},
+    )
+    with pytest.raises(KeyboardInterrupt):
+        train(setting, out=tmp_path / "run", observers=(InterruptPretraining(),))
+    assert not ledger.read().entries
+    assert train(setting, out=tmp_path / "again").summary["account"]["trainings"] == 1
+
+
+def test_canaries_are_other_labels_for_the_same_defense(ledger):
+    """Repeated with the same secret, each number of canaries would have another draw of all labels, at no cost."""
+    plain = config(ledger)
+    train(plain)
+    with_canaries = plain.model_copy(
+        update={"attack": plain.attack.model_copy(update={"informed": 1, "canaries": 100})}
+    )
+    with pytest.raises(PermissionDeniedError, match="Use a new secret"):
+        train(with_canaries)
+    assert len(ledger.read().entries) == 1
+
+
 def test_a_ledger_that_somebody_edited_stops_a_training_at_once(ledger, tmp_path):
     ledger.path.write_text(ledger.path.read_text().replace("1.5", "9.5"))
     with pytest.raises(DataError, match="failed its integrity check"):

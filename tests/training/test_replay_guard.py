@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from flower_vfl.errors import TrainingError
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import Iso, VerticalStrategy
 from flower_vfl.training.replay_guard import ReplayGuard
@@ -18,11 +19,11 @@ LABELS = torch.arange(ROWS) % 2
 class LabelSide:
     """A label party with a defense that adds noise, and the guard of its repeated steps."""
 
-    def __init__(self, folder, *, known=False):
+    def __init__(self, folder, *, known=False, **more):
         base = VerticalStrategy(nn.Linear(WIDTH, 1), LABELS, secret=Secret.for_simulation(0, "label"))
         base.build({"a": (WIDTH,)}, None)
         self.defense = Iso(base, t=4.0)
-        self.guard = ReplayGuard([self.defense], folder / "received", known=known)
+        self.guard = ReplayGuard([self.defense], folder / "received", known=known, **more)
 
     def step(self, number, value, other=0):
         """Return the noise of a step in which embeddings with these values are received, as a tuple."""
@@ -183,6 +184,19 @@ def test_fresh_noise_is_reported_once_after_each_interruption(tmp_path, caplog):
         for step in range(3):
             side.step(step, value)
     assert caplog.text.count("is done again with other embeddings") == 2
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_what_counts_each_step_once_allows_no_other_embeddings(tmp_path, known):
+    side = LabelSide(tmp_path, limited="the proof of fresh_noise")
+    start = side.state()
+    noise = [side.step(step, 1) for step in range(2)]
+    if known:
+        side = LabelSide(tmp_path, known=True, limited="the proof of fresh_noise")
+    side.restore(start)
+    assert side.step(0, 1) == noise[0]
+    with pytest.raises(TrainingError, match=r"step 1 is done again .* the proof of fresh_noise counts each step once"):
+        side.step(1, 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

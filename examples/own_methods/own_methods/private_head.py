@@ -11,14 +11,16 @@ from torch import Tensor, nn
 
 from flower_vfl.accounting import RandomisedResponse, Release
 from flower_vfl.errors import ConfigError
+from flower_vfl.rng import Keystream
 from flower_vfl.strategies import Defense, Guarantee, HookedStrategy
 
 WIDTH = 32
 
 
-def randomised(labels: Tensor, *, epsilon: float, generator: torch.Generator) -> Tensor:
+def randomised(labels: Tensor, *, epsilon: float, draws: Keystream) -> Tensor:
     r"""Return labels (N,) of 0 and 1, each kept with probability :math:`e^\varepsilon / (1 + e^\varepsilon)`."""
-    kept = torch.rand(len(labels), generator=generator, device=labels.device) < 1.0 / (1.0 + exp(-epsilon))
+    drawn = torch.from_numpy(draws.uniform(len(labels))).to(labels.device)
+    kept = drawn < 1.0 / (1.0 + exp(-epsilon))
     return torch.where(kept, labels, 1 - labels)
 
 
@@ -63,8 +65,7 @@ class PrivateHead(Defense):
 
     def prepare_labels(self, labels: Tensor) -> tuple[Tensor, dict[str, float]]:
         """Randomise each label once; the same secret draws the same again, so that a resumed run asks for none."""
-        generator = self.base.secret.generator("defense", self.name, repr(self.epsilon), device=str(labels.device))
-        drawn = randomised(labels, epsilon=self.epsilon, generator=generator)
+        drawn = randomised(labels, epsilon=self.epsilon, draws=self.keystream(labels, repr(self.epsilon)))
         return self.strategy.prepare_labels(drawn)
 
     def build(self, cut: Mapping[str, tuple[int, ...]], device: torch.device) -> None:

@@ -19,6 +19,10 @@ from flower_vfl.strategies.gradients.marvell.solver import NoiseSpectrum
 from flower_vfl.strategies.gradients.units import beside, working
 
 _NUMBERS = ("distance", "u", "v", "along_neg", "along_pos", "across_neg", "across_pos")
+"""Square of the means' distance, variances of clean gradients, and inverses of the variances of what is sent."""
+
+_LEAST_VARIANCE = 1e-12
+"""Variance, in units of the mean square row, below which a every divergence is as good as infinite."""
 
 LARGEST_DIRECTIONS = 400
 """Number of rows of the largest inverted matrix, epochs times directions: some 20 epochs, 30 ms."""
@@ -38,6 +42,13 @@ def accounted_epochs(width: int) -> int:
 class IsotropicAccountant:
     """An accountant with one `EpochRelease` an epoch: the mean over its batches, in units of its root mean square row.
 
+    The variances of what is sent are averaged by their inverses, which the divergence follows: a batch of small
+    gradients with much noise does not hide others that have little.
+
+    Where batches differ, the divergence of their mean is below the mean of their divergences: a batch of small
+    gradients with much noise hides others that have little. The joint divergence of all epochs is multiplied by the
+    ratio of the two, summed over the epochs; with fresh deviations it is then exactly the sum of the means.
+
     The correlation of an example's deviations across epochs is measured on a sample of rows (`DeviationCorrelation`).
     Everything is computed from labels and stays at the label party.
 
@@ -55,7 +66,8 @@ class IsotropicAccountant:
         self.largest = 0.0
         """The largest divergence so far, of a step and of all releases of a row; inf where it is unknown."""
         self._releases: list[EpochRelease] = []
-        self._batches, self._sums = 0, np.zeros(len(_NUMBERS))
+        self._divergences: list[tuple[float, float]] = []  # of the mean release of each epoch; mean over its batches
+        self._batches, self._sums, self._total = 0, np.zeros(len(_NUMBERS)), 0.0
         self._direction = torch.zeros(0, dtype=torch.float64)
 
     def add(
@@ -71,11 +83,14 @@ class IsotropicAccountant:
         if classes.rms <= 0.0:
             return False
         square = classes.rms**2
-        noise = (spectrum.lam1_neg, spectrum.lam1_pos, spectrum.lam2_neg, spectrum.lam2_pos)
-        self._sums += np.array([classes.g, classes.u, classes.v, *noise]) / square
+        noise = np.array([spectrum.lam1_neg, spectrum.lam1_pos, spectrum.lam2_neg, spectrum.lam2_pos])
+        sent = (noise + [classes.u, classes.v] * 2) / square
+        self._sums[:3] += np.array([classes.g, classes.u, classes.v]) / square
+        self._sums[3:] += 1.0 / np.maximum(sent, _LEAST_VARIANCE)
         pointing = classes.direction.double() * math.sqrt(classes.g / square)
         self._direction = pointing + self._direction if self._direction.shape == pointing.shape else pointing
         self._batches += 1
+        self._total += spectrum.sum_kl
         return rows is not None and self._repeats and len(self._releases) < accounted_epochs(classes.d)
 
     def note(self, spectrum: NoiseSpectrum[float]) -> None:
@@ -94,17 +109,28 @@ class IsotropicAccountant:
         numbers = dict(zip(_NUMBERS, (self._sums / self._batches).tolist(), strict=True))
         direction = self._direction.numpy()
         length, first = float(np.linalg.norm(direction)), np.eye(1, len(direction))[0]
+        spread = (numbers["u"], numbers["v"])
+        along, across = (
+            [
+                max(1.0 / numbers[f"{where}_{label}"] - own, 0.0)
+                for label, own in zip(("neg", "pos"), spread, strict=True)
+            ]
+            for where in ("along", "across")
+        )
         release = EpochRelease(
             direction / length if length > 0.0 else first,
             math.sqrt(numbers["distance"]),
-            (numbers["u"], numbers["v"]),
-            (max(numbers["along_neg"], numbers["across_neg"]), max(numbers["along_pos"], numbers["across_pos"])),
-            (numbers["across_neg"], numbers["across_pos"]),
+            spread,
+            (max(along[0], across[0]), max(along[1], across[1])),
+            (across[0], across[1]),
         )
         fits = [old for old in self._releases if self._repeats and old.direction.shape == release.direction.shape]
         self._releases = [*fits, release]
-        self._batches, self._sums, self._direction = 0, np.zeros(len(_NUMBERS)), torch.zeros(0, dtype=torch.float64)
         count = len(self._releases)
+        own, mean = together([release], rho=rho, kept=1.0).sum_kl(), self._total / self._batches
+        self._divergences = [*self._divergences[: count - 1], (own, max(own, mean))]
+        self._batches, self._sums, self._total = 0, np.zeros(len(_NUMBERS)), 0.0
+        self._direction = torch.zeros(0, dtype=torch.float64)
         if count > accounted_epochs(len(direction)):
             self.largest = math.inf
             return {}
@@ -113,7 +139,9 @@ class IsotropicAccountant:
         if kept is None:
             self.largest = math.inf
             return {}
+        of_means, of_batches = map(sum, zip(*self._divergences, strict=True))
         found = together(self._releases, rho=rho, kept=kept).sum_kl()
+        found *= of_batches / of_means if 0.0 < of_means < math.inf else 1.0
         self.largest = max(self.largest, found)
         return {"sum_kl": found, "kept": float(kept[:, -1, -2].mean()) if count > 1 else 0.0}
 
@@ -125,6 +153,8 @@ class IsotropicAccountant:
             "releases": [{**one, "direction": torch.from_numpy(one["direction"])} for one in releases],
             "batches": self._batches,
             "sums": torch.from_numpy(self._sums.copy()),
+            "total": self._total,
+            "divergences": list(self._divergences),
             "direction": self._direction.clone(),
             "recurrence": self._recurrence.state(),
             "largest": self.largest,
@@ -140,7 +170,8 @@ class IsotropicAccountant:
             )
             for one in state["releases"]
         ]
-        self._batches = state["batches"]
+        self._batches, self._total = state["batches"], state["total"]
+        self._divergences = [(own, mean) for own, mean in state["divergences"]]
         self._sums, self._direction = state["sums"].numpy().copy(), state["direction"].clone()
         self._recurrence.restore(state["recurrence"])
         self.largest = state["largest"]

@@ -18,7 +18,7 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import Iso, LabelDP, VerticalStrategy
 from flower_vfl.strategies.labels.label_dp import epsilon_of, flip, rate_of
-from tests.sampling import ALARM, generator, within
+from tests.sampling import ALARM, generator, keystream, within
 from tests.strategies.test_vertical import Spy, Values, federation, strategy_for
 from tests.toys import toy_config, toy_data
 
@@ -33,7 +33,7 @@ def strategy(classes=2, **more):
 @pytest.mark.parametrize(("classes", "rate"), [(2, 0.02), (2, 0.16), (2, 0.499), (3, 0.6), (10, 0.01), (10, 0.89)])
 def test_labels_are_flipped_at_the_rate_and_equally_often_to_each_other_class(classes, rate):
     y = torch.arange(N) % classes
-    flipped = flip(y, classes=classes, rate=rate, generator=generator())
+    flipped = flip(y, classes=classes, rate=rate, draws=keystream())
     changed = flipped != y
     assert within(int(changed.sum()), binom(N, rate))
     assert flipped.min() >= 0
@@ -46,17 +46,17 @@ def test_labels_are_flipped_at_the_rate_and_equally_often_to_each_other_class(cl
 
 def test_the_flip_depends_neither_on_the_label_nor_on_other_rows():
     y = torch.randint(2, (N,), generator=generator(1))
-    changed = flip(y, classes=2, rate=0.2, generator=generator()) != y
+    changed = flip(y, classes=2, rate=0.2, draws=keystream()) != y
     for part in (y == 0, y == 1):
         assert within(int(changed[part].sum()), binom(int(part.sum()), 0.2))
     pairs = changed[:-1:2] & changed[1::2]
     assert within(int(pairs.sum()), binom(len(pairs), 0.04))
 
 
-def test_a_rate_of_zero_keeps_every_label_and_the_generator_decides_all():
+def test_a_rate_of_zero_keeps_every_label_and_the_key_decides_all():
     y = torch.arange(1000) % 3
-    assert torch.equal(flip(y, classes=3, rate=0.0, generator=generator()), y)
-    first, second, third = (flip(y, classes=3, rate=0.5, generator=generator(seed)) for seed in (1, 1, 2))
+    assert torch.equal(flip(y, classes=3, rate=0.0, draws=keystream()), y)
+    first, second, third = (flip(y, classes=3, rate=0.5, draws=keystream(seed)) for seed in (1, 1, 2))
     assert torch.equal(first, second)
     assert not torch.equal(first, third)
     assert torch.equal(y, torch.arange(1000) % 3)
@@ -64,9 +64,9 @@ def test_a_rate_of_zero_keeps_every_label_and_the_generator_decides_all():
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
 def test_labels_keep_their_number_format(dtype):
-    flipped = flip((torch.arange(100) % 2).to(dtype), classes=2, rate=0.3, generator=generator())
+    flipped = flip((torch.arange(100) % 2).to(dtype), classes=2, rate=0.3, draws=keystream())
     assert flipped.dtype == dtype
-    assert flip(torch.zeros(0, dtype=dtype), classes=2, rate=0.3, generator=generator()).shape == (0,)
+    assert flip(torch.zeros(0, dtype=dtype), classes=2, rate=0.3, draws=keystream()).shape == (0,)
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10, 1000])
@@ -89,7 +89,7 @@ def test_a_rate_that_hides_nothing_or_everything_is_refused(rate):
     with pytest.raises(ConfigError, match=r"flip must be at least 0 and below 0\.5 for 2 classes"):
         LabelDP(strategy(), flip=rate)
     with pytest.raises(ConfigError, match="flip must"):
-        flip(torch.zeros(4, dtype=torch.int64), classes=2, rate=rate, generator=generator())
+        flip(torch.zeros(4, dtype=torch.int64), classes=2, rate=rate, draws=keystream())
 
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan, math.inf, True, "1"])
@@ -101,11 +101,11 @@ def test_an_epsilon_that_is_no_finite_number_above_zero_is_refused(epsilon):
 def test_labels_that_are_no_classes_are_refused():
     for labels in (torch.tensor([0, 1, 2]), torch.tensor([-1, 0, 1])):
         with pytest.raises(ConfigError, match="labels of 2 classes are 0 to 1, given"):
-            flip(labels, classes=2, rate=0.1, generator=generator())
+            flip(labels, classes=2, rate=0.1, draws=keystream())
     with pytest.raises(ConfigError, match="whole numbers"):
-        flip(torch.tensor([0.0, 1.0]), classes=2, rate=0.1, generator=generator())
+        flip(torch.tensor([0.0, 1.0]), classes=2, rate=0.1, draws=keystream())
     with pytest.raises(ConfigError, match="two classes at least"):
-        flip(torch.tensor([0]), classes=1, rate=0.0, generator=generator())
+        flip(torch.tensor([0]), classes=1, rate=0.0, draws=keystream())
 
 
 def test_the_strength_is_given_once_as_rate_or_as_epsilon():
@@ -129,16 +129,24 @@ def test_a_second_flip_is_refused_wherever_it_stands():
         LabelDP(Iso(LabelDP(strategy())))
 
 
-def test_the_draw_is_that_of_the_secret_and_the_rate_and_never_another():
+def test_the_draw_is_that_of_the_secret_the_rate_and_the_labels_and_never_another():
     y = torch.arange(5000) % 2
 
-    def drawn(value, wrap=lambda inner: inner, **more):
-        return LabelDP(wrap(strategy(secret=Secret(value, "file"))), **more).prepare_labels(y)[0]
+    def drawn(value, wrap=lambda inner: inner, *, y=y, people="", **more):
+        inner = strategy(secret=Secret(value, "file"), alignment=people)
+        return LabelDP(wrap(inner), **more).prepare_labels(y)[0]
 
     first = drawn(b"x" * 32, flip=0.1)
     assert torch.equal(first, drawn(b"x" * 32, flip=0.1))
     assert torch.equal(first, drawn(b"x" * 32, Iso, flip=0.1))  # another defense within changes no draw
-    for other in (drawn(b"y" * 32, flip=0.1), drawn(b"x" * 32, flip=0.1000001)):
+    assert torch.equal(first, drawn(b"x" * 32, flip=0.1, y=y.to(torch.uint8)).long())
+    one_label_more = torch.cat([y[:-1], 1 - y[-1:]])
+    for other in (
+        drawn(b"y" * 32, flip=0.1),
+        drawn(b"x" * 32, flip=0.1000001),
+        drawn(b"x" * 32, flip=0.1, people="others"),
+        drawn(b"x" * 32, flip=0.1, y=one_label_more),
+    ):
         both = (first != y) & (other != y)
         # Independent, not nested: a difference would reveal the true label.
         assert within(int(both.sum()), binom(5000, 0.01))

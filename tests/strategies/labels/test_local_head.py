@@ -56,6 +56,8 @@ def draw_for_class_0(monkeypatch):
 
     for name in ("flip", "noisy_targets", "with_prior"):
         monkeypatch.setattr(mechanisms, name, for_class_0(getattr(mechanisms, name)))
+    original = LocalHead.keystream
+    monkeypatch.setattr(LocalHead, "keystream", lambda self, y, *more: original(self, torch.zeros_like(y), *more))
 
 
 CHOICES = [
@@ -125,9 +127,9 @@ def test_a_partys_gradient_is_that_of_its_own_head_for_the_randomised_labels():
     joined = torch.cat(parts, dim=1)
     logits = made.base.top(joined)[:, 0]
     made.loss(logits, torch.arange(ROWS) % 2, joined)[0].backward()
-    purpose = ("defense", "local_head", repr(rate_of(1.0, 2)))
-    generator = made.base.secret.generator(*purpose)
-    drawn = flip(torch.arange(ROWS) % 2, classes=2, rate=rate_of(1.0, 2), generator=generator).float()
+    labels = torch.arange(ROWS) % 2
+    draws = made.keystream(labels, repr(rate_of(1.0, 2)))
+    drawn = flip(labels, classes=2, rate=rate_of(1.0, 2), draws=draws).float()
     for party, leaf in leaves.items():
         own = z[party].clone().requires_grad_()
         logit = made.modules[party](own).flatten()

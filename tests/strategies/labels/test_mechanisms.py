@@ -5,22 +5,20 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binom
 
 from flower_vfl.strategies.labels import mechanisms
 from flower_vfl.strategies.labels.mechanisms import LABEL_MECHANISMS, Prior, label_loss, target_loss
+from tests.sampling import generator, keystream, within
 from tests.toys import toy_config
 
 ROWS = 4000
 
 
-def generator(seed=1):
-    return torch.Generator().manual_seed(seed)
-
-
 @pytest.mark.parametrize("classes", [2, 3])
 def test_target_loss_is_the_cross_entropy_of_any_target_and_of_labels(classes):
     shape = (8,) if classes == 2 else (8, classes)
-    logits, targets = torch.randn((2, *shape), generator=generator(), dtype=torch.float64)
+    logits, targets = torch.randn((2, *shape), generator=generator(1), dtype=torch.float64)
     p = torch.stack([1 - logits.sigmoid(), logits.sigmoid()], 1) if classes == 2 else logits.softmax(1)
     t = torch.stack([1 - targets, targets], 1) if classes == 2 else targets
     torch.testing.assert_close(target_loss(logits, targets), -(t * p.log()).sum(1).mean())
@@ -35,7 +33,7 @@ def test_an_untrained_head_learns_the_direction_of_the_labels(name, classes):
     mechanism = LABEL_MECHANISMS[name](4.0, classes)
     mechanism.begin(toy_config(), parties=1)
     labels = torch.arange(ROWS) % classes
-    mechanism.draw(labels, generator())
+    mechanism.draw(labels, keystream(1))
     mechanism.end_epoch()
     logits = torch.zeros(ROWS if classes == 2 else (ROWS, classes), requires_grad=True)
     mechanism.loss(logits, torch.arange(ROWS)).backward()
@@ -50,7 +48,7 @@ def test_an_untrained_head_learns_the_direction_of_the_labels(name, classes):
 def test_a_head_of_likelihoods_begins_with_the_frequencies_of_labels(name, classes):
     labels, rows = (torch.arange(50_000) % 20 == 0).long(), 50_000
     mechanism = LABEL_MECHANISMS[name](1.0, classes)
-    mechanism.draw(labels, generator())
+    mechanism.draw(labels, keystream(1))
     logits = torch.zeros(rows if classes == 2 else (rows, classes), requires_grad=True)
     mechanism.loss(logits, torch.arange(rows)).backward()
     # The loss of a head that predicts the frequencies is stationary: gradients add up to zero.
@@ -91,7 +89,7 @@ def answers(mechanism, classes=2):
 def test_the_second_stage_draws_the_remaining_labels_once_with_the_heads_predictions_as_prior(monkeypatch):
     priors, made = recorded_priors(monkeypatch), two_stages(epochs=4)
     labels = (torch.arange(ROWS) % 5 == 0).long()
-    made.draw(labels, generator())
+    made.draw(labels, keystream(1))
     first, drawn = answers(made)
     assert 0.45 < first.mean() < 0.55
     flips = (drawn != labels.numpy())[first].mean()
@@ -122,7 +120,7 @@ def test_the_second_stage_draws_the_remaining_labels_once_with_the_heads_predict
 def test_labels_of_the_second_stage_are_drawn_once_although_training_is_restored(monkeypatch):
     """A party that returns with other embeddings would otherwise get another draw of each label."""
     priors, made = recorded_priors(monkeypatch), two_stages(epochs=2)
-    made.draw((torch.arange(ROWS) % 5 == 0).long(), generator())
+    made.draw((torch.arange(ROWS) % 5 == 0).long(), keystream(1))
     before, rows = made.state(), torch.arange(ROWS)
     found = []
     for logits in (torch.zeros(ROWS), torch.full((ROWS,), 5.0)):
@@ -134,11 +132,26 @@ def test_labels_of_the_second_stage_are_drawn_once_although_training_is_restored
     assert len(priors) == 1
 
 
+def test_another_training_with_the_same_secret_draws_other_noise_in_its_second_stage():
+    """With the same noise, predictions that a party chooses would show from two answers which label it was."""
+    changed = []
+    for shift in (0.0, 1e-3):
+        made = two_stages(epochs=2)
+        made.draw(torch.zeros(ROWS, dtype=torch.int64), keystream(1))
+        first = answers(made)[0]
+        made.loss(torch.full((ROWS,), shift), torch.arange(ROWS))
+        made.end_epoch()
+        changed.append(answers(made)[1][~first] == 1)
+    one, other = changed
+    rate = 1.0 / (1.0 + math.e)
+    assert within(int((one & other).sum()), binom(len(one), rate**2))
+
+
 def test_rows_are_split_whatever_the_labels_are():
     splits = []
     for labels in (torch.zeros(ROWS, dtype=torch.int64), torch.ones(ROWS, dtype=torch.int64)):
         made = two_stages()
-        made.draw(labels, generator())
+        made.draw(labels, keystream(1))
         splits.append(answers(made)[0])
     np.testing.assert_array_equal(*splits)
 
@@ -148,14 +161,14 @@ def test_a_restored_mechanism_goes_on_with_the_draws_and_predictions_of_the_firs
     labels = torch.arange(ROWS) % classes
     logits = torch.randn(ROWS if classes == 2 else (ROWS, classes), generator=generator(4))
     made = two_stages(epochs=2, classes=classes)
-    made.draw(labels, generator())
+    made.draw(labels, keystream(1))
     made.loss(logits, torch.arange(ROWS))
     noted = made.state()
     made.end_epoch()
     expected, after = answers(made, classes), made.state()
     for state, ends in ((noted, 1), (after, 0)):
         again = two_stages(epochs=2, classes=classes)
-        again.draw(labels, generator())
+        again.draw(labels, keystream(1))
         again.restore(state)
         for _ in range(ends):
             again.end_epoch()
@@ -165,7 +178,7 @@ def test_a_restored_mechanism_goes_on_with_the_draws_and_predictions_of_the_firs
 
 def test_a_batch_without_drawn_labels_gives_no_gradient():
     made = two_stages()
-    made.draw(torch.zeros(ROWS, dtype=torch.int64), generator())
+    made.draw(torch.zeros(ROWS, dtype=torch.int64), keystream(1))
     open_rows = torch.from_numpy(np.flatnonzero(~answers(made)[0]))[:8]
     logits = torch.ones(8, requires_grad=True)
     made.loss(logits, open_rows).backward()

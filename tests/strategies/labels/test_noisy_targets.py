@@ -15,10 +15,11 @@ from flower_vfl.strategies.labels.noisy_targets import (
     noisy_targets,
     posterior,
 )
+from tests.sampling import keystream
 
 
 def drawn(labels, epsilon, classes=2):
-    return noisy_targets(labels, classes=classes, epsilon=epsilon, generator=torch.Generator().manual_seed(1))
+    return noisy_targets(labels, classes=classes, epsilon=epsilon, draws=keystream(1))
 
 
 @pytest.mark.parametrize(("epsilon", "classes", "scale"), [(0.5, 2, 2.0), (2.0, 2, 0.5), (1.0, 4, 2.0)])

@@ -12,6 +12,7 @@ from scipy.optimize import linprog
 from flower_vfl.errors import ConfigError
 from flower_vfl.strategies.labels.label_dp import rate_of
 from flower_vfl.strategies.labels.with_prior import response_probabilities, with_prior, without_flips
+from tests.sampling import keystream
 
 
 def channel(prior, epsilon):
@@ -79,7 +80,7 @@ def test_where_the_prior_is_more_certain_than_the_response_the_answer_is_constan
 def test_answers_are_drawn_with_these_probabilities_and_never_outside_of_the_likely_classes():
     prior = torch.tensor([0.6, 0.25, 0.1, 0.05])
     labels = torch.arange(4).repeat_interleave(100_000)
-    drawn = with_prior(labels, prior, epsilon=1.0, generator=torch.Generator().manual_seed(3))
+    drawn = with_prior(labels, prior, epsilon=1.0, draws=keystream(3))
     expected = channel(prior.numpy(), 1.0)
     found = np.stack([np.bincount(drawn[labels == label].numpy(), minlength=4) for label in range(4)]) / 100_000
     np.testing.assert_allclose(found, expected, atol=5e-3)
@@ -90,7 +91,7 @@ def test_answers_are_drawn_with_these_probabilities_and_never_outside_of_the_lik
 def test_each_label_has_the_prior_of_its_own_row():
     prior = torch.tensor([[0.99, 0.01], [0.01, 0.99]]).repeat(50, 1)
     for label in (0, 1):
-        drawn = with_prior(torch.full((100,), label), prior, epsilon=1.0, generator=torch.Generator().manual_seed(1))
+        drawn = with_prior(torch.full((100,), label), prior, epsilon=1.0, draws=keystream(1))
         assert drawn.tolist() == [0, 1] * 50
 
 

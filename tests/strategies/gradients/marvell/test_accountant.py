@@ -76,15 +76,36 @@ def test_a_release_is_the_mean_of_its_batches_each_in_units_of_its_own_rows():
         square, positive = float(g.square().sum(dim=1).mean()), LABELS[rows]
         difference = (g[positive].mean(dim=0) - g[~positive].mean(dim=0)).numpy() / math.sqrt(square)
         levels = [getattr(spectrum, f"lam{n}_{c}") for n in (1, 2) for c in ("neg", "pos")]
-        found.append((difference, np.array([classes.u, classes.v, *levels]) * classes.unit**2 / square))
+        own = np.array([classes.u, classes.v]) * classes.unit**2 / square
+        sent = np.tile(own, 2) + np.array(levels) * classes.unit**2 / square
+        found.append((difference, own, 1.0 / sent))
     accountant.end_epoch(0.0)
-    release, means = accountant._releases[1], np.mean([numbers for _, numbers in found], axis=0)
-    total = np.sum([difference for difference, _ in found], axis=0)
+    release, total = accountant._releases[1], np.sum([difference for difference, *_ in found], axis=0)
+    own, precision = (np.mean([one[number] for one in found], axis=0) for number in (1, 2))
     assert release.direction == pytest.approx(total / np.linalg.norm(total), abs=1e-9)
     assert release.distance == pytest.approx(
-        math.sqrt(np.mean([np.square(difference).sum() for difference, _ in found]))
+        math.sqrt(np.mean([np.square(difference).sum() for difference, *_ in found]))
     )
-    assert (*release.spread, *release.along, *release.across) == pytest.approx(means.tolist())
+    assert release.spread == pytest.approx(own.tolist())
+    assert (*release.along, *release.across) == pytest.approx((1.0 / precision - np.tile(own, 2)).tolist())
+
+
+@pytest.mark.parametrize("share", [0.5, 0.2, 0.1])
+def test_batches_of_small_gradients_do_not_hide_what_others_release(share):
+    """With noise of one power, a batch of small gradients has far more of it in units of its rows."""
+    accountant, divergences = IsotropicAccountant(LABELS.numpy()), []
+    for epoch in range(6):
+        order = np.random.default_rng(epoch).permutation(ROWS).reshape(-1, 32)
+        for number, rows in enumerate(order):
+            small = number < share * len(order)
+            g, y = gradients(None, seed=epoch)[rows] * (0.05 if small else 1.0), LABELS[rows].long()
+            classes = estimate(g, y)
+            power = 40.0 / classes.unit**2
+            spectrum = optimal_noise(classes.u, classes.v, classes.d, classes.g, classes.p, power)
+            accountant.add(classes, spectrum, g, y, rows)
+            divergences.append(spectrum.sum_kl)
+        found = accountant.end_epoch(0.0)["sum_kl"]
+        assert found >= 0.95 * (epoch + 1) * np.mean(divergences)
 
 
 def test_batches_of_zeros_are_not_counted_and_another_width_has_no_recurring_share():
