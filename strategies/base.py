@@ -57,6 +57,11 @@ class HookedStrategy(Strategy):
         """True if a defense uses the gradients that other labels would give (`StepView.gradients_of`)."""
         return any(type(defense).asks_other_labels for defense in self.chain())
 
+    @property
+    def changes_gradients(self) -> bool:
+        """True if a defense changes gradients before they are sent (`protect`), not only labels or losses."""
+        return any(defense.writes("protect") for defense in self.chain())
+
     def begin(self) -> None:
         """Do slow preparations once, before any party is admitted: no party waits for them in the first step."""
 

@@ -307,10 +307,11 @@ def balanced_weights(labels: Tensor, classes: int) -> Tensor:
 
 def label_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the mean cross-entropy of logits (B,) or (B, C) with labels (B,), and weights (C,) of classes."""
-    weights = None if weights is None else weights.to(logits)
+    weight = None if weights is None else weights.to(logits)[labels]
     if logits.dim() > 1:
-        return nn.functional.cross_entropy(logits, labels, weight=weights)
-    weight = None if weights is None else weights[labels]
+        losses = nn.functional.cross_entropy(logits, labels, reduction="none")
+        # Not divided by the weights of the batch: in a small one a rare class would then count no more than another.
+        return (losses if weight is None else weight * losses).mean()
     return nn.functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), weight=weight)
 
 

@@ -84,7 +84,9 @@ class LeakageMonitor:
     schedule : Schedule
         Gives the end of each epoch, for longitudinal attacks.
     defended : bool
-        True if any defense is in force: then the undefended gradients are attacked as well.
+        True if any defense is in force.
+    changed : bool
+        True if one changes gradients: then those before the change are attacked as well.
     recorder : Recorder
         Recorder of all values.
     every : int
@@ -107,6 +109,7 @@ class LeakageMonitor:
         schedule: Schedule,
         *,
         defended: bool,
+        changed: bool = True,
         recorder: Recorder,
         every: int,
         memory: Path | None = None,
@@ -131,7 +134,7 @@ class LeakageMonitor:
         on_steps = [*stepwise, *longitudinal]
         self._sent = [self._view("monitor", party, on_steps, defended=defended) for party in parties]
         of_gradients = [attack for attack in stepwise if attack.sees == "gradients"]  # embeddings do not change
-        undefended = [*of_gradients, *longitudinal] if defended else []
+        undefended = [*of_gradients, *longitudinal] if defended and changed else []
         self._clean = [self._view("undefended", party, undefended, defended=False) for party in parties if undefended]
         self._attacks = bool(on_steps)
 

@@ -171,6 +171,7 @@ def build_monitor(
         base.audit_labels,
         schedule,
         defended=bool(strategy.chain()),
+        changed=strategy.changes_gradients,
         recorder=recorder or base.observer,
         every=base.config.cadence(schedule.steps),
         memory=context.memory,

@@ -39,6 +39,10 @@ class TrainedStrategy(Hooks, Protocol):
     def hook_targets(self) -> Sequence[TrainedStrategy]:
         """All strategies, innermost first."""
 
+    @property
+    def changes_gradients(self) -> bool:
+        """True if a defense changes gradients before they are sent."""
+
     def chain(self) -> Sequence[TrainedDefense]:
         """Return the defenses, outermost first."""
 

@@ -132,12 +132,12 @@ class Readers:
         The attacks that are run; each view gets instances of its own.
     views : Sequence[StackedView]
         The attacked views.
-    defended : NDArray
-        (R,) True for runs with a defense: only these have gradients other than the sent ones.
+    changed : NDArray
+        (R,) True for runs whose defense changes gradients: only these have others than the sent ones.
     """
 
-    def __init__(self, attacks: Sequence[RowAttack], views: Sequence[StackedView], defended: NDArray[np.bool_]) -> None:
-        self.attacks, self._defended = list(attacks), defended
+    def __init__(self, attacks: Sequence[RowAttack], views: Sequence[StackedView], changed: NDArray[np.bool_]) -> None:
+        self.attacks, self._changed = list(attacks), changed
         self.views = [replace(view, attacks=tuple(attack.fresh() for attack in attacks)) for view in views]
         self._pending: list[tuple[int, int, Tensor, list[NDArray[np.bool_]]]] = []
         self.most_hints = max((attack.hints for attack in attacks if HINTS in attack.needs), default=0)
@@ -197,7 +197,7 @@ class Readers:
             entries = iter(zip(values, known, strict=True))
             for view in self.views:
                 of_view = [next(entries) for _ in self.attacks]
-                of_runs = None if view.shows == SENT else self._defended
+                of_runs = None if view.shows == SENT else self._changed
                 for name in view.names:
                     for reading, (pair, possible) in zip(view.readings(name), of_view, strict=True):
                         for metric, value in zip(reading.metrics, pair, strict=True):

@@ -145,7 +145,7 @@ class StackedTraining:
         """Set up the readers: the gradients that are attacked, and the names of the records."""
         attacks = [attack for attack in self._base.step_attacks if isinstance(attack, RowAttack)]
         monitors = self._config.attack.monitor
-        defended = np.array([bool(member.strategy.chain()) for member in self._members])
+        changed = np.array([member.strategy.changes_gradients for member in self._members])
         layers = {party: self._config.attack.layers or ["cut", *self._watched[party]] for party in self._attackers}
         views: list[StackedView] = []
         for party in self._parties:
@@ -154,10 +154,10 @@ class StackedTraining:
             views += [StackedView((party,), layer, SENT, ("",)) for layer in layers.get(party, []) if layer != "cut"]
         groups = [tuple(members) for members in self._config.parties.coalitions(self._parties).values()]
         views += [StackedView(group, "cut", SENT, ("monitor",)) for group in groups if monitors]
-        if monitors and defended.any():
+        if monitors and changed.any():
             alone_and_groups = [*((party,) for party in self._parties), *groups]
             views += [StackedView(group, "cut", CLEAN, ("undefended",)) for group in alone_and_groups]
-        self._readers = Readers(attacks, views if attacks else [], defended)
+        self._readers = Readers(attacks, views if attacks else [], changed)
         self._layers = layers
         self._audit = self._base.audit_labels
 
@@ -392,7 +392,7 @@ class StackedTraining:
             bytes_down=bytes_down,
         )
         losses = self.records.of_epoch(LOSS, schedule.epochs, run)
-        readings = self._readings(bool(member.strategy.chain()))
+        readings = self._readings(member.strategy.changes_gradients)
         trained = Trained(
             self._share(self._top, self._top_optimizers, member.label.module, run),
             {
@@ -413,14 +413,14 @@ class StackedTraining:
         dropout = [generator.get_state() for generator in bound_generators(module)]
         return TrainedPart(stack.state_of(run), stack.optimizer_of(optimizers.state_dict(), run), dropout)
 
-    def _readings(self, defended: bool) -> tuple[dict[str, list[ViewResults]], list[list[ViewResults]]]:
+    def _readings(self, changed: bool) -> tuple[dict[str, list[ViewResults]], list[list[ViewResults]]]:
         """Return the readings of a run: those of each attacker, and of the monitor, in the order of their scorers."""
         views, attacks = self._readers.views, len(self._readers.attacks)
         seen: dict[str, list[ViewResults]] = {}
         for party, layers in self._layers.items():
             alone = {view.layer: view.readings("") for view in views if "" in view.names and view.parties == (party,)}
             seen[party] = [alone[layer][number] for number in range(attacks) for layer in layers]
-        names = ("monitor", "undefended") if defended else ("monitor",)
+        names = ("monitor", "undefended") if changed else ("monitor",)
         monitored = [view.readings(name) for name in names for view in self._groups(name)]
         return seen, monitored
 

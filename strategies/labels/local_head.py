@@ -20,6 +20,9 @@ from flower_vfl.strategies.labels.checks import check_task
 from flower_vfl.strategies.labels.label_dp import label_dependent_ends, rate_of
 from flower_vfl.strategies.labels.mechanisms import LABEL_MECHANISMS, FlippedLabels
 
+LARGEST_EMBEDDING = 1e6
+"""Larger numbers are cut off before the network that learns from true labels."""
+
 
 class LocalHead(Defense):
     """Gradients of randomised labels alone for feature parties, and predictions by a network that sends none.
@@ -119,11 +122,15 @@ class LocalHead(Defense):
         self._rows, self._local = rows, {}
 
     def embed(self, z: Tensor, *, party: str = "", train: bool = True) -> tuple[Tensor, Log]:
-        """Keep the embedding for the party's head; the network that predicts gets it without its graph."""
+        """Keep the embedding for the party's head; the network that predicts gets it without its graph.
+
+        It gets no number above `LARGEST_EMBEDDING`: with huge ones a party could let the loss of a true label, and of
+        no other, overflow, and see by the end of training which label it was.
+        """
         inner, log = self.strategy.embed(z, party=party, train=train)
         if train:
             self._local[party or next(iter(self.modules))] = inner
-        return inner.detach(), log
+        return inner.detach().clamp(-LARGEST_EMBEDDING, LARGEST_EMBEDDING), log
 
     def loss(self, logits: Tensor, labels: Tensor, z: Tensor) -> tuple[Tensor, Log]:
         """Add the losses of the parties' heads to that of the network that predicts.

@@ -253,3 +253,10 @@ def test_attacks_with_parameters_are_read_from_the_command_line(text, names):
     assert [attack.label.split("(")[0] for attack in make_attacks(config.attack.calls)] == [
         name.split("(")[0] for name in names
     ]
+
+
+def test_where_a_defense_changes_labels_alone_there_are_no_gradients_before_the_change():
+    """Those would be computed from changed labels, and show that the defense does nothing."""
+    given = toy_config(training={"epochs": 1}, attack={"names": ["norm"]}, defenses=[{"name": "label_dp", "flip": 0.3}])
+    monitored = [e for e in run(given, data=lambda _: toy_data()).summary["leakage"] if e["source"] == "monitor"]
+    assert {entry["defended"] for entry in monitored} == {True}

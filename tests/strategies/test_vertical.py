@@ -333,6 +333,16 @@ def test_class_weights_are_taken_from_the_prepared_labels():
     assert loss.item() == pytest.approx((weights * math.log(2)).mean().item(), rel=1e-6)
 
 
+def test_with_class_weights_a_rare_class_counts_the_same_in_a_small_batch_of_several_classes():
+    y = torch.tensor([0] * 80 + [1] * 10 + [2] * 10)
+    strategy = VerticalStrategy(nn.Linear(2, 3), y, config=toy_config(training={"class_weights": "balanced"}))
+    strategy.prepare_labels(y)
+    alone = [float(strategy.loss(torch.zeros(1, 3), y[row : row + 1], torch.zeros(1, 2))[0]) for row in (0, 80, 90)]
+    assert alone == pytest.approx([math.log(3) * 100 / (3 * count) for count in (80, 10, 10)], rel=1e-6)
+    whole, _ = strategy.loss(torch.zeros(100, 3), y, torch.zeros(100, 2))
+    assert whole.item() == pytest.approx(math.log(3), rel=1e-6)
+
+
 @pytest.mark.parametrize("on_leak", ["stop", "warn"])
 def test_the_leak_limit_stops_or_warns(on_leak, caplog):
     data = toy_data(rows=400)

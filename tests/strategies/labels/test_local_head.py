@@ -137,6 +137,16 @@ def test_a_partys_gradient_is_that_of_its_own_head_for_the_randomised_labels():
         torch.testing.assert_close(leaf.grad, own.grad, rtol=1e-5, atol=1e-9)
 
 
+@pytest.mark.parametrize("label", [0, 1])
+def test_huge_embeddings_do_not_show_a_true_label_by_the_end_of_training(label):
+    made = defense()
+    parts = [made.embed(torch.full((ROWS, width), 3e38), party=party)[0] for party, width in (("a", 8), ("b", 4))]
+    joined = torch.cat(parts, dim=1)
+    logits = made.base.top(joined)[:, 0]
+    predicting, _ = made.strategy.loss(logits, torch.full((ROWS,), label), joined)
+    assert torch.isfinite(predicting)
+
+
 def test_every_party_learns_from_its_own_head():
     """This holds in a training too, not only where a test calls the hooks."""
     data = toy_data(rows=200, test_rows=60, parties=3)
