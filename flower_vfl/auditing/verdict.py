@@ -318,14 +318,26 @@ def _party_verdict(result: Result, party: str, findings: Sequence[Finding], alar
 
 
 def _worst(party: str, kind: str, findings: Sequence[Finding], alarm: float) -> Finding | None:
-    """Return a party's largest finding of a kind; a significant one before all that are not.
+    """Return a party's largest finding of a kind.
+
+    A significant one comes before all that are not, and then one whose interval lies wholly above chance: it is no
+    alarm, and no all-clear.
 
     A group of parties can read everything that a member reads from its own gradients. The tests of members are counted
     already. A gain is relative to all data of the group without gradients: a member's gain may lie in another
     member's embeddings.
     """
     here = [finding for finding in findings if finding.kind == kind and _concerns(finding, party)]
-    return max(here, key=lambda finding: (finding.p_value <= alarm, finding.value), default=None)
+    return max(here, key=lambda one: (one.p_value <= alarm, _above_chance(one), one.value), default=None)
+
+
+def _above_chance(finding: Finding) -> bool:
+    """Return True if the 95 % interval of a reader's finding lies wholly above chance; single steps have none."""
+    if finding.kind == "practical":
+        return False
+    gain = finding.kind == "gain"
+    ends = finding.entry.get("advantage_interval95" if gain else "interval95")
+    return isinstance(ends, Sequence) and len(ends) == 2 and float(ends[0]) > (0.0 if gain else 0.5)
 
 
 def _concerns(finding: Finding, party: str) -> bool:

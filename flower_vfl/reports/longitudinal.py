@@ -46,13 +46,13 @@ class Remembered:
 
     @property
     def turned(self) -> bool:
-        """True if, over all epochs, the largest leak is that of the scores with reversed sign."""
-        return 1.0 - min(self.values) > max(self.values)
+        """True if, after the last epoch, the scores with reversed sign read more."""
+        return self.values[-1] < 0.5
 
     @property
     def leaks(self) -> Sequence[float]:
-        """Leak after each of the epochs: the values, or those of the scores with reversed sign."""
-        return [1.0 - value for value in self.values] if self.turned else self.values
+        """Leak after each of the epochs, of the scores or of those with reversed sign: an attack guesses its side."""
+        return [max(value, 1.0 - value) for value in self.values]
 
     @property
     def first(self) -> float:
@@ -68,6 +68,12 @@ class Remembered:
     def name(self) -> str:
         """The attack's label and, where several classes were compared, the one that it reads most clearly."""
         return f"{label_of(self.entry)}{self.of_class}"
+
+    @property
+    def people(self) -> str:
+        """The people whose labels are read, in words: all, or the sample that the label party follows."""
+        rows = self.entry.get("rows")
+        return f"{rows:,} people" if isinstance(rows, int) else "all people"
 
     @property
     def knows(self) -> str:

@@ -55,6 +55,20 @@ def test_p_value_of_a_difference_is_small_only_where_the_first_auc_is_larger():
     assert auc_difference(a + y, b, y).p_value < 1e-6 < 0.999 < auc_difference(b, a + y, y).p_value
 
 
+def test_p_value_of_few_positives_rejects_chance_at_its_rate():
+    """Normal quantiles would reject 300 of these 4000."""
+    rng, y = np.random.default_rng(0), np.repeat([1, 0], [5, 50])
+    rejected = sum(auc_difference(rng.normal(size=55), np.zeros(55), y).p_value <= 0.05 for _ in range(4000))
+    assert 150 <= rejected <= 250  # 200 expected; outside with probability 3e-4
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(2, 0.25), (10, 0.5**10)])
+def test_p_value_of_a_perfect_score_is_that_of_its_pairs_of_rows(rows, expected):
+    y = np.repeat([0, 1], rows)
+    assert auc_difference(y, np.zeros(2 * rows), y).p_value == expected
+    assert auc_difference(-y, np.zeros(2 * rows), y).p_value == 1.0 - expected
+
+
 def test_one_row_of_a_class_gives_no_difference():
     assert auc_difference([1, 2, 3], [1, 2, 3], [0, 0, 1]) is None
 

@@ -247,6 +247,16 @@ def test_a_learned_reader_that_reads_most_is_the_strongest_attack_found(attack, 
     assert f"{attack}(k=8)" in text_of(folder)
 
 
+def test_a_reader_that_changes_its_side_reads_all_labels_until_the_end(longitudinal_attacks, capsys):
+    """0 and 1 both read every label; an attack without labels guesses anew which side is positive."""
+    folder = longitudinal_attacks([entry_of("remembered_direction", [1.0, 0.9, 0.0])])
+    found = strongest(load_run(folder).result)
+    assert (found.first, found.last, found.turned) == (1.0, 1.0, True)
+    assert "of 1.000 after epoch 3 (remembered_direction, its scores turned around)" in text_of(folder)
+    print_results([json.loads((folder / "result.json").read_text())])
+    assert "reads 1.000 after epoch 1, 1.000 after epoch 3 (turned around)" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_reader_that_is_wrong_is_the_strongest_where_turned_around_it_reads_most(longitudinal_attacks, capsys):
     wrong = entry_of("remembered_hint", [0.4, 0.2, 0.06])
     folder = longitudinal_attacks([*(entry_of(*pair) for pair in LEAKS.items()), wrong])
