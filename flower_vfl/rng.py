@@ -213,13 +213,13 @@ class Secret:
         import torch
 
         generator = torch.Generator(device=device).manual_seed(self.seed(*purpose))
-        if generator.device.type == "cpu":
-            state = generator.get_state()
-            words = state.numpy().view("<u8")[_MT19937_WORDS]
+        state = generator.get_state().numpy()
+        if len(state) >= 8 * _MT19937_WORDS.stop:  # else that of CUDA
+            words = state.view("<u8")[_MT19937_WORDS]
             if words[0] != self.seed(*purpose) % 2**32:
                 raise RuntimeError("this version of torch stores the state of its CPU generator in another way")
             words[:] = self.keystream(*purpose, "mt19937").words(len(words)) >> np.uint64(32)
-            generator.set_state(state)
+            generator.set_state(torch.from_numpy(state))
         return generator
 
     def __repr__(self) -> str:

@@ -26,14 +26,8 @@ LABEL = "label"
 CHECKPOINTS = "checkpoints"
 _RESUME_FILES = ("secret-*", "step-*", "received*", "memory-*")
 _CONNECTION = ("host", "advertise", "port", "connect_timeout", "step_timeout", "reconnect_timeout", "rejoin_timeout")
-MAY_CHANGE = (
-    *("sinks", "metrics_port", "baselines", "checkpoint.keep", "data.path"),
-    *(f"transport.{name}" for name in _CONNECTION),
-)
-"""Settings that may change when an interrupted run goes on: none of them changes the computation.
-
-A folder of data may be moved: a digest of its content is compared.
-"""
+MAY_CHANGE = ("sinks", "metrics_port", "baselines", "checkpoint.keep", *(f"transport.{name}" for name in _CONNECTION))
+"""Settings that may change when an interrupted run goes on: none of them changes the computation."""
 
 
 @dataclass(frozen=True)
@@ -146,10 +140,11 @@ class PartyStorage:
         another secret a resumed run would draw labels and noise a second time, so its fingerprint must be the same.
         """
         alignment = dataset.alignment
+        anywhere = config.data.model_copy(update={"path": ""})  # a digest of the content is compared instead
         facts = {
             "party": self.party,
             "training": self.training,
-            SETTINGS: config_digest(config),
+            SETTINGS: config_digest(config.model_copy(update={"data": anywhere})),
             "alignment": f"{alignment.rows} + {alignment.test_rows} rows {alignment.digest}",
             DATA: content_digest(dataset, columns, labels=labels),
             SECRET: secret.fingerprint,

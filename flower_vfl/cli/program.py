@@ -59,8 +59,6 @@ for _name, _command in _COMMANDS.items():
 app.add_typer(data_app, name="data")
 
 _INTERRUPTED = 130
-_MEASURING = frozenset({"demo", "run", "sweep", "tune"})
-"""Commands whose measurements are kept when they are interrupted."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -113,8 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise
     if code == _INTERRUPTED:  # typer returns the same code for a KeyboardInterrupt
         words, code = ("terminated", 128 + signals[0]) if signals else ("interrupted", code)
-        measures = _MEASURING & set((sys.argv[1:] if arguments is None else list(arguments))[:1])
-        _fail(f"{words}; what was measured is kept" if measures else words, code)
+        _fail(words, code)
     sys.exit(code if isinstance(code, int) else 0)
 
 

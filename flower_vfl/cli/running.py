@@ -108,7 +108,7 @@ def _resume_hint(command: str, source: str, folder: Path, options: Sequence[str]
 
 def _print_resume_command(command: str, source: str | Path, folder: Path, options: Sequence[str]) -> None:
     words = ["flower-vfl", command, *filter(None, [str(source)]), "--out", str(folder), "--resume", *options]
-    typer.echo(f"it goes on with: {shlex.join(words)}", err=True)
+    typer.echo(f"what was measured is kept; it goes on with: {shlex.join(words)}", err=True)
 
 
 def _repeated(option: str, values: Sequence[str] | None) -> list[str]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -32,6 +34,8 @@ from flower_vfl.config.schema import (
 )
 from flower_vfl.config.section import Section, require_plain
 from flower_vfl.errors import MOST_NAMES, ConfigError, nearest, plain_reason, suggestion
+
+_log = logging.getLogger(__name__)
 
 _PRESETS = files("flower_vfl") / "simulations" / "presets"
 
@@ -332,7 +336,10 @@ def explain(error: ValidationError, model: type[BaseModel] = Config) -> str:
     for problem in error.errors():
         path = ".".join(str(part) for part in problem["loc"]) or "configuration"
         if problem["type"] == "extra_forbidden":
-            lines.append(f"{path}: there is no such key; {_key_hint(path, leaf_paths(model))}")
+            leaves = leaf_paths(model)
+            near = get_close_matches(path, {name.split(".")[0] for name in leaves if "." in name}, n=1, cutoff=0.8)
+            meant = f"did you mean [{near[0]}]?" if near else _key_hint(path, leaves)
+            lines.append(f"{path}: there is no such key; {meant}")
         else:
             given = "" if problem["type"] == "value_error" and not problem["loc"] else f", given {problem['input']!r}"
             lines.append(f"{path}: {plain_reason(problem['msg'])}{given}")
@@ -383,11 +390,6 @@ def read_source(
         Terms for such a preset and such a file, for messages.
     folders : bool
         True if a folder of prepared data can be given, too, for messages.
-
-    Returns
-    -------
-    tuple
-        The text, and the values in it.
 
     Raises
     ------
@@ -442,7 +444,10 @@ def load_config(source: str, overrides: Mapping[str, Any] | None = None) -> Conf
     if source in sweep_names():
         raise ConfigError(f"{source!r} is a sweep, many runs: flower-vfl sweep {source}")
     _, values = read_source(source, preset_names(), preset="preset", file="configuration file")
-    return build_config(values, overrides)
+    config = build_config(values, overrides)
+    if source.endswith(".toml") and not any(key.startswith("data") for key in (*values, *(overrides or {}))):
+        _log.warning("%s has no [data], so it is about %s, the default", source, config.data.name)
+    return config
 
 
 def _name_of(manifest: Path) -> str:

@@ -44,7 +44,7 @@ class ReplayGuard:
     known : bool
         True if the file is read, for a resumed run; otherwise it is overwritten.
     limited : str
-        What counts each step once; empty for nothing.
+        The limit or the proof that counts each step once; empty for none.
     """
 
     def __init__(self, defenses: Sequence[TrainedDefense], path: Path, *, known: bool, limited: str = "") -> None:

@@ -106,7 +106,8 @@ class CostGroup:
         """Data and defenses, in words."""
         config = self.trials[0].config
         names = ", ".join(str(entry["name"]) for entry in config.defenses) or "no defense"
-        return f"{config.data.name}, {config.model.network}, batch {config.training.batch_size}: {names}"
+        size = config.training.batch_size or "auto"  # of one's own tables, from their number of rows
+        return f"{config.data.name}, {config.model.network}, batch {size}: {names}"
 
     @property
     def seconds(self) -> list[float]:

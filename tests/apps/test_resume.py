@@ -16,6 +16,7 @@ from flower_vfl.checkpoint import read_committed
 from flower_vfl.config import Config, leaf_paths
 from flower_vfl.data.store.memory import MemoryData
 from flower_vfl.errors import ConfigError, DataError, OutputExistsError, PartyError, ProtocolError
+from flower_vfl.rng import Secret
 from flower_vfl.simulations.flower_engine import in_processes, run_flower
 from flower_vfl.simulations.running import run_here, run_observed
 from flower_vfl.strategies import Observer
@@ -121,11 +122,16 @@ def test_the_same_values_in_new_files_are_the_same_data(begun, tmp_path):
     assert again.summary["weights"] == whole.summary["weights"]
 
 
-def test_a_folder_of_the_same_data_may_be_moved(begun, tmp_path):
-    moved = (tmp_path / "raw").rename(tmp_path / "moved")
-    data = begun.data.model_copy(update={"path": str(moved)})
-    again = run(begun.model_copy(update={"data": data}), out=tmp_path / "run", resume=True)
-    assert again.summary["status"] == "finished"
+def test_a_folder_of_the_same_data_may_be_moved_at_a_partys_host(tmp_path):
+    storage, data, secret = PartyStorage(tmp_path, "a", "0" * 32), toy_data(), Secret(b"x" * 32, "file")
+
+    def store(**changes):
+        return storage.store(toy_config(data={"path": "/srv/old", **changes}), data, "a", secret)
+
+    store().save(3, {"step": 3})
+    assert store(path="/mnt/new").load(3) == {"step": 3}
+    with pytest.raises(DataError, match="training with other settings: the run config, or what --node-config says"):
+        store(name="synthetic").load(3)
 
 
 def test_a_users_own_class_of_data_may_give_a_digest_of_its_content(tmp_path):

@@ -173,13 +173,25 @@ def join_ids(ids: Mapping[str, pa.Array], how: Join, column: str = "") -> list[s
     if not shared:
         forms = ", ".join(f"{_form(values.drop_null())!r} in {file}" for file, values in ids.items())
         cure = ", or name the column of the ID in the option id" if column else ""
-        alike = len(set.intersection(*(set(pc.utf8_lower(values.drop_null()).to_pylist()) for values in ids.values())))
+        alike = _shared_in_lower_case(ids)
         case = f"{alike} would be if upper and lower case were the same. " if alike else ""
         raise DataError(
             f"no ID is in all of {', '.join(ids)}. {case}Most IDs look like {forms} (9: any digit, a: any letter, "
             f"A: any capital letter); write them in one form in all files{cure}"
         )
+    if column and any(len(values) > len(shared) for values in ids.values()):
+        alike = _shared_in_lower_case(ids)
+        if alike > len(shared):
+            _log.warning(
+                "only %d of the IDs are in all of %s, but %d would be if upper and lower case were the same; write "
+                "them in one form",
+                *(len(shared), ", ".join(ids), alike),
+            )
     return sorted(shared)
+
+
+def _shared_in_lower_case(ids: Mapping[str, pa.Array]) -> int:
+    return len(set.intersection(*(set(pc.utf8_lower(values.drop_null()).to_pylist()) for values in ids.values())))
 
 
 def _check_padded(ids: Mapping[str, pa.Array], shared: int, column: str) -> None:

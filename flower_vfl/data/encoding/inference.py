@@ -119,8 +119,8 @@ class _Column:
         self.rows = rows[np.asarray(values.is_valid())]
         self.known = values.drop_null()
         self.different = pc.unique(self.known) if not pa.types.is_nested(values.type) else self.known
-        self._numbers = ""
-        """Why the column is none of numbers although most of its values are; empty otherwise."""
+        self._almost = ""
+        """Why the column is none of numbers or dates although most of its values are; empty otherwise."""
 
     def reading(self, dtype: str, decimal: str) -> ColumnFormat:
         """Return the format of the column, from the user's kind or inferred from its values."""
@@ -212,7 +212,7 @@ class _Column:
             self._refuse_almost(others, f"numbers{f' ({style.words})' if style.words else ''}")
             if others.mean() <= 1.0 - _MOSTLY:
                 other = self.known[int(others.argmax())].as_py()
-                self._numbers = (
+                self._almost = (
                     f"{1.0 - others.mean():.0%} of its values are numbers, others such as {other!r} are not; if these "
                     f"stand for a missing value, name them: {option_line('missing_values', [other])}"
                 )
@@ -233,7 +233,9 @@ class _Column:
         if 1.0 - number / len(bad) >= _ALMOST_ALL:
             first = min(np.flatnonzero(bad), key=lambda place: int(self.rows[place]))
             given = self.known[int(first)].as_py()
-            cure = set_options(("missing_values", [given]), (f"dtype.{self.name}", "category"))
+            same = len(pc.unique(self.known.filter(pa.array(bad)))) == 1
+            missing = [("missing_values", [given])] if same else []
+            cure = set_options(*missing, (f"dtype.{self.name}", "category"))
             raise DataError(
                 f"{self.file}: column {self.name!r} is {what} but for {number} of {len(bad)} training rows, the first "
                 f"in {named_rows(self.file, [int(self.rows[first])])}, {given!r}; correct them, or set {cure}"
@@ -254,11 +256,21 @@ class _Column:
                     f"{self.file}: column {self.name!r} holds {self.known[int(bad.argmax())].as_py()!r}, which reads "
                     f"as none of the dates that are known; give their format, as in {cure}"
                 )
+            self._almost = self._almost or self._several_formats(fitting[0])
             return None
         text = fitting[0] if len(fitting) == 1 else self._constant_day(fitting)
         if "%y" in text:
             self._warn_of_short_years(text)
         return self._dates(text, "; ".join(filter(None, [why, f"dates, {text}" if "%Y" in text else text])))
+
+    def _several_formats(self, best: str) -> str:
+        """Return why dates in several formats are not read as dates; empty if the texts are none."""
+        unread = [read_dates(self.different, text)[1] for text in FORMATS]
+        if np.logical_and.reduce(unread).mean() > 1.0 - _ALMOST_ALL:
+            return ""
+        bad = read_dates(self.different, best)[1]
+        first, other = (self.different[int(place)].as_py() for place in (bad.argmin(), bad.argmax()))
+        return f"dates in several formats, such as {first!r} and {other!r}: write them in one"
 
     def _warn_of_short_years(self, text: str) -> None:
         latest = float(np.nanmax(read_dates(self.different, text)[0]))
@@ -302,7 +314,7 @@ class _Column:
         alone = pc.sum(pc.equal(counts, 1)).as_py() / rows
         texts = is_text(self.values)
         words = pc.mean(pc.add(pc.count_substring_regex(self.different, r"\s+"), 1)).as_py() if texts else 1
-        mixed = "" if why else mixed_notations(self.name, self.different, decimal) or self._numbers
+        mixed = "" if why else mixed_notations(self.name, self.different, decimal) or self._almost
         if rows >= _LEAST_ROWS and words >= _FREE_TEXT_WORDS and 2 * len(self.different) > rows:
             return ColumnFormat(self.name, "ignore", mixed or f"free text, {words:.0f} words on average")
         if rows >= _LEAST_ROWS and alone >= _UNIQUE_SHARE:

@@ -1,4 +1,4 @@
-"""Numbers as texts: decimal commas, thousands in groups, currencies, percent, negatives as in accounting."""
+"""Numbers as texts: decimal commas, thousands in groups, currencies, percent, units, negatives as in accounting."""
 
 from __future__ import annotations
 
@@ -17,12 +17,17 @@ from flower_vfl.data.encoding.values import parse_numbers
 
 SIGNS = ("%", "€", "$", "£", "¥", "₹", "EUR", "USD", "GBP", "CHF", "JPY", "INR")
 """Signs that may stand before or behind a number."""
+_CURRENCIES = SIGNS[1:]
 
 _NAMED = {",": "decimal comma", ".": "decimal point"}
 _GROUPS = {",": "commas", ".": "points", " ": "spaces", "'": "apostrophes"}
 _SIGN = "|".join(re.escape(sign) for sign in SIGNS)
 _AFFIXED = re.compile(rf"^[-+(]?\s*({_SIGN})?\s*[-+]?\s*[0-9.,' ]*[0-9][0-9.,' ]*\s*({_SIGN})?\s*\)?\s*-?$")
+_UNIT = re.compile(r"^[-+(]?\s*(?!0[0-9])[0-9.,' ]*[0-9][.,]?\s*((?:[^\W\d_]|[°µ/²³·]){1,12})\s*\)?$")
+_ZERO = re.compile(r"^[-+]?0+([.,]0*)?$")
 _SAMPLE = 2000
+_MOST_UNITS, _MANY_VALUES = 3, 20
+"""From how many values on 2 to 3 units look like a number with units, and not like names of categories."""
 _ALMOST_ALL = 0.95
 """Share of texts that are numbers from which a column looks like numbers."""
 
@@ -38,7 +43,8 @@ class NumberStyle:
     thousands : {"", ",", ".", " ", "'"}
         Mark between groups of three digits; "" where there are no groups.
     sign : str
-        One of `SIGNS`, before or behind each number except zeros; "" for none. Currencies may be missing, "%" not.
+        One of `SIGNS` before or behind each number except zeros, or a unit behind it, such as kg; "" for none.
+        Currencies may be missing; "%" and units may not.
     """
 
     decimal: str = "."
@@ -80,8 +86,8 @@ class NumberStyle:
         found = pc.replace_substring(number, self.decimal, ".").cast(pa.float64())
         read = np.asarray(found.to_numpy(zero_copy_only=False), np.float64)
         bad = ~np.isfinite(read) & ~absent
-        if self.sign == "%":  # 12 % and 0.12 would be read as 12 and 0.12
-            unsigned = pc.equal(pc.find_substring(whole, "%"), -1).fill_null(False)
+        if self.sign and self.sign not in _CURRENCIES:  # 12 % and 0.12, or 3k and 800, are in different units
+            unsigned = pc.equal(pc.find_substring(whole, self.sign), -1).fill_null(False)
             bad |= unsigned.to_numpy(zero_copy_only=False) & (read != 0.0)
         return read, bad
 
@@ -110,13 +116,26 @@ def normal(values: pa.Array) -> pa.Array:
 
 
 def signs(values: pa.Array) -> set[str]:
-    """Return the signs beside the numbers in texts (N,); only the first `_SAMPLE` texts are read."""
+    """Return the signs beside the numbers in texts (N,), or their common unit; only `_SAMPLE` texts are read."""
     found: set[str] = set()
     for value in normal(values.slice(0, _SAMPLE)).to_pylist():
         match = _AFFIXED.match(value or "")
         if match:
             found.update(filter(None, match.groups()))
-    return found
+    return found or (set(shared) if len(shared := units(values)) == 1 else set())
+
+
+def units(values: pa.Array) -> list[str]:
+    """Return the units of texts (N,) that are nearly all numbers with a unit of letters, sorted; else an empty list.
+
+    Examples
+    --------
+    >>> units(pa.array(["71 kg", "80.5 kg"])), units(pa.array(["2 kg", "900 g"])), units(pa.array(["A1", "B2"]))
+    (['kg'], ['g', 'kg'], [])
+    """
+    texts = [value for value in normal(values.slice(0, _SAMPLE)).to_pylist() if value and not _ZERO.match(value)]
+    known = [match.group(1) for match in map(_UNIT.match, texts) if match]
+    return sorted(set(known)) if known and len(known) >= _ALMOST_ALL * len(texts) else []
 
 
 def styles(values: pa.Array, decimal: str = "") -> list[tuple[NumberStyle, int]]:
@@ -164,6 +183,11 @@ def mixed_notations(name: str, values: pa.Array, decimal: str = "") -> str:
     ''
     """
     values = values.slice(0, _SAMPLE)
+    if len(values) > _MANY_VALUES and 1 < len(several := units(values)) <= _MOST_UNITS:
+        return (
+            f"numbers with different units: {', '.join(several)}, such as {values[0].as_py()!r}: write them in one, or "
+            f"{option_line(f'dtype.{name}', 'category')} keeps them as categories"
+        )
     found = sorted(signs(values))
     read = [~style.parse(values)[1] for sign in ["", *found] for style in _known([".", ","], sign)]
     numbers = np.logical_or.reduce(read)

@@ -101,7 +101,10 @@ class ColumnFormat:
         if bad.any():
             row = int(bad.argmax())
             given = values[row].as_py()
-            cure = set_options(("missing_values", [str(given)]), (f"dtype.{self.name}", "category"))
+            # A value with digits is one in another notation, rather than a word for a missing one.
+            word = not any(character.isdigit() for character in str(given))
+            missing = [("missing_values", [str(given)])] if word else []
+            cure = set_options(*missing, (f"dtype.{self.name}", "category"))
             raise DataError(
                 f"{place.file}: column {place.column!r}, {named_rows(place.file, [row])} holds {given!r}, {needed} is "
                 f"needed; training rows were taken for that ({self.why}). Correct it, or prepare the data again with "

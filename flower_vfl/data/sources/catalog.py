@@ -23,7 +23,7 @@ from flower_vfl.errors import ConfigError, DataError, OutputExistsError, lookup
 
 _log = logging.getLogger(__name__)
 _WAIT_SECONDS = 0.5
-_REVISION = 6
+_REVISION = 7
 """Number of changes of the content of prepared folders since their layout's schema; cached folders of an earlier
 revision are prepared again."""
 

@@ -88,7 +88,7 @@ class FilesOptions(Options):
             raise ValueError(f"{self.id!r} is the column of the ID, which cannot be the label; name another in label")
         for column, given in self.dtype.items():
             kind, _, text = given.partition(":")
-            if kind not in (*COLUMN_KINDS, "integer") or (text and kind != "date"):
+            if kind not in (*COLUMN_KINDS, *(["integer"] if column == self.id else [])) or (text and kind != "date"):
                 raise ValueError(
                     f"dtype of column {column!r} is one of {', '.join(COLUMN_KINDS)}, or date:FORMAT; given {given!r}"
                 )

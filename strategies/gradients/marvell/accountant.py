@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,10 @@ from torch import Tensor
 from flower_vfl.metrics import EpochRelease, together
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.strategies.gradients.deviation_correlation import DeviationCorrelation, deviations, take_in
+from flower_vfl.strategies.gradients.marvell.chains import Chains
 from flower_vfl.strategies.gradients.marvell.estimates import TwoClassModel
 from flower_vfl.strategies.gradients.marvell.solver import NoiseSpectrum
 from flower_vfl.strategies.gradients.units import beside, working
-
-_NUMBERS = ("distance", "u", "v", "along_neg", "along_pos", "across_neg", "across_pos")
-"""Square of the means' distance, variances of clean gradients, and inverses of the variances of what is sent."""
-
-_LEAST_VARIANCE = 1e-12
-"""Variance, in units of the mean square row, below which a every divergence is as good as infinite."""
 
 LARGEST_DIRECTIONS = 400
 """Number of rows of the largest inverted matrix, epochs times directions: some 20 epochs, 30 ms."""
@@ -40,14 +36,10 @@ def accounted_epochs(width: int) -> int:
 
 
 class IsotropicAccountant:
-    """An accountant with one `EpochRelease` an epoch: the mean over its batches, in units of its root mean square row.
+    """An accountant of random sequences of batches, one of each epoch (`Chains`), each in units of its own rows.
 
-    The variances of what is sent are averaged by their inverses, which the divergence follows: a batch of small
-    gradients with much noise does not hide others that have little.
-
-    Where batches differ, the divergence of their mean is below the mean of their divergences: a batch of small
-    gradients with much noise hides others that have little. The joint divergence of all epochs is multiplied by the
-    ratio of the two, summed over the epochs; with fresh deviations it is then exactly the sum of the means.
+    The divergence of a sequence is that of its single batches and what these reveal together. The first is known for
+    all batches; only the second is averaged over the sequences.
 
     The correlation of an example's deviations across epochs is measured on a sample of rows (`DeviationCorrelation`).
     Everything is computed from labels and stays at the label party.
@@ -65,10 +57,13 @@ class IsotropicAccountant:
         self._recurrence = DeviationCorrelation(labels)
         self.largest = 0.0
         """The largest divergence so far, of a step and of all releases of a row; inf where it is unknown."""
-        self._releases: list[EpochRelease] = []
-        self._divergences: list[tuple[float, float]] = []  # of the mean release of each epoch; mean over its batches
-        self._batches, self._sums, self._total = 0, np.zeros(len(_NUMBERS)), 0.0
-        self._direction = torch.zeros(0, dtype=torch.float64)
+        self._begin(0)
+
+    def _begin(self, width: int) -> None:
+        """Begin with gradients of this width; earlier ones of another width have no deviations in common with them."""
+        self._chains = Chains[EpochRelease]()
+        self._means: list[float] = []  # of the divergences of an epoch's batches
+        self._batches, self._total, self._width = 0, 0.0, width
 
     def add(
         self, classes: TwoClassModel, spectrum: NoiseSpectrum[float], g: Tensor, y: Tensor, rows: Rows | None
@@ -82,16 +77,12 @@ class IsotropicAccountant:
         self.note(spectrum)
         if classes.rms <= 0.0:
             return False
-        square = classes.rms**2
-        noise = np.array([spectrum.lam1_neg, spectrum.lam1_pos, spectrum.lam2_neg, spectrum.lam2_pos])
-        sent = (noise + [classes.u, classes.v] * 2) / square
-        self._sums[:3] += np.array([classes.g, classes.u, classes.v]) / square
-        self._sums[3:] += 1.0 / np.maximum(sent, _LEAST_VARIANCE)
-        pointing = classes.direction.double() * math.sqrt(classes.g / square)
-        self._direction = pointing + self._direction if self._direction.shape == pointing.shape else pointing
-        self._batches += 1
+        if classes.d != self._width:
+            self._begin(classes.d)
         self._total += spectrum.sum_kl
-        return rows is not None and self._repeats and len(self._releases) < accounted_epochs(classes.d)
+        self._batches += 1
+        self._chains.add(partial(_release, classes, spectrum))
+        return rows is not None and self._repeats and len(self._means) < accounted_epochs(classes.d)
 
     def note(self, spectrum: NoiseSpectrum[float]) -> None:
         """Update `largest` by the divergence that a batch's noise leaves, also for a batch without an estimate."""
@@ -106,32 +97,13 @@ class IsotropicAccountant:
         if not self._batches:
             self.largest = math.inf
             return {}
-        numbers = dict(zip(_NUMBERS, (self._sums / self._batches).tolist(), strict=True))
-        direction = self._direction.numpy()
-        length, first = float(np.linalg.norm(direction)), np.eye(1, len(direction))[0]
-        spread = (numbers["u"], numbers["v"])
-        along, across = (
-            [
-                max(1.0 / numbers[f"{where}_{label}"] - own, 0.0)
-                for label, own in zip(("neg", "pos"), spread, strict=True)
-            ]
-            for where in ("along", "across")
-        )
-        release = EpochRelease(
-            direction / length if length > 0.0 else first,
-            math.sqrt(numbers["distance"]),
-            spread,
-            (max(along[0], across[0]), max(along[1], across[1])),
-            (across[0], across[1]),
-        )
-        fits = [old for old in self._releases if self._repeats and old.direction.shape == release.direction.shape]
-        self._releases = [*fits, release]
-        count = len(self._releases)
-        own, mean = together([release], rho=rho, kept=1.0).sum_kl(), self._total / self._batches
-        self._divergences = [*self._divergences[: count - 1], (own, max(own, mean))]
-        self._batches, self._sums, self._total = 0, np.zeros(len(_NUMBERS)), 0.0
-        self._direction = torch.zeros(0, dtype=torch.float64)
-        if count > accounted_epochs(len(direction)):
+        if not self._repeats:
+            self._chains.forget()
+            self._means = []
+        self._chains.end_epoch()
+        self._means.append(self._total / self._batches)
+        self._batches, self._total, count = 0, 0.0, len(self._means)
+        if count > accounted_epochs(self._width):
             self.largest = math.inf
             return {}
         self._recurrence.end_epoch()
@@ -139,42 +111,58 @@ class IsotropicAccountant:
         if kept is None:
             self.largest = math.inf
             return {}
-        of_means, of_batches = map(sum, zip(*self._divergences, strict=True))
-        found = together(self._releases, rho=rho, kept=kept).sum_kl()
-        found *= of_batches / of_means if 0.0 < of_means < math.inf else 1.0
+        found = max(0.0, sum(self._means) + self._together(rho, kept)) if count > 1 else self._means[0]
         self.largest = max(self.largest, found)
         return {"sum_kl": found, "kept": float(kept[:, -1, -2].mean()) if count > 1 else 0.0}
 
+    def _together(self, rho: float, kept: NDArray[np.float64]) -> float:
+        """Return the mean divergence of a sequence less those of its batches; inf where that is."""
+        found = [
+            together(chain, rho=rho, kept=kept).sum_kl()
+            - sum(together([one], rho=rho, kept=1.0).sum_kl() for one in chain)
+            for chain in self._chains.sequences
+        ]
+        return float(np.mean(found)) if np.isfinite(found).all() else math.inf
+
     def state(self) -> dict[str, Any]:
         """Return the state as plain values and tensors."""
-        fields = ("direction", "distance", "spread", "along", "across")
-        releases = [{name: getattr(release, name) for name in fields} for release in self._releases]
         return {
-            "releases": [{**one, "direction": torch.from_numpy(one["direction"])} for one in releases],
-            "batches": self._batches,
-            "sums": torch.from_numpy(self._sums.copy()),
-            "total": self._total,
-            "divergences": list(self._divergences),
-            "direction": self._direction.clone(),
+            "chains": self._chains.state(_to_tensors),
+            "means": list(self._means),
+            "numbers": [self._batches, self._total, self._width],
             "recurrence": self._recurrence.state(),
             "largest": self.largest,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `state` returned."""
-        self._releases = [
-            EpochRelease(
-                one["direction"].numpy(),
-                one["distance"],
-                *((one[name][0], one[name][1]) for name in ("spread", "along", "across")),
-            )
-            for one in state["releases"]
-        ]
-        self._batches, self._total = state["batches"], state["total"]
-        self._divergences = [(own, mean) for own, mean in state["divergences"]]
-        self._sums, self._direction = state["sums"].numpy().copy(), state["direction"].clone()
+        self._chains.restore(state["chains"], _from_tensors)
+        self._means = list(state["means"])
+        self._batches, self._total, self._width = state["numbers"]
         self._recurrence.restore(state["recurrence"])
         self.largest = state["largest"]
+
+
+def _release(classes: TwoClassModel, spectrum: NoiseSpectrum[float]) -> EpochRelease:
+    """Return the release of a batch, in units of its root mean square row."""
+    square = classes.rms**2
+    direction = classes.direction.double().cpu().numpy()
+    if not np.linalg.norm(direction) > 0.5:  # the means coincide
+        direction = np.eye(1, len(direction))[0]
+    across = (spectrum.lam2_neg / square, spectrum.lam2_pos / square)
+    along = (max(spectrum.lam1_neg / square, across[0]), max(spectrum.lam1_pos / square, across[1]))
+    spread = (classes.u / square, classes.v / square)
+    return EpochRelease(direction, math.sqrt(classes.g / square), spread, along, across)
+
+
+def _to_tensors(one: EpochRelease) -> dict[str, Any]:
+    numbers = {name: getattr(one, name) for name in ("distance", "spread", "along", "across")}
+    return {**numbers, "direction": torch.from_numpy(one.direction)}
+
+
+def _from_tensors(state: Mapping[str, Any]) -> EpochRelease:
+    pairs = ((state[name][0], state[name][1]) for name in ("spread", "along", "across"))
+    return EpochRelease(state["direction"].numpy(), state["distance"], *pairs)
 
 
 def take_in_batches(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,12 @@ from torch import Tensor
 from flower_vfl.metrics import ShapedRelease, together_shaped
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.strategies.gradients.deviation_correlation import DeviationCorrelation
+from flower_vfl.strategies.gradients.marvell.chains import Chains
 from flower_vfl.strategies.gradients.marvell.full_noise import FullNoise, Pair
 from flower_vfl.strategies.gradients.units import working
 
 LARGEST_COVARIANCE = 640
 """Number of rows of the largest inverted matrix, epochs times width: 20 epochs of 32 numbers, some seconds."""
-
-CHAINS = 8
-"""Number of sequences of batches, one an epoch, over which the divergence is averaged."""
 
 
 def accounted_epochs(width: int) -> int:
@@ -35,10 +33,6 @@ def accounted_epochs(width: int) -> int:
     (20, 5, 1)
     """
     return max(1, LARGEST_COVARIANCE // max(width, 1))
-
-
-PLACES_AT_ONCE = 64
-"""Number of batches whose places are drawn at once: between two training steps a generator takes ten times as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +85,7 @@ def _symmetric_root(noise: FullNoise) -> NDArray[np.float64]:
 
 
 class FullAccountant:
-    """An accountant that keeps `CHAINS` random batches of each epoch, and joins one of each epoch to a sequence.
-
-    A row occurs in one batch of each epoch, and these batches are as random as the sequences: the mean of their
-    divergences is that of a row's releases together with the identity of its batches.
+    """An accountant of random sequences of batches, one of each epoch (`Chains`).
 
     The correlation of an example's deviations across epochs, direction by direction, is measured on a sample
     of rows (`DeviationCorrelation`). All of it is computed from labels and stays at the label party.
@@ -114,8 +105,7 @@ class FullAccountant:
         """The largest divergence so far, of a step and of all releases of a row; inf where it is unknown."""
         self._repeats, self._one_epoch = repeats, one_epoch
         self._recurrence = DeviationCorrelation(labels)
-        self._chains: list[list[ShapedRelease]] = [[] for _ in range(CHAINS)]
-        self._drawn: list[Callable[[], ShapedRelease]] = []  # most are replaced before the epoch ends
+        self._chains = Chains[ShapedRelease]()
         self._epochs, self._batches, self._total, self._width = 0, 0, 0.0, 0
 
     def add(self, pair: Pair, parts: Sequence[PartNoise], left: float, g: Tensor, y: Tensor, rows: Rows | None) -> None:
@@ -126,11 +116,7 @@ class FullAccountant:
         self._batches += 1
         if not self._repeats or self._epochs >= self._epoch_limit or self._epoch_limit == 1:
             return
-        place = self._batches - 1
-        if place >= CHAINS:  # reservoir sampling: all batches are equally likely
-            place = _drawn_places(self._epochs, place // PLACES_AT_ONCE)[place % PLACES_AT_ONCE]
-        if place < CHAINS:
-            self._drawn[place : place + 1] = [partial(release, pair, parts)]
+        self._chains.add(partial(release, pair, parts))
         if rows is not None and pair.square > 0.0:
             unit = pair.unit * math.sqrt(pair.square)
             self._recurrence.add(working(g), y, rows, unit=unit, means=pair.centres * pair.unit)
@@ -146,12 +132,7 @@ class FullAccountant:
             return {}
         mean, self._total, self._batches = self._total / self._batches, 0.0, 0
         self._epochs += 1
-        if self._drawn:
-            order = np.random.default_rng(self._epochs).permutation(CHAINS)
-            drawn = [made() for made in self._drawn]
-            for chain, number in zip(self._chains, order, strict=True):
-                chain.append(drawn[number % len(drawn)])
-            self._drawn = []
+        if self._chains.end_epoch():
             self._recurrence.end_epoch()
         count = self._epochs if self._repeats else 1
         if count > self._epoch_limit:
@@ -164,7 +145,9 @@ class FullAccountant:
                 self.largest = math.inf
                 return {}
             kept = float(correlations[:, -1, -2].mean())
-            mean = float(np.mean([together_shaped(chain, rho=rho, kept=own).sum_kl() for chain in self._chains]))
+            mean = float(
+                np.mean([together_shaped(chain, rho=rho, kept=own).sum_kl() for chain in self._chains.sequences])
+            )
         self.largest = max(self.largest, mean)
         return {"sum_kl": mean, "kept": kept}
 
@@ -175,8 +158,7 @@ class FullAccountant:
     def state(self) -> dict[str, Any]:
         """Return the state as plain values and tensors."""
         return {
-            "chains": [[_to_tensors(one) for one in chain] for chain in self._chains],
-            "drawn": [_to_tensors(made()) for made in self._drawn],
+            "chains": self._chains.state(_to_tensors),
             "numbers": [self._epochs, self._batches, self._width],
             "total": self._total,
             "largest": self.largest,
@@ -185,18 +167,10 @@ class FullAccountant:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `state` returned."""
-        self._chains = [[_from_tensors(one) for one in chain] for chain in state["chains"]]
-        self._drawn = [partial(_from_tensors, one) for one in state["drawn"]]
+        self._chains.restore(state["chains"], _from_tensors)
         self._epochs, self._batches, self._width = state["numbers"]
         self._total, self.largest = state["total"], state["largest"]
         self._recurrence.restore(state["recurrence"])
-
-
-@lru_cache(maxsize=4)
-def _drawn_places(epoch: int, block: int) -> list[int]:
-    """Return the places drawn for the batches of a block, each below the number of batches up to its own."""
-    numbers = range(block * PLACES_AT_ONCE + 1, (block + 1) * PLACES_AT_ONCE + 1)
-    return [int(np.random.default_rng([epoch, number]).integers(number)) for number in numbers]
 
 
 def _to_tensors(one: ShapedRelease) -> dict[str, Tensor]:

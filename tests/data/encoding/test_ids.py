@@ -156,6 +156,18 @@ def test_ids_that_differ_in_case_alone_are_described_as_such():
     assert "Most IDs look like 'a999' in a.csv, 'A999' in b.csv (9: any digit, a: any letter, A: any capital" in message
 
 
+def test_ids_of_which_some_differ_in_case_alone_are_reported(caplog):
+    files = {"a.csv": pa.array(["k001", "k002", "k003", None]), "b.csv": pa.array(["K001", "k003", "K009"])}
+    assert join_ids(files, "inner", "id") == ["k003"]
+    (message,) = (record.getMessage() for record in caplog.records)
+    assert message.startswith(
+        "only 1 of the IDs are in all of a.csv, b.csv, but 2 would be if upper and lower case were"
+    )
+    caplog.clear()
+    join_ids({"a.csv": pa.array(["k001", "k002"]), "b.csv": pa.array(["k002", "K009"])}, "inner", "id")
+    assert not caplog.records
+
+
 def test_aligned_ids_keep_their_order_and_must_all_be_there():
     assert select_ids({"a": pa.array(["z", "x", "y"])}, ["y", "z"]) == ["y", "z"]
     with pytest.raises(DataError, match=r"1 of the 2 aligned IDs are not in b\.csv"):

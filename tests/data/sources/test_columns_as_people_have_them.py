@@ -5,6 +5,7 @@ import math
 import re
 import tomllib
 from decimal import Decimal
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -69,6 +70,9 @@ NUMBERS = [
     (cycle("€ 1.234,50", "€ 7,25", "€ 12.000", "-€ 3,5"), [1234.5, 7.25, 12000, -3.5]),
     (cycle("12 %", "7.25%", "0", "-3.5 %"), [12, 7.25, 0, -3.5]),
     (cycle("1,234", "7,000", "12,000", "999"), [1234, 7000, 12000, 999]),
+    (cycle("71.0 kg", "80kg", "-3.5 kg", "0"), [71, 80, -3.5, 0]),
+    (cycle("1.234,5 km/h", "7 km/h", "12,5 km/h", "9 km/h"), [1234.5, 7, 12.5, 9]),
+    (cycle("21 °C", "-4 °C", "7.5°C", "0 °C"), [21, -4, 7.5, 0]),
 ]
 
 
@@ -172,6 +176,14 @@ def test_columns_of_a_date_type_are_dates(tmp_path):
         (cycle("01067", "80331", "10115"), "category", "leading zeros"),
         (cycle("$5", "€7", "$9"), "category", "different signs: $, €"),
         (cycle("18_25", "26_35"), "category", "texts"),
+        (cycle("7A", "7B", "12A", "12C"), "category", "texts"),
+        (cycle("007X", "12X", "3X"), "category", "texts"),
+        ([f"{row % 40}.5 {'kg' if row % 2 else 'g'}" for row in range(ROWS)], "category", "different units: g, kg"),
+        (
+            [f"2024-02-{row % 28 + 1:02d}" if row % 2 else f"{row % 28 + 1:02d}/02/2024" for row in range(ROWS)],
+            "category",
+            "dates in several formats, such as ",
+        ),
         (
             [f"{row},50" if row % 2 else f"-1,{row + 100}.25" for row in range(ROWS)],
             "ignore",
@@ -269,6 +281,7 @@ def test_a_column_that_would_be_left_out_stays_where_its_type_is_named(prepared)
     ("options", "text"),
     [
         ({"dtype": {"x": "integers"}}, "dtype of column 'x' is one of number, category"),
+        ({"dtype": {"x": "integer"}}, "dtype of column 'x' is one of number, category"),
         ({"dtype": {"x": "date:%q"}}, "'%q' is no format of dates"),
         ({"dtype": {"y": "number"}}, "option dtype of files: no table has a column 'y'"),
         ({"dtype": {"x": "number"}, "ignore": "x"}, "column 'x' is in ignore and in dtype"),
@@ -356,6 +369,22 @@ def test_the_option_of_a_message_is_a_line_of_toml_that_cures(prepared):
     for number, line in enumerate(found.groups()):
         dataset = prepared(f"cured {number}", **sizes, options=tomllib.loads(line))
         assert read_column(dataset, "Size (mm)").kind == ("number", "category")[number]
+
+
+def test_several_texts_among_numbers_are_not_called_missing(prepared):
+    """Naming the first as missing would not cure the others."""
+    given = ["12o" if row == 7 else "13o" if row == 8 else str(row) for row in range(ROWS)]
+    with pytest.raises(DataError, match=r"but for 2 of .*; correct them, or set dtype\.x = "):
+        prepared(x=given, options={"split_seed": 1})
+
+
+@pytest.mark.parametrize(("value", "named"), [("2001-05-07", False), ("unknown", True)])
+def test_a_new_value_in_another_notation_is_not_called_missing(prepared, tmp_path, value, named):
+    dataset = prepared(x=cycle("07/05/2001", "31/12/2010"), other=cycle("1", "2"))
+    rows = {"id": ["n1"], "x": [value], "other": ["1"]}
+    with pytest.raises(DataError) as caught:
+        new_rows(Path(write(tmp_path / "new.csv", rows)), dataset).features("bank")
+    assert ("missing_values" in str(caught.value)) == named
 
 
 def test_rows_without_a_label_are_left_out_on_request_and_counted_once(tmp_path, caplog):

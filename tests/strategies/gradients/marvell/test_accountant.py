@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from flower_vfl.apps import run
-from flower_vfl.metrics import auc_bound, leak_auc, together
+from flower_vfl.metrics import EpochRelease, auc_bound, leak_auc, together
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import Marvell, MarvellFull, VerticalStrategy
 from flower_vfl.strategies.gradients.marvell import accountant as accountant_module
@@ -43,6 +43,12 @@ def add_batch(accountant, g, rows):
     return classes, spectrum
 
 
+def released(classes, noise):
+    """Return the release of a batch by its estimates and its noise; any unit will do."""
+    pairs = ((classes.u, classes.v), (noise.lam1_neg, noise.lam1_pos), (noise.lam2_neg, noise.lam2_pos))
+    return EpochRelease(classes.direction.numpy(), math.sqrt(classes.g), *pairs)
+
+
 def epochs(count, recurring=None, rho=0.0, step=128):
     """Account for epochs, batch by batch; return the log of each epoch and the divergence of each batch."""
     accountant, logs, divergences = IsotropicAccountant(LABELS.numpy()), [], []
@@ -64,30 +70,18 @@ def test_with_fresh_noise_the_divergences_of_the_epochs_add_up():
         assert found["sum_kl"] == pytest.approx(count * single, rel=0.2)
 
 
-def test_a_release_is_the_mean_of_its_batches_each_in_units_of_its_own_rows():
-    """Batches may have any scale, and class means that differ in any direction."""
-    accountant, found = IsotropicAccountant(LABELS.numpy()), []
-    add_batch(accountant, gradients(None, seed=9), np.arange(ROWS))
-    accountant.end_epoch(0.0)
-    for number, scale in enumerate((1.0, 1e-5, 300.0)):
-        rows = np.arange(ROWS)[number::3]
-        g = scale * gradients(None, seed=number)[rows].roll(number, dims=1)
-        classes, spectrum = add_batch(accountant, g, rows)
-        square, positive = float(g.square().sum(dim=1).mean()), LABELS[rows]
-        difference = (g[positive].mean(dim=0) - g[~positive].mean(dim=0)).numpy() / math.sqrt(square)
-        levels = [getattr(spectrum, f"lam{n}_{c}") for n in (1, 2) for c in ("neg", "pos")]
-        own = np.array([classes.u, classes.v]) * classes.unit**2 / square
-        sent = np.tile(own, 2) + np.array(levels) * classes.unit**2 / square
-        found.append((difference, own, 1.0 / sent))
-    accountant.end_epoch(0.0)
-    release, total = accountant._releases[1], np.sum([difference for difference, *_ in found], axis=0)
-    own, precision = (np.mean([one[number] for one in found], axis=0) for number in (1, 2))
-    assert release.direction == pytest.approx(total / np.linalg.norm(total), abs=1e-9)
-    assert release.distance == pytest.approx(
-        math.sqrt(np.mean([np.square(difference).sum() for difference, *_ in found]))
-    )
-    assert release.spread == pytest.approx(own.tolist())
-    assert (*release.along, *release.across) == pytest.approx((1.0 / precision - np.tile(own, 2)).tolist())
+def test_batches_may_have_any_scale():
+    """Each is in units of its own rows; so small gradients late in training count the same."""
+    logs = []
+    for scales in ((1.0,), (1.0, 1e-5, 300.0)):
+        accountant, made = IsotropicAccountant(LABELS.numpy()), []
+        for epoch in range(3):
+            order = np.random.default_rng(epoch).permutation(ROWS).reshape(4, -1)
+            for number, rows in enumerate(order):
+                add_batch(accountant, scales[number % len(scales)] * gradients(None, seed=epoch)[rows], rows)
+            made.append(accountant.end_epoch(0.3))
+        logs.append([value for log in made for value in log.values()])
+    assert logs[1] == pytest.approx(logs[0], rel=1e-6)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.2, 0.1])
@@ -121,7 +115,6 @@ def test_batches_of_zeros_are_not_counted_and_another_width_has_no_recurring_sha
     for one in (accountant, IsotropicAccountant(LABELS.numpy())):
         add_batch(one, wider, rows)
         assert one.end_epoch(0.0)["kept"] == 0.0
-        assert len(one._releases[-1].direction) == 2 * WIDTH
 
 
 def test_class_means_that_coincide_have_some_direction():
@@ -130,20 +123,21 @@ def test_class_means_that_coincide_have_some_direction():
     spectrum = optimal_noise(classes.u, classes.v, classes.d, 1.0, classes.p, 1.0)
     accountant.add(classes, spectrum, gradients(None), LABELS.long(), np.arange(ROWS))
     assert math.isfinite(accountant.end_epoch(0.0)["sum_kl"])
-    assert accountant._releases[0].distance == 0.0
 
 
 def test_the_recurring_share_of_each_class_counts_for_that_class():
     """Negatives have the same wide deviations in each epoch; positives have fresh and narrow ones."""
     accountant, rows = IsotropicAccountant(LABELS.numpy()), np.arange(ROWS)
     recurring = 2.0 * torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    releases = []
     for seed in range(2):
         fresh = 0.5 * (gradients(None, seed=seed) - gradients(torch.zeros(ROWS, WIDTH)))
-        add_batch(accountant, gradients(torch.where(LABELS[:, None], fresh, recurring)), rows)
+        batch = add_batch(accountant, gradients(torch.where(LABELS[:, None], fresh, recurring)), rows)
+        releases.append(released(*batch))
         log = accountant.end_epoch(0.0)
     assert log["kept"] == pytest.approx(0.5, abs=0.05)
     shares = np.stack([np.ones((2, 2)), np.eye(2)])
-    found, swapped = (together(accountant._releases, rho=0.0, kept=kept).sum_kl() for kept in (shares, shares[::-1]))
+    found, swapped = (together(releases, rho=0.0, kept=kept).sum_kl() for kept in (shares, shares[::-1]))
     assert log["sum_kl"] == pytest.approx(found, rel=0.02)
     assert log["sum_kl"] != pytest.approx(swapped, rel=0.2)
 

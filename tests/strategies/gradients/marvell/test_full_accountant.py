@@ -21,7 +21,6 @@ from flower_vfl.strategies import MarvellFull, VerticalStrategy
 from flower_vfl.strategies.gradients.marvell import full_accountant
 from flower_vfl.strategies.gradients.marvell.full import draw_noise, estimate, optimal_noise
 from flower_vfl.strategies.gradients.marvell.full_accountant import (
-    CHAINS,
     FullAccountant,
     PartNoise,
     accounted_epochs,
@@ -167,66 +166,9 @@ def test_persistent_noise_leaves_a_smaller_divergence_over_epochs_than_fresh_noi
     assert persistent < 0.7 * fresh
 
 
-def test_chains_have_batches_of_their_own():
-    defense = trained(2, kept=0.5)[0]
-    (accountant,) = defense._accountants.values()
-    for number in range(2):
-        assert len({chain[number].difference.tobytes() for chain in accountant._chains}) == CHAINS
-
-
 def test_more_epochs_never_have_a_smaller_divergence():
     divergences = [found["sum_kl_remembered"] for found in trained(5, kept=0.5, rho=0.3)[1]]
     assert all(later >= earlier * 0.98 for earlier, later in pairwise(divergences))
-
-
-def test_each_batch_of_an_epoch_is_as_likely_in_a_chain_as_any_other():
-    """Chains of 300 epochs; each batch's count is within five standard errors of that of a fair draw."""
-    count, total, g, y = 300, 12, *batches(2, rows=6)
-    pair = estimate(g, y)
-    noise = optimal_noise(pair, 1.0)
-    seen = np.zeros(total)
-    for number in range(count):
-        accountant = FullAccountant(LABELS)
-        accountant._epochs = number
-        for batch in range(total):
-            accountant._batches = batch
-            accountant.add(pair, [PartNoise(noise, float(batch + 1))], 0.1, g, y, None)
-        scale = release(pair, [PartNoise(noise)]).noise[0, 0, 0]
-        for made in accountant._drawn:
-            seen[round(made().noise[0, 0, 0] / scale) - 1] += 1
-    share = CHAINS / total
-    assert seen.sum() == count * CHAINS
-    assert np.abs(seen - count * share).max() < 5 * math.sqrt(count * share * (1 - share))
-
-
-def test_releases_are_computed_for_the_kept_batches_alone(monkeypatch):
-    g, y = batches(2, rows=6)
-    pair, released = estimate(g, y), []
-    noise, accountant = optimal_noise(pair, 1.0), FullAccountant(LABELS)
-    monkeypatch.setattr(full_accountant, "release", lambda *given: released.append(given) or release(*given))
-    for _ in range(5 * CHAINS):
-        accountant.add(pair, [PartNoise(noise)], 0.1, g, y, None)
-    accountant.end_epoch(0.0)
-    assert len(released) == CHAINS
-
-
-@pytest.mark.parametrize("count", [8, 3])
-def test_a_chain_puts_any_batch_of_an_epoch_behind_any_batch_of_the_one_before(count):
-    """The number of repeated places in each chain is within five standard errors of that of a fair draw."""
-    g, y = batches(2, rows=6)
-    pair = estimate(g, y)
-    noise, accountant, epochs = optimal_noise(pair, 1.0), FullAccountant(LABELS), 200
-    for _ in range(epochs):
-        for batch in range(count):
-            accountant.add(pair, [PartNoise(noise, float(batch + 1))], 0.1, g, y, None)
-        accountant.end_epoch(0.0)
-    scale = release(pair, [PartNoise(noise)]).noise[0, 0, 0]
-    places = np.array([[round(one.noise[0, 0, 0] / scale) for one in chain] for chain in accountant._chains])
-    shares = [np.bincount(epoch, minlength=count + 1)[1:] for epoch in places.T]
-    assert all(sorted(share) == sorted(len(range(first, CHAINS, count)) for first in range(count)) for share in shares)
-    repeated = np.array(shares[0]) @ np.array(shares[0]) / CHAINS**2
-    found = (places[:, 1:] == places[:, :-1]).sum(axis=1)
-    assert np.abs(found - (epochs - 1) * repeated).max() < 5 * math.sqrt((epochs - 1) * repeated * (1 - repeated))
 
 
 def test_the_largest_divergence_is_that_of_a_step_or_of_all_epochs_together():
