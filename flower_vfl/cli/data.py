@@ -125,7 +125,8 @@ def init(
     from flower_vfl.simulations.tables import unaligned_rows
 
     unaligned = unaligned_rows(dataset)
+    rows, test_rows = dataset.alignment.rows, dataset.alignment.test_rows
     if unaligned:
-        people = dataset.alignment.rows + dataset.alignment.test_rows
-        typer.echo(f"{people:,} people are in all files; {unaligned}")
+        typer.echo(f"{rows + test_rows:,} people are in all files; {unaligned}")
+    typer.echo(f"{rows:,} rows are for training, {test_rows:,} for the test.")
     typer.echo(f"Next: flower-vfl run {path}")

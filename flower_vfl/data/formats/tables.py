@@ -381,8 +381,8 @@ def _refuse_delimiter(name: str, path: Path, dialect: Dialect) -> None:
         words = SEPARATORS.get(own, repr(own))
         needed = "commas, or tabs in a file that is called .tsv," if own == "," else words
         named = "tab" if found == "\t" else found
-        cure = f"save it with {words}" if dialect.trained else dialect.cure("delimiter", named)
-        raise DataError(f"{path}: fields are separated by {SEPARATORS[found]}; {needed} are needed: {cure}")
+        cure = f": save it with {words}" if dialect.trained else f" {dialect.cure('delimiter', named)}"
+        raise DataError(f"{path}: fields are separated by {SEPARATORS[found]}; {needed} are needed{cure}")
 
 
 def _refuse_duplicates(names: Iterable[str], path: Path) -> None:

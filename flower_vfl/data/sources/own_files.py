@@ -35,6 +35,9 @@ from flower_vfl.errors import ConfigError, DataError, suggestion
 
 _log = logging.getLogger(__name__)
 
+_FEW_TEST_ROWS = 30
+"""Number of test rows below which an accuracy is known to no better than 0.2."""
+
 
 class Files(Recipe):
     """Recipe of a user's own tables, arrays and images."""
@@ -249,6 +252,12 @@ def _align(
         held_out = in_test_set(joined["train"], options.test_fraction, options.split_seed)
         all_ids = np.array(joined["train"], dtype=object)
         joined = {"train": all_ids[~held_out].tolist(), "test": all_ids[held_out].tolist()}
+        if 0 < len(joined["test"]) < _FEW_TEST_ROWS:
+            _log.warning(
+                "only %d of %d rows are in the test part, too few to tell how well a model predicts: bring more rows, "
+                "set %s, or name test_files",
+                *(len(joined["test"]), len(all_ids), set_options(("test_fraction", 0.5))),
+            )
     builder.align(joined)
     return {
         key: {

@@ -232,9 +232,9 @@ def _encode(trained: Dataset, party: str, table: pa.Table, file: str, order: NDA
         read = table if encoding.reader is None else encoding.reader.read(table, file)
         numeric, categorical = replace(encoding, reader=None).encode(read, file)
         for number in encoding.numeric:
-            if number.complete and number.missing == "mean":
+            if number.missing == "mean":
                 values = numbers(read.column(number.name), Place(file, number.name), number.missing)
-                _warn_of_missing(number.name, values[order])
+                _warn_of_missing(number.name, values[order], complete=number.complete)
         rare = int(trained.options.get("min_count", 1))
         for place, known in enumerate(encoding.categorical):
             _warn_of_unseen(known.name, categorical[order, place], read.column(known.name).take(order), rare)
@@ -243,10 +243,15 @@ def _encode(trained: Dataset, party: str, table: pa.Table, file: str, order: NDA
     return ScoredColumns(spec, source, trained.encoding_digest(party))
 
 
-def _warn_of_missing(column: str, values: NDArray[np.float64]) -> None:
-    """Log how many of the rows lack a number that no training row lacked, in this host's log alone."""
+def _warn_of_missing(column: str, values: NDArray[np.float64], *, complete: bool) -> None:
+    """Log how many of the rows lack a number that no training row lacked, or that all lack now.
+
+    It is in this host's log alone.
+    """
     count = int(np.isnan(values).sum())
-    if count:
+    if count == len(values) and not complete:
+        _log.warning("column %r: none of %d rows has a number; they count as its mean", column, count)
+    elif count and complete:
         _log.warning(
             "column %r: %d of %d rows have no number, which every training row had; they count as its mean",
             *(column, count, len(values)),

@@ -548,3 +548,6 @@ def test_a_number_that_no_training_row_lacked_counts_as_its_mean_in_new_rows(pre
     assert found[0, columns.index("y is missing")] == 1.0
     assert "column 'x': 1 of 2 rows have no number, which every training row had; they count as its mean" in caplog.text
     assert "column 'y'" not in caplog.text
+    write(tmp_path / "new.csv", {"id": ["n1", "n2"], "x": ["1", "3"], "y": ["", ""]})
+    new_rows(tmp_path / "new.csv", dataset).features("bank")
+    assert "column 'y': none of 2 rows has a number; they count as its mean" in caplog.text
