@@ -264,11 +264,12 @@ def sweep(
     The configurations are a grid, or random draws, over any keys.
     """
     from flower_vfl.simulations.sweep.definition import load_definition
-    from flower_vfl.simulations.sweep.trials import trials_of
+    from flower_vfl.simulations.sweep.trials import setting_of, trials_of
 
     folder = folder_of(out, source, resume=resume)
     definition, given = load_definition(source), parse_assignments(set_ or [])
-    for trial in trials_of(definition, given):
+    trials = trials_of(definition, given)
+    for trial in trials:
         check_named(trial.config)
     if not plan:
         from flower_vfl.apps.sweeps import check_free_for_sweep
@@ -288,7 +289,7 @@ def sweep(
         summaries = run_sweep(
             definition, folder, given, address=address, resume=resume, workers=workers, stacking=not no_stacking
         )
-    print_sweep(summaries)
+    print_sweep(summaries, {trial.run: setting_of(trial) for trial in trials})
     typer.echo(f"report: {folder / 'report.html'}")
 
 

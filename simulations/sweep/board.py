@@ -233,8 +233,8 @@ class Board:
         return {self._named(run): entry.point for run, entry in self.ended.items()}
 
 
-def best_of(points: Mapping[str, UtilityAndLeak]) -> Table | Text:
-    """Return a table of some of the runs that no other beats by validation, from the least leak to the most.
+def best_of(points: Mapping[str, UtilityAndLeak], what: str = "run") -> Table | Text:
+    """Return a table of some of the runs, or settings, that no other beats by validation, by rising leak.
 
     Without a validation part nothing is ranked: return the reason.
     """
@@ -243,9 +243,9 @@ def best_of(points: Mapping[str, UtilityAndLeak]) -> Table | Text:
     named = list(points.items())
     runs = [named[index] for index in not_beaten([(point.validation, point.leak) for _, point in named])]
     shown = runs if len(runs) <= _BEST else [runs[round(i * (len(runs) - 1) / (_BEST - 1))] for i in range(_BEST)]
-    table = Table(title="Best by validation: no other run validates better and leaks less", title_justify="left")
-    for column in ("run", "validation", "test", "worst leak"):
-        table.add_column(column, justify="left" if column == "run" else "right", overflow="fold")
+    table = Table(title=f"Best by validation: no other {what} validates better and leaks less", title_justify="left")
+    for column in (what, "validation", "test", "worst leak"):
+        table.add_column(column, justify="left" if column == what else "right", overflow="fold")
     for run, point in shown:
         table.add_row(Text(run), *(number(value, 4) for value in point))
     return table
@@ -262,6 +262,29 @@ def point_of(result: Mapping[str, Any]) -> UtilityAndLeak:
     return UtilityAndLeak(validation(result), useful, None if leak is None else leak.value)
 
 
-def print_sweep(summaries: Sequence[Mapping[str, Any]]) -> None:
-    """Print the runs of a sweep that no other beats by validation, or the reason why nothing is ranked."""
-    Console().print(best_of({str(summary["run"]): point_of(summary) for summary in summaries}))
+def print_sweep(summaries: Sequence[Mapping[str, Any]], settings: Mapping[str, str]) -> None:
+    """Print the settings of a sweep that no other beats by validation, or the reason why nothing is ranked.
+
+    Parameters
+    ----------
+    summaries : Sequence[Mapping]
+        The results of the runs.
+    settings : Mapping[str, str]
+        The setting of each run, in words; the runs of one differ in seeds alone, and their mean is compared.
+    """
+    found: dict[str, list[UtilityAndLeak]] = {}
+    for summary in summaries:
+        run = str(summary["run"])
+        found.setdefault(settings.get(run, run), []).append(point_of(summary))
+    if len(found) == 1:  # seeds alone vary: there is nothing to choose
+        found = {str(summary["run"]): [point_of(summary)] for summary in summaries}
+    several = {
+        f"{name} (mean of {len(points)} seeds)" if points[1:] else name: _mean(points) for name, points in found.items()
+    }
+    Console().print(best_of(several, "setting" if len(several) < len(summaries) else "run"))
+
+
+def _mean(points: Sequence[UtilityAndLeak]) -> UtilityAndLeak:
+    """Return the mean of each number; None where a run lacks it."""
+    columns = (tuple(column) for column in zip(*points, strict=True))
+    return UtilityAndLeak(*(None if None in column else sum(column) / len(column) for column in columns))

@@ -20,6 +20,7 @@ from flower_vfl.simulations.sweep.definition import NOTHING_VARIES, Definition
 
 MOST_TRIALS = 20_000
 BASE_KEY, DEFENSES_KEY = "base", "defenses"
+_SEEDS = ("seed", "schedule_seed")
 _SHOWN = 8
 _NAME_LENGTH = 96
 
@@ -267,6 +268,11 @@ def show(key: str, value: Any) -> Any:
 
 def _call(entry: Mapping[str, Any]) -> str:
     return call(str(entry.get("name")), {name: value for name, value in entry.items() if name != "name"})
+
+
+def setting_of(trial: Trial) -> str:
+    """Return what varies in a sweep, but for seeds, in words."""
+    return _words({key: value for key, value in trial.values.items() if key.rpartition(".")[2] not in _SEEDS})
 
 
 def _words(values: Mapping[str, Any]) -> str:

@@ -148,13 +148,24 @@ def test_the_best_are_those_that_no_other_beats_by_validation_whatever_the_test_
 
 def test_without_a_validation_part_nothing_is_ranked_and_the_reason_is_shown(capsys):
     summaries = [{"run": "a", **result(0.9, 0.5)}, {"run": "b", **result(0.8, 0.4)}]
-    print_sweep(summaries)
+    print_sweep(summaries, {})
     shown = " ".join(capsys.readouterr().out.split())
     assert "nothing may be chosen by the test rows" in shown
     assert "training.validation" in shown
     assert "0.9" not in shown
-    print_sweep([*summaries, {"run": "c", **result(0.7, 0.6, 0.7)}])
+    print_sweep([*summaries, {"run": "c", **result(0.7, 0.6, 0.7)}], {})
     assert "Best by validation" in capsys.readouterr().out
+
+
+def test_settings_are_compared_by_the_means_of_their_seeds(capsys):
+    """The better seed of the worse setting is no choice."""
+    runs = {"a-0": (0.9, 0.8, 0.80), "a-1": (0.9, 0.8, 0.90), "b-0": (0.9, 0.9, 0.88), "b-1": (0.9, 0.9, 0.70)}
+    summaries = [{"run": run, **result(*values)} for run, values in runs.items()]
+    print_sweep(summaries, {run: f"defenses = {run[0]}" for run in runs})
+    shown = capsys.readouterr().out
+    assert "no other setting validates better and leaks less" in shown
+    assert re.search(r"│ defenses = a \(mean of 2 seeds\) +│ +0\.8500", shown)
+    assert "defenses = b" not in shown
 
 
 def test_a_run_is_compared_by_what_its_kept_model_reached_without_oracles():
