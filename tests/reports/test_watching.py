@@ -128,7 +128,7 @@ def test_the_page_shows_loss_leak_beside_guessing_speed_parties_and_log(folder):
     (folder / LOG).write_text("10:00:00 INFO all parties have arrived: a\n")
     page = RunPage(Follower(folder)).page()
     text = " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page.split("<body>")[1])).split())
-    chance = null_quantile([(48, 16)] * 30)
+    chance = null_quantile([(48, 16)] * 30, 0.975)
     for words in (
         "Step 5 of 100, epoch 1 of 4",
         "Loss of the last step 0.0333",
@@ -140,6 +140,16 @@ def test_the_page_shows_loss_leak_beside_guessing_speed_parties_and_log(folder):
         assert words in text
     assert page.count("<svg") == 2
     assert '<noscript><meta http-equiv="refresh" content="5"></noscript>' in page
+
+
+def test_the_largest_leak_is_no_oracles_and_counts_scores_that_are_turned_around(folder):
+    log = StepLog(folder, name="label")
+    for attack, value in (("norm", 0.6), ("residual(parts=2)", 0.2), ("cosine", 1.0)):
+        log.add(step=1, epoch=1, party="a", layer="cut", attack=attack, metric="auc", value=value)
+    log.flush()
+    write_state(folder)
+    text = " ".join(html.unescape(re.sub(r"<[^>]*>", " ", RunPage(Follower(folder)).page())).split())
+    assert "0.800 The largest: residual(parts=2), party a, cut layer" in text
 
 
 def test_what_a_folder_holds_is_text_and_never_markup(folder):

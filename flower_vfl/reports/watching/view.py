@@ -11,6 +11,7 @@ import numpy as np
 from markupsafe import Markup
 
 from flower_vfl.apps.live import read_live
+from flower_vfl.auditing.entries import ORACLES
 from flower_vfl.metrics import null_quantile
 from flower_vfl.protocol.printable import printable
 from flower_vfl.reports.figures import leak_figure, loss_figure
@@ -32,6 +33,9 @@ _LOSS: Series = ("label", "", "", "train_loss")
 _INFORMED = "informed"
 _BATCHES = 200
 """Number of latest batches whose class counts give the chance level."""
+
+_ONE_SIDE, _EITHER_SIDE = 0.95, 0.975
+"""Levels of the quantiles below which 19 of 20 random scores stay, as they are and if they may be turned around."""
 
 _MOST_FIGURES = 12
 
@@ -91,7 +95,7 @@ class RunPage:
                 "folder": printable(follower.folder, 300),
                 "loss": float(loss[-1]) if loss.size else None,
                 "leak": self._leak(),
-                "chance": self._chance(),
+                "chance": self._chance(_EITHER_SIDE),
                 "figures": self._figures,
                 "parties": {printable(party, 80): facts for party, facts in parties.items()},
                 "log": follower.log(),
@@ -109,17 +113,20 @@ class RunPage:
         return found
 
     def _leak(self) -> tuple[float, str] | None:
-        """Return the largest leak AUC of all attacks' latest steps, with attack, party and layer; None without any."""
+        """Return the largest leak AUC of all attacks' latest steps, with attack, party and layer; None without any.
+
+        Scores may be turned around. Oracles do not count: no party has what they are given.
+        """
         latest = [
-            (float(curve.values[-1]), f"{attack}, party {party}, {layer} layer")
+            (max(float(curve.values[-1]), 1.0 - float(curve.values[-1])), f"{attack}, party {party}, {layer} layer")
             for (party, layer), curves in self._leaks().items()
             for attack, curve in curves.items()
-            if math.isfinite(curve.values[-1])
+            if math.isfinite(curve.values[-1]) and attack.partition("(")[0] not in ORACLES
         ]
         return max(latest, default=None)
 
-    def _chance(self) -> float | None:
-        """Return the 95 % quantile of guessing on the latest batches; None where no batch has two classes."""
+    def _chance(self, level: float) -> float | None:
+        """Return a quantile of guessing on the latest batches; None where no batch has two classes."""
         rows, positives = (
             self.follower.curves.get(("label", "", "", name), Curve()).values[-_BATCHES:]
             for name in ("batch_rows", "batch_positives")
@@ -127,7 +134,7 @@ class RunPage:
         counts = [
             (int(of - ones), int(ones)) for of, ones in zip(rows, positives, strict=False) if 0 <= ones <= of < 2**31
         ]
-        found = null_quantile(counts)
+        found = null_quantile(counts, level)
         return found if math.isfinite(found) else None
 
     def _draw(self) -> list[Markup]:
@@ -135,7 +142,7 @@ class RunPage:
         loss = self.follower.curves.get(_LOSS)
         if loss is not None and np.isfinite(loss.values).any():
             figures.append(Markup(loss_figure("Training loss", loss.steps, loss.values)))
-        chance = self._chance()
+        chance = self._chance(_ONE_SIDE)
         for (party, layer), curves in list(self._leaks().items())[:_MOST_FIGURES]:
             shown = {printable(attack, 60): (curve.steps, curve.values) for attack, curve in curves.items()}
             figures.append(Markup(leak_figure(_title(party, layer), shown, chance, ranges=False)))
