@@ -70,7 +70,9 @@ def encode_labels(train: pa.ChunkedArray, test: pa.ChunkedArray, place: Place, p
         When a label is missing, all are the same, there are more than 1000, they look like a regression target, a test
         row has a class that no training row has, or `positive` is none of them.
     """
-    values = [_canonical(part, place) for part in (train, test)]
+    for part in (train, test):
+        require_labels(part, place)
+    values = _canonical([texts(part, place) for part in (train, test)], place)
     names = _sorted(pc.unique(values[0]).to_pylist())
     unknown = _sorted(set(pc.unique(values[1]).to_pylist()) - set(names))
     _check_names(names, len(values[0]), place)
@@ -127,7 +129,8 @@ def known_labels(
         When they look like a regression target.
     """
     kept = labelled(column, place, missing)
-    values = _canonical(column.filter(kept), place)
+    trained = pa.array([positive] if positive else names, pa.string())
+    values, _ = _canonical([texts(column.filter(kept), place), trained], place)
     wanted = values if positive else pa.array(names)
     known = pc.is_in(values, value_set=wanted)
     mask = np.asarray(kept).copy()
@@ -210,13 +213,12 @@ def _ids(array: pa.Array) -> NDArray[np.int64]:
     return np.asarray(array.to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
-def _canonical(column: pa.ChunkedArray, place: Place) -> pa.Array:
-    """Return labels as texts, whole numbers without a fraction, so that 1, 1.0 and "1" are one class."""
-    require_labels(column, place)
-    raw = texts(column, place)
+def _canonical(parts: list[pa.Array], place: Place) -> list[pa.Array]:
+    """Return labels as texts, without a fraction where all parts are whole numbers: 1, 1.0 and "1" are one class."""
+    raw = pa.concat_arrays(parts)
     numbers, unreadable = parse_numbers(raw)
     if unreadable.any() or not len(numbers):
-        return raw
+        return parts
     whole = numbers == np.floor(numbers)
     different = len(np.unique(numbers))
     if not whole.all() and different > 2:
@@ -225,9 +227,10 @@ def _canonical(column: pa.ChunkedArray, place: Place) -> pa.Array:
             f"{raw[int((~whole).argmax())].as_py()} among them); only classes are supported: make it classes, "
             "for instance by a threshold"
         )
-    return (
-        raw if not whole.all() or np.abs(numbers).max() >= 2**53 else pa.array(numbers.astype(np.int64)).cast("string")
-    )
+    if not whole.all() or np.abs(numbers).max() >= 2**53:
+        return parts
+    written = pa.array(numbers.astype(np.int64)).cast("string")
+    return [written.slice(0, len(parts[0])), written.slice(len(parts[0]))]
 
 
 def _check_names(names: list[str], rows: int, place: Place) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_vfl.data.encoding.labels import encode_labels
+from flower_vfl.data.encoding.labels import encode_labels, known_labels
 from flower_vfl.data.encoding.values import Place
 from flower_vfl.errors import DataError
 
@@ -21,6 +21,7 @@ def encode(train, test=None, positive=""):
         (["0", "1"], [0, 1]),
         ([0.0, 1.0], [0, 1]),
         (["1.0", "0"], [1, 0]),
+        (["1.0", "x"], [0, 1]),
         ([-1, 1, -1], [0, 1, 0]),
         ([True, False], [1, 0]),
         (["yes", "no"], [1, 0]),
@@ -39,6 +40,29 @@ def test_two_values_become_zero_and_one(values, ones):
     assert len(labels.names) == 2
     assert labels.train.tolist() == ones
     assert labels.train.dtype == np.int64
+
+
+def test_training_and_test_labels_are_written_in_one_way():
+    """The test rows alone are whole numbers; what they are called is that of the training rows."""
+    labels = encode(["1.0", "other", "1.0"], ["1.0", "1.0"])
+    assert labels.names == ("1.0", "other")
+    assert labels.test.tolist() == [0, 0]
+    assert encode(["1", "2"], ["1.0", "2.0"]).test.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("names", "positive", "given", "classes"),
+    [
+        (("1", "2"), "", ["1.0", "2", ""], [0, 1]),
+        (("1.0", "other"), "", ["1.0", "other", "new"], [0, 1]),
+        (("1.0", "other"), "", ["1.0", "1.0", ""], [0, 0]),
+        (("not 1", "1"), "1", ["1.0", "2.0", ""], [1, 0]),
+    ],
+)
+def test_labels_of_other_rows_are_written_as_in_training(names, positive, given, classes):
+    mask, found = known_labels(pa.chunked_array([given]), names, Place("l.csv", "y"), positive)
+    assert mask.to_pylist() == [True, True, False]
+    assert found.tolist() == classes
 
 
 def test_the_positive_value_can_be_chosen():
