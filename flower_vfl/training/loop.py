@@ -18,7 +18,7 @@ from flower_vfl.auditing.attacker import AUDIT_REFERENCE, AUDIT_ROW
 from flower_vfl.auditing.evaluator import Oracle, Reference
 from flower_vfl.auditing.monitor import LeakageMonitor
 from flower_vfl.config import Config
-from flower_vfl.errors import NotFiniteError, TrainingError
+from flower_vfl.errors import NotFiniteError, ProtocolError, TrainingError
 from flower_vfl.metrics import snapshot
 from flower_vfl.metrics.utility import predicted_classes, utility
 from flower_vfl.parties.best import BestModel
@@ -318,9 +318,9 @@ class TrainingLoop:
         embeddings, timeout = {}, self._config.transport.step_timeout
         for link, frame in receive_answers(self._links, Kind.EMBEDDING, step, timeout):
             try:
-                embeddings[link.party] = frame.tensor("embedding", shape=(rows, *link.shape), dtype=link.dtype)
+                embeddings[link.party] = embedding_in(frame, link, rows)
             except NotFiniteError as error:
-                raise TrainingError(f"training diverged at party {link.party!r}: {error}{self._remedy()}") from error
+                raise TrainingError(f"training diverged at {error}{self._remedy()}") from error
         self.outcome.seconds_wait += time.perf_counter() - started
         return embeddings
 
@@ -469,3 +469,17 @@ def receive_answers(links: Mapping[str, Link], kind: Kind, step: int, timeout: f
         link.flush()
     for party, link in links.items():
         yield link, expect(link.receive(timeout), kind, step, party)
+
+
+def embedding_in(frame: Frame, link: Link, rows: int) -> Tensor:
+    """Return the embeddings (B, ...) of `rows` rows in a party's answer.
+
+    Raises
+    ------
+    ProtocolError, NotFiniteError
+        When they are others than agreed, or not finite; the message begins with the party.
+    """
+    try:
+        return frame.tensor("embedding", shape=(rows, *link.shape), dtype=link.dtype)
+    except ProtocolError as error:
+        raise type(error)(f"party {link.party!r}: {error}") from error

@@ -15,7 +15,7 @@ from flower_vfl.config.schema import TransportConfig
 from flower_vfl.errors import PartyError
 from flower_vfl.parties.label import LabelParty
 from flower_vfl.protocol.frame import Frame, Kind
-from flower_vfl.training.loop import receive_answers
+from flower_vfl.training.loop import embedding_in, receive_answers
 from flower_vfl.transport.base import Link
 
 _log = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ def _dry_run(label: LabelParty, links: Mapping[str, Link], rows: int, timeout: f
         link.send(Frame(Kind.PROBE, fields={}, tensors={"gradient": gradient}))
     embeddings, seconds = {}, 0.0
     for link, frame in receive_answers(links, Kind.PROBED, -1, timeout):
-        embeddings[link.party] = frame.tensor("embedding", shape=(rows, *link.shape), dtype=link.dtype)
+        embeddings[link.party] = embedding_in(frame, link, rows)
         reported = frame.fields.get("seconds")
         if not isinstance(reported, float) or not 0.0 <= reported < math.inf:
             raise PartyError(f"party {link.party!r} reports that a trial step took {reported!r} seconds")

@@ -21,7 +21,7 @@ from flower_vfl.protocol.schedule import Rows
 from flower_vfl.training.assembly import build_defenses, build_models
 from flower_vfl.training.grids import is_simulation
 from flower_vfl.training.handshake import check_software, negotiate
-from flower_vfl.training.loop import EVALUATIONS_UNDER_WAY, receive_answers
+from flower_vfl.training.loop import EVALUATIONS_UNDER_WAY, embedding_in, receive_answers
 from flower_vfl.training.probe import check_restored, cut_of
 from flower_vfl.training.protocols import TrainedStrategy
 from flower_vfl.transport.base import Link
@@ -113,7 +113,7 @@ def run_prediction(
         check_restored(model, strategy, cut, ask.fixed, ask.noted)
         for index, rows in _requested(links, ask.batches):
             embeddings = {
-                link.party: frame.tensor("embedding", shape=(len(rows), *link.shape), dtype=link.dtype)
+                link.party: embedding_in(frame, link, len(rows))
                 for link, frame in receive_answers(links, Kind.EMBEDDING, index, config.transport.step_timeout)
             }
             yield rows, model.logits(embeddings, ask.own, rows).cpu()

@@ -1,16 +1,19 @@
 """Logs of the label party during training, beyond losses and leaks: class counts, snapshots, embeddings."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from flower_vfl.apps import run
-from flower_vfl.errors import TrainingError
+from flower_vfl.errors import NotFiniteError, ProtocolError, TrainingError
+from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.strategies import Observer
 from flower_vfl.tracking import read_embeddings, read_snapshots, read_steps
 from flower_vfl.training.factories import schedule_of
+from flower_vfl.training.loop import embedding_in
 from tests.toys import toy_config, toy_data
 
 
@@ -188,3 +191,16 @@ def test_a_training_that_diverges_after_its_last_finite_loss_is_reported_as_dive
     words = f"training diverged: the predictions for {rows} after epoch 1 are not finite, after a loss of [01]\\."
     with pytest.raises(TrainingError, match=words):
         run(config, data=lambda _: data, top=Overflowing)
+
+
+@pytest.mark.parametrize(
+    ("sent", "error", "words"),
+    [
+        (torch.zeros(4, 3), ProtocolError, "party 'b': .*embedding"),
+        (torch.full((4, 2), torch.nan), NotFiniteError, "party 'b': .*not finite"),
+    ],
+)
+def test_a_wrong_embedding_is_refused_with_the_party_that_sent_it(sent, error, words):
+    link = SimpleNamespace(party="b", shape=(2,), dtype=torch.float32)
+    with pytest.raises(error, match=words):
+        embedding_in(Frame(Kind.EMBEDDING, 3, tensors={"embedding": sent}), link, 4)
