@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flower_vfl.config.run import Config
+from flower_vfl.errors import ConfigError
 from flower_vfl.registry import ATTACK_NAMES, DEFENSE_NAMES
 
 
@@ -18,6 +19,11 @@ def check_methods(config: Config) -> None:
     ConfigError
         When a name or a parameter is unknown; the message gives the nearest ones.
     """
+    if any(call["name"] == "no_gradients" for call in config.defenses):
+        raise ConfigError(
+            "no_gradients is a defense in the grid of a sweep alone; in a run set training.gradients = false, with "
+            "training.pretrain above 0"
+        )
     for names, calls in ((ATTACK_NAMES, config.attack.calls), (DEFENSE_NAMES, config.defenses)):
         for call in calls:
             names.check(call["name"], {key: value for key, value in call.items() if key != "name"})

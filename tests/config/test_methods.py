@@ -57,3 +57,8 @@ def test_every_parameter_of_a_built_in_method_passes(methods):
     for name, method in methods.builtin.items():
         known = list(parameters(method))[methods.names.own_arguments :]
         methods.names.check(name, dict.fromkeys(known, 1))
+
+
+def test_the_baseline_of_sweeps_is_no_defense_of_a_run_and_the_message_says_what_is():
+    with pytest.raises(ConfigError, match=r"in a run set training\.gradients = false"):
+        check_methods(build_config({}, {"defenses": "no_gradients(pretrain=3)"}))
