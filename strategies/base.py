@@ -360,6 +360,12 @@ class Defense(HookedStrategy):
         finally:
             self._generator = before
 
+    @property
+    def counts_steps(self) -> bool:
+        """True if its proof counts each step once, so that a repeated step must not draw noise again."""
+        guarantee = self.guarantee()
+        return guarantee is not None and not guarantee.accounted.kept
+
     def reseed(self, *purpose: str | int) -> None:
         """Derive all further draws from the secret and this purpose, not from earlier draws."""
         self._generator, self._purpose = None, purpose

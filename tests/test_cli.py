@@ -460,6 +460,17 @@ def test_a_search_that_is_interrupted_goes_on_with_all_its_options(tmp_path, mon
     assert resume_command(done.stderr) == f"tune toy-gap --out {tmp_path / 'out'} --resume {shlex.join(options)}"
 
 
+@pytest.mark.parametrize(("text", "warned"), [("", True), ("[data]\nname = 'toy'\n", False)])
+def test_a_file_without_data_says_which_data_it_is_about(tmp_path, monkeypatch, text, warned):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "run_here", interrupt)
+    (tmp_path / "run.toml").write_text(text)
+    done = flower_vfl("run", tmp_path / "run.toml", "--out", tmp_path / "out")
+    assert ("run.toml is about census-income, the data of a file" in done.stderr) == warned
+
+
 @pytest.mark.parametrize(("command", "kept"), [("run", True), ("run", False), ("data", False)])
 def test_only_a_run_that_has_measured_says_that_it_is_kept(tmp_path, monkeypatch, command, kept):
     def interrupt(*_, **__):

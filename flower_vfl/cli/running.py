@@ -51,9 +51,12 @@ def run(
 ) -> None:
     """Train, attack and measure one configuration."""
     from flower_vfl.config import load_config
+    from flower_vfl.config.schema import DataConfig
 
     check_source(source)
     config = load_config(source, parse_assignments(set_ or []))
+    if source.endswith(".toml") and config.data == DataConfig():
+        typer.echo(f"{source} is about {config.data.name}, the data of a file whose [data] names none", err=True)
     folder = folder_of(out, source, resume=resume)
     check_engine(engine, resources, address)
     if engine is Engine.flower and alone:

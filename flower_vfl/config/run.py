@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,8 +33,6 @@ from flower_vfl.config.schema import (
 )
 from flower_vfl.config.section import Section, require_plain
 from flower_vfl.errors import MOST_NAMES, ConfigError, nearest, plain_reason, suggestion
-
-_log = logging.getLogger(__name__)
 
 _PRESETS = files("flower_vfl") / "simulations" / "presets"
 
@@ -337,7 +334,8 @@ def explain(error: ValidationError, model: type[BaseModel] = Config) -> str:
         path = ".".join(str(part) for part in problem["loc"]) or "configuration"
         if problem["type"] == "extra_forbidden":
             leaves = leaf_paths(model)
-            near = get_close_matches(path, {name.split(".")[0] for name in leaves if "." in name}, n=1, cutoff=0.8)
+            sections = [] if "." in path else {name.split(".")[0] for name in leaves if "." in name}
+            near = get_close_matches(path, sections, n=1, cutoff=0.8)
             meant = f"did you mean [{near[0]}]?" if near else _key_hint(path, leaves)
             lines.append(f"{path}: there is no such key; {meant}")
         else:
@@ -444,10 +442,7 @@ def load_config(source: str, overrides: Mapping[str, Any] | None = None) -> Conf
     if source in sweep_names():
         raise ConfigError(f"{source!r} is a sweep, many runs: flower-vfl sweep {source}")
     _, values = read_source(source, preset_names(), preset="preset", file="configuration file")
-    config = build_config(values, overrides)
-    if source.endswith(".toml") and not any(key.startswith("data") for key in (*values, *(overrides or {}))):
-        _log.warning("%s has no [data], so it is about %s, the default", source, config.data.name)
-    return config
+    return build_config(values, overrides)
 
 
 def _name_of(manifest: Path) -> str:

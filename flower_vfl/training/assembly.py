@@ -186,18 +186,7 @@ def build_replay_guard(strategy: TrainedStrategy, context: TrainingContext) -> R
     base, defenses, store = strategy.base, strategy.chain(), _store(strategy.base.config, context)
     if store is None or not defenses or base.config.transport.kind == "inproc":
         return None
-    return ReplayGuard(defenses, store.received, known=context.resume, limited=_counts_steps(strategy))
-
-
-def _counts_steps(strategy: TrainedStrategy) -> str:
-    """Return what counts the gradients of each step once, for messages; empty for nothing."""
-    if strategy.base.config.attack.max_bound < 1.0:
-        return "attack.max_bound"
-    for defense in strategy.chain():
-        guarantee = defense.guarantee()
-        if guarantee is not None and not guarantee.accounted.kept:
-            return f"the proof of {defense.name}"
-    return ""
+    return ReplayGuard(defenses, store.received, known=context.resume)
 
 
 def build_checkpointing(

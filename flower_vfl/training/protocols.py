@@ -72,6 +72,10 @@ class TrainedDefense(TrainedStrategy, Protocol):
     def params(self) -> dict[str, Any]:
         """Its parameters."""
 
+    @property
+    def counts_steps(self) -> bool:
+        """True if its proof counts each step once."""
+
     def guarantee(self) -> Guarantee | None:
         """Return the proven privacy of everything that is sent; None without a proof."""
 

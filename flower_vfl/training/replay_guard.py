@@ -32,8 +32,8 @@ class ReplayGuard:
     time, the defenses are reseeded for this step and digest. Different histories of a step give independent noise,
     which can be averaged like that of several epochs; a run is restored to a checkpoint a few times only.
 
-    A proof that counts draws, and a limit of the bound on all that is sent, count each step once. With one of these a
-    repeated step with other embeddings ends the run.
+    A proof that counts draws (`counts_steps` of a defense) counts each step once. There a repeated step with other
+    embeddings ends the run.
 
     Parameters
     ----------
@@ -43,12 +43,10 @@ class ReplayGuard:
         The label party's own file of the digests of received embeddings, which survives a kill.
     known : bool
         True if the file is read, for a resumed run; otherwise it is overwritten.
-    limited : str
-        The limit or the proof that counts each step once; empty for none.
     """
 
-    def __init__(self, defenses: Sequence[TrainedDefense], path: Path, *, known: bool, limited: str = "") -> None:
-        self._defenses, self._path, self._limited = defenses, path, limited
+    def __init__(self, defenses: Sequence[TrainedDefense], path: Path, *, known: bool) -> None:
+        self._defenses, self._path = defenses, path
         self._first = _read(path) if known else {}
         self._chain, self._next, self._floor = bytes(_DIGEST), 0, 0
         self._warned = False
@@ -60,7 +58,7 @@ class ReplayGuard:
         Raises
         ------
         TrainingError
-            When they are others than the first time, and a limit counts each step once.
+            When they are others than the first time, and a proof counts each step once.
         """
         digest = hashlib.blake2b(self._chain, digest_size=_DIGEST)
         for party, z in embeddings.items():
@@ -72,11 +70,13 @@ class ReplayGuard:
             with writing_to(self._path), self._path.open("a", encoding="ascii") as file:
                 file.write(_line(step, self._chain))
         elif self._first[step] != self._chain:
-            if self._limited:
+            counted = [defense.name for defense in self._defenses if defense.counts_steps]
+            if counted:
                 raise TrainingError(
                     f"step {step} is done again with other embeddings than the first time, and would draw its noise "
-                    f"again: {self._limited} counts each step once. A party did not return to its checkpoint, or "
-                    "deviates from the protocol; find out why, and begin a new run"
+                    f"again: the proof of {counted[0]} counts each step once. A party did not return to its "
+                    "checkpoint, has another processor, or trains on a GPU, which need not give the same bits; begin a "
+                    "new run"
                 )
             for defense in self._defenses:
                 defense.reseed("step", step, self._chain.hex())

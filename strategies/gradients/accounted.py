@@ -44,6 +44,7 @@ class AccountedNoise(NoiseDefense, Generic[C]):
     def __init__(self, strategy: HookedStrategy, *, scope: Scope = "joint", rho: float = 0.0) -> None:
         super().__init__(strategy, scope=scope, rho=rho)
         self._accountants: dict[str, C] = {}
+        self._repeated = False
 
     @abstractmethod
     def _new_accountant(self) -> C:
@@ -91,9 +92,16 @@ class AccountedNoise(NoiseDefense, Generic[C]):
 
         The second cannot fall with the epochs. Its estimate may; then the earlier, larger estimate is used.
         """
+        if self._repeated:
+            return 1.0
         divergences = {name: accountant.largest for name, accountant in self._accountants.items()}
         together = self._colluding_divergences({**dict.fromkeys(self.base.widths, 0.0), **divergences})
         return max(map(auc_bound, [*divergences.values(), *together.values()])) if divergences else 1.0
+
+    def reseed(self, *purpose: str | int) -> None:
+        """Draw from another seed; there is no bound from then on, because a step has sent gradients twice."""
+        super().reseed(*purpose)
+        self._repeated = self._repeated or bool(purpose)  # without one it is as at the beginning
 
     def check_bound(self, epochs: int) -> None:
         """Refuse more than two classes, and more epochs than can be accounted for together."""
@@ -118,11 +126,13 @@ class AccountedNoise(NoiseDefense, Generic[C]):
 
     def state(self) -> dict[str, Any]:
         """Add the states of the accountants."""
-        return {**super().state(), "courses": {name: each.state() for name, each in self._accountants.items()}}
+        courses = {name: each.state() for name, each in self._accountants.items()}
+        return {**super().state(), "courses": courses, "repeated": self._repeated}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `state` returned."""
         super().restore(state)
+        self._repeated = self._repeated or state["repeated"]  # also where the state is from before
         self._accountants = {}
         for name, saved in state["courses"].items():
             self._accountant(name).restore(saved)

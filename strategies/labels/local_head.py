@@ -101,6 +101,11 @@ class LocalHead(Defense):
         """Return the proven privacy of the randomised labels."""
         return Guarantee(self.epsilon, release=self._mechanism.release)
 
+    @property
+    def counts_steps(self) -> bool:
+        """True while its labels are not all drawn."""
+        return self._mechanism.draws_again
+
     def build(self, cut: Cut, device: torch.device) -> None:
         """Make a head for each party, of the configuration's network, for its embedding alone."""
         config, classes = self.base.config, self.base.labels.classes

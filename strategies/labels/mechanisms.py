@@ -58,6 +58,11 @@ class LabelMechanism(ABC):
         """The release of each label by the mechanism, for an account over several trainings."""
         return Release(Bounded(self.epsilon), kept=True)
 
+    @property
+    def draws_again(self) -> bool:
+        """True if a step that is repeated now could change a later draw of labels."""
+        return False
+
     def purpose(self) -> tuple[str, ...]:
         """Return the purpose from which the draw derives, beside the label party's secret."""
         return (self.name, repr(self.epsilon))
@@ -270,6 +275,11 @@ class Prior(LabelMechanism):
         self._prior = torch.empty(0, classes)
         self._second: Tensor | None = None
         self._first_stage_left = 0
+
+    @property
+    def draws_again(self) -> bool:
+        """True until the labels of the second stage are drawn, which depend on predictions."""
+        return self._first_stage_left > 0 and self._second is None
 
     def begin(self, config: Config, parties: int) -> None:
         """Set the length of the first stage; refuse a run without a second one, and several feature parties."""

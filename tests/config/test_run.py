@@ -129,6 +129,7 @@ def test_an_unknown_key_gives_the_nearest_name_and_those_near_it(given, meant):
         ({"training": {"learning_rat": 1}}, "training.learning_rat", "training.learning_rate"),
         ({"sead": 1}, "sead", "seed"),
         ({"transport": {"portt": 1}}, "transport.portt", "transport.port"),
+        ({"checkpoint": {"evry": 1}}, "checkpoint.evry", "checkpoint.every"),
     ],
 )
 def test_an_unknown_key_in_a_file_gives_the_nearest_name(values, path, meant):
@@ -139,14 +140,6 @@ def test_an_unknown_key_in_a_file_gives_the_nearest_name(values, path, meant):
 def test_a_misspelt_section_gives_the_nearest_section():
     with pytest.raises(ConfigError, match=r"trainning: there is no such key; did you mean \[training\]\?"):
         build_config({"trainning": {"epochs": 3}})
-
-
-@pytest.mark.parametrize(("text", "overrides", "warned"), [("", {}, True), ("", {"data.name": "toy"}, False)])
-def test_a_file_without_data_says_which_data_it_is_about(tmp_path, caplog, text, overrides, warned):
-    path = tmp_path / "run.toml"
-    path.write_text(text)
-    config = load_config(str(path), overrides)
-    assert (f"run.toml has no [data], so it is about {config.data.name}, the default" in caplog.text) == warned
 
 
 @pytest.mark.parametrize("given", ["unlabelled", "data.unlabelled", "dtype.zip_code", "dtype.plz", "delimiter.bank"])

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from flower_vfl.accounting import Laplace, Release
 from flower_vfl.errors import TrainingError
 from flower_vfl.rng import Secret
-from flower_vfl.strategies import Iso, VerticalStrategy
+from flower_vfl.strategies import Guarantee, Iso, Marvell, MarvellFull, VerticalStrategy
 from flower_vfl.training.replay_guard import ReplayGuard
 
 STEPS, ROWS, WIDTH = 4, 6, 3
@@ -19,11 +20,11 @@ LABELS = torch.arange(ROWS) % 2
 class LabelSide:
     """A label party with a defense that adds noise, and the guard of its repeated steps."""
 
-    def __init__(self, folder, *, known=False, **more):
+    def __init__(self, folder, *, known=False, kind=Iso, **params):
         base = VerticalStrategy(nn.Linear(WIDTH, 1), LABELS, secret=Secret.for_simulation(0, "label"))
         base.build({"a": (WIDTH,)}, None)
-        self.defense = Iso(base, t=4.0)
-        self.guard = ReplayGuard([self.defense], folder / "received", known=known, **more)
+        self.defense = kind(base, **(params or {"t": 4.0}))
+        self.guard = ReplayGuard([self.defense], folder / "received", known=known)
 
     def step(self, number, value, other=0):
         """Return the noise of a step in which embeddings with these values are received, as a tuple."""
@@ -39,6 +40,13 @@ class LabelSide:
     def restore(self, state):
         self.defense.restore(state["defense"])
         self.guard.restore(state["received"])
+
+
+class Counted(Iso):
+    """Noise with a proof that counts its draws."""
+
+    def guarantee(self):
+        return Guarantee.of(Release(Laplace(4.0), draws=STEPS))
 
 
 PASSES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=STEPS), min_size=2, max_size=5)
@@ -187,16 +195,31 @@ def test_fresh_noise_is_reported_once_after_each_interruption(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_what_counts_each_step_once_allows_no_other_embeddings(tmp_path, known):
-    side = LabelSide(tmp_path, limited="the proof of fresh_noise")
+def test_a_proof_that_counts_each_step_once_allows_no_other_embeddings(tmp_path, known):
+    side = LabelSide(tmp_path, kind=Counted)
     start = side.state()
     noise = [side.step(step, 1) for step in range(2)]
     if known:
-        side = LabelSide(tmp_path, known=True, limited="the proof of fresh_noise")
+        side = LabelSide(tmp_path, known=True, kind=Counted)
     side.restore(start)
     assert side.step(0, 1) == noise[0]
-    with pytest.raises(TrainingError, match=r"step 1 is done again .* the proof of fresh_noise counts each step once"):
+    with pytest.raises(TrainingError, match=r"step 1 is done again .* the proof of iso counts each step once"):
         side.step(1, 2)
+
+
+@pytest.mark.parametrize("kind", [Marvell, MarvellFull])
+def test_where_a_step_has_sent_gradients_twice_there_is_no_bound_any_more(tmp_path, kind):
+    side = LabelSide(tmp_path, kind=kind, s=4.0)
+    start = side.state()
+    for values, lost in (((1, 1), False), ((1, 1), False), ((1, 2), True), ((1, 1), True)):
+        side.restore(start)
+        for step, value in enumerate(values):
+            side.step(step, value)
+        side.defense.end_epoch()
+        assert (side.defense.bound() == 1.0) == lost
+    restored = LabelSide(tmp_path, known=True, kind=kind, s=4.0)
+    restored.restore(side.state())
+    assert restored.defense.bound() == 1.0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

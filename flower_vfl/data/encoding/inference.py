@@ -256,7 +256,8 @@ class _Column:
                     f"{self.file}: column {self.name!r} holds {self.known[int(bad.argmax())].as_py()!r}, which reads "
                     f"as none of the dates that are known; give their format, as in {cure}"
                 )
-            self._almost = self._almost or self._several_formats(fitting[0])
+            if least < len(self.different):
+                self._almost = self._almost or self._several_formats(fitting[0])
             return None
         text = fitting[0] if len(fitting) == 1 else self._constant_day(fitting)
         if "%y" in text:

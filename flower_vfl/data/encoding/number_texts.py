@@ -23,9 +23,10 @@ _NAMED = {",": "decimal comma", ".": "decimal point"}
 _GROUPS = {",": "commas", ".": "points", " ": "spaces", "'": "apostrophes"}
 _SIGN = "|".join(re.escape(sign) for sign in SIGNS)
 _AFFIXED = re.compile(rf"^[-+(]?\s*({_SIGN})?\s*[-+]?\s*[0-9.,' ]*[0-9][0-9.,' ]*\s*({_SIGN})?\s*\)?\s*-?$")
-_UNIT = re.compile(r"^[-+(]?\s*(?!0[0-9])[0-9.,' ]*[0-9][.,]?\s*((?:[^\W\d_]|[°µ/²³·]){1,12})\s*\)?$")
+_UNIT = re.compile(r"^[-+(]?\s*(?!0[0-9])[0-9.,' ]*[0-9][.,]?(\s*)((?:[^\W\d_]|[°µ/²³·]){1,12})\s*\)?$")
 _ZERO = re.compile(r"^[-+]?0+([.,]0*)?$")
 _SAMPLE = 2000
+_LETTERS = frozenset("kKmMghsl")
 _MOST_UNITS, _MANY_VALUES = 3, 20
 """From how many values on 2 to 3 units look like a number with units, and not like names of categories."""
 _ALMOST_ALL = 0.95
@@ -125,6 +126,11 @@ def signs(values: pa.Array) -> set[str]:
     return found or (set(shared) if len(shared := units(values)) == 1 else set())
 
 
+def _is_unit(space: str, letters: str) -> bool:
+    """Return False for a single letter directly behind a number, as of seats, unless it is a usual unit."""
+    return bool(space) or len(letters) > 1 or letters in _LETTERS
+
+
 def units(values: pa.Array) -> list[str]:
     """Return the units of texts (N,) that are nearly all numbers with a unit of letters, sorted; else an empty list.
 
@@ -134,7 +140,7 @@ def units(values: pa.Array) -> list[str]:
     (['kg'], ['g', 'kg'], [])
     """
     texts = [value for value in normal(values.slice(0, _SAMPLE)).to_pylist() if value and not _ZERO.match(value)]
-    known = [match.group(1) for match in map(_UNIT.match, texts) if match]
+    known = [match.group(2) for match in map(_UNIT.match, texts) if match and _is_unit(*match.groups())]
     return sorted(set(known)) if known and len(known) >= _ALMOST_ALL * len(texts) else []
 
 

@@ -177,7 +177,9 @@ def test_columns_of_a_date_type_are_dates(tmp_path):
         (cycle("$5", "€7", "$9"), "category", "different signs: $, €"),
         (cycle("18_25", "26_35"), "category", "texts"),
         (cycle("7A", "7B", "12A", "12C"), "category", "texts"),
-        (cycle("007X", "12X", "3X"), "category", "texts"),
+        (cycle("007 X", "12 X", "3 X"), "category", "texts"),
+        (cycle("1A", "12A", "3A"), "category", "texts"),
+        (cycle("1.5k", "12k", "3k"), "number", "with k"),
         ([f"{row % 40}.5 {'kg' if row % 2 else 'g'}" for row in range(ROWS)], "category", "different units: g, kg"),
         (
             [f"2024-02-{row % 28 + 1:02d}" if row % 2 else f"{row % 28 + 1:02d}/02/2024" for row in range(ROWS)],

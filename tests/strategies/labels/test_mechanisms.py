@@ -147,6 +147,17 @@ def test_another_training_with_the_same_secret_draws_other_noise_in_its_second_s
     assert within(int((one & other).sum()), binom(len(one), rate**2))
 
 
+def test_repeated_steps_matter_until_the_labels_of_the_second_stage_are_drawn():
+    made, once = two_stages(epochs=4), LABEL_MECHANISMS["laplace"](1.0, 2)
+    found = []
+    for mechanism in (made, once):
+        mechanism.draw(torch.arange(ROWS) % 2, keystream(1))
+    for _ in range(3):
+        found.append((made.draws_again, once.draws_again))
+        made.end_epoch()
+    assert found == [(True, False), (True, False), (False, False)]
+
+
 def test_rows_are_split_whatever_the_labels_are():
     splits = []
     for labels in (torch.zeros(ROWS, dtype=torch.int64), torch.ones(ROWS, dtype=torch.int64)):
