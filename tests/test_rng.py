@@ -115,7 +115,7 @@ def test_numbers_of_a_keystream_are_uniform_and_below_one():
     assert kstest(numbers.ravel(), "uniform").pvalue > 1e-7
 
 
-def test_a_keystream_of_other_data_or_another_purpose_is_another_and_does_not_depend_on_earlier_draws():
+def test_each_purpose_and_each_data_has_a_keystream_independent_of_earlier_draws():
     secret, drawn = Secret(VALUE, "file"), Keystream(VALUE)
     drawn.uniform(5)
     assert drawn.of(b"labels").uniform(4).tolist() == Keystream(VALUE).of(b"labels").uniform(4).tolist()

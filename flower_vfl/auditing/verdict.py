@@ -336,8 +336,12 @@ def _above_chance(finding: Finding) -> bool:
     if finding.kind == "practical":
         return False
     gain = finding.kind == "gain"
-    ends = finding.entry.get("advantage_interval95" if gain else "interval95")
-    return isinstance(ends, Sequence) and len(ends) == 2 and float(ends[0]) > (0.0 if gain else 0.5)
+    return lies_above(finding.entry.get("advantage_interval95" if gain else "interval95"), 0.0 if gain else 0.5)
+
+
+def lies_above(ends: Any, chance: float) -> bool:
+    """Return True if an interval is known and lies wholly above chance."""
+    return isinstance(ends, Sequence) and len(ends) == 2 and float(ends[0]) > chance
 
 
 def _concerns(finding: Finding, party: str) -> bool:

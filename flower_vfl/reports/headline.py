@@ -15,6 +15,7 @@ from flower_vfl.auditing.verdict import (
     NOT_TESTED,
     PROVEN,
     is_informed,
+    lies_above,
     practical_entries,
     verdict_of,
     with_own_data,
@@ -117,8 +118,7 @@ class Lines:
     @staticmethod
     def _above(found: Mapping[str, Any] | None, chance: float) -> bool:
         """Return True if the 95 % interval of a finding lies wholly above chance."""
-        ends = None if found is None else found.get("interval95")
-        return isinstance(ends, Sequence) and len(ends) == 2 and float(ends[0]) > chance
+        return found is not None and lies_above(found.get("interval95"), chance)
 
     @staticmethod
     def _tone(*, leaks: bool, known: bool) -> str:

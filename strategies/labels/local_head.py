@@ -104,7 +104,7 @@ class LocalHead(Defense):
     @property
     def counts_steps(self) -> bool:
         """True while its labels are not all drawn."""
-        return self._mechanism.draws_again
+        return self._mechanism.counts_steps
 
     def build(self, cut: Cut, device: torch.device) -> None:
         """Make a head for each party, of the configuration's network, for its embedding alone."""

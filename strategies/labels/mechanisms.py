@@ -59,7 +59,7 @@ class LabelMechanism(ABC):
         return Release(Bounded(self.epsilon), kept=True)
 
     @property
-    def draws_again(self) -> bool:
+    def counts_steps(self) -> bool:
         """True if a step that is repeated now could change a later draw of labels."""
         return False
 
@@ -277,7 +277,7 @@ class Prior(LabelMechanism):
         self._first_stage_left = 0
 
     @property
-    def draws_again(self) -> bool:
+    def counts_steps(self) -> bool:
         """True until the labels of the second stage are drawn, which depend on predictions."""
         return self._first_stage_left > 0 and self._second is None
 

@@ -104,7 +104,7 @@ def test_an_interval_wholly_above_chance_is_amber_where_no_test_rejects(entry, t
     assert "two other seeds" in advised(*complete(entry))
 
 
-def test_a_larger_reading_whose_interval_holds_chance_does_not_hide_one_that_lies_above_it():
+def test_an_insignificant_gain_above_chance_is_shown_before_a_larger_uncertain_one():
     open_gain = informed(0.915, 1e-9, ("gradients", "embeddings"), **ABOVE)
     wider = {"advantage": 0.02, "advantage_interval95": [-0.02, 0.06], "advantage_p_value": 0.2}
     columns = informed(0.92, 1e-9, ("gradients", "columns"), phase="joint", attack="fit", **wider)

@@ -333,7 +333,7 @@ def test_class_weights_are_taken_from_the_prepared_labels():
     assert loss.item() == pytest.approx((weights * math.log(2)).mean().item(), rel=1e-6)
 
 
-def test_with_class_weights_a_rare_class_counts_the_same_in_a_small_batch_of_several_classes():
+def test_class_weights_of_several_classes_hold_in_a_batch_of_one_class():
     y = torch.tensor([0] * 80 + [1] * 10 + [2] * 10)
     strategy = VerticalStrategy(nn.Linear(2, 3), y, config=toy_config(training={"class_weights": "balanced"}))
     strategy.prepare_labels(y)

@@ -153,7 +153,7 @@ def test_repeated_steps_matter_until_the_labels_of_the_second_stage_are_drawn():
     for mechanism in (made, once):
         mechanism.draw(torch.arange(ROWS) % 2, keystream(1))
     for _ in range(3):
-        found.append((made.draws_again, once.draws_again))
+        found.append((made.counts_steps, once.counts_steps))
         made.end_epoch()
     assert found == [(True, False), (True, False), (False, False)]
 
