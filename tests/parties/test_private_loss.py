@@ -39,8 +39,10 @@ def config(name="own_methods.private_head:PrivateHead", **sections):
 
 @pytest.mark.slow
 def test_with_the_same_draw_other_true_labels_change_no_message_of_a_users_private_head(private_head, monkeypatch):
-    original = private_head.randomised
-    monkeypatch.setattr(private_head, "randomised", lambda labels, **named: original(torch.zeros_like(labels), **named))
+    original = private_head.PrivateHead.prepare_labels
+    monkeypatch.setattr(
+        private_head.PrivateHead, "prepare_labels", lambda defense, labels: original(defense, torch.zeros_like(labels))
+    )
     data = toy_data(rows=400, test_rows=200, parties=2, label_features=True)
     truth = data.labels()
     turned = Labels(1 - truth.train, 1 - truth.test, 2)

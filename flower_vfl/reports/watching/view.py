@@ -34,8 +34,8 @@ _INFORMED = "informed"
 _BATCHES = 200
 """Number of latest batches whose class counts give the chance level."""
 
-_ONE_SIDE, _EITHER_SIDE = 0.95, 0.975
-"""Levels of the quantiles below which 19 of 20 random scores stay, as they are and if they may be turned around."""
+_LEVEL = 0.975
+"""Level of a quantile that random scores, as they are or turned around, stay below in 19 of 20 steps."""
 
 _MOST_FIGURES = 12
 
@@ -95,7 +95,7 @@ class RunPage:
                 "folder": printable(follower.folder, 300),
                 "loss": float(loss[-1]) if loss.size else None,
                 "leak": self._leak(),
-                "chance": self._chance(_EITHER_SIDE),
+                "chance": self._chance(),
                 "figures": self._figures,
                 "parties": {printable(party, 80): facts for party, facts in parties.items()},
                 "log": follower.log(),
@@ -125,8 +125,8 @@ class RunPage:
         ]
         return max(latest, default=None)
 
-    def _chance(self, level: float) -> float | None:
-        """Return a quantile of guessing on the latest batches; None where no batch has two classes."""
+    def _chance(self) -> float | None:
+        """Return what guessing reaches on the latest batches; None where no batch has two classes."""
         rows, positives = (
             self.follower.curves.get(("label", "", "", name), Curve()).values[-_BATCHES:]
             for name in ("batch_rows", "batch_positives")
@@ -134,7 +134,7 @@ class RunPage:
         counts = [
             (int(of - ones), int(ones)) for of, ones in zip(rows, positives, strict=False) if 0 <= ones <= of < 2**31
         ]
-        found = null_quantile(counts, level)
+        found = null_quantile(counts, _LEVEL)
         return found if math.isfinite(found) else None
 
     def _draw(self) -> list[Markup]:
@@ -142,7 +142,7 @@ class RunPage:
         loss = self.follower.curves.get(_LOSS)
         if loss is not None and np.isfinite(loss.values).any():
             figures.append(Markup(loss_figure("Training loss", loss.steps, loss.values)))
-        chance = self._chance(_ONE_SIDE)
+        chance = self._chance()
         for (party, layer), curves in list(self._leaks().items())[:_MOST_FIGURES]:
             shown = {printable(attack, 60): (curve.steps, curve.values) for attack, curve in curves.items()}
             figures.append(Markup(leak_figure(_title(party, layer), shown, chance, ranges=False)))
