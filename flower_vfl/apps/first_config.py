@@ -5,13 +5,12 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from flower_vfl.config import load_config
 from flower_vfl.data.encoding.messages import option_line
-from flower_vfl.data.formats.tables import Dialect, delimiter_of, read_header
+from flower_vfl.data.formats.tables import Dialect, read_header
 from flower_vfl.data.sources.catalog import load
 from flower_vfl.data.sources.files_options import LABELS, FilesOptions
 from flower_vfl.data.sources.own_files import Files
@@ -152,15 +151,13 @@ def write_first_config(
         raise ConfigError(f"{out} exists already; name another file with --out")
     given = _given_options(files, options or {})
     tables = {**files, **({LABELS: Path(given.labels_file)} if given.labels_file else {})}
-    dialects = {party: _dialect(path, given.dialect(party)) for party, path in tables.items()}
-    headers = {party: list(read_header(path, dialects[party]).column_names) for party, path in tables.items()}
+    headers = {party: _header(path, given.dialect(party)) for party, path in tables.items()}
     id_column = _id_column(headers, id_column, label, ask)
     labelled = {LABELS: headers[LABELS]} if given.labels_file else headers
     label = label or _choice("--label", "column of the label", _columns(labelled, id_column), "", ask)
     holder = _label_party(labelled, label, label_party, id_column, ask, alone=bool(given.labels_file))
     chosen = {"id": id_column, "label": label, "label_party": holder, "join": "inner", "missing": "mean"}
-    delimiters = {party: dialect.delimiter for party, dialect in dialects.items() if dialect.delimiter}
-    written = {**chosen, **given.model_dump(exclude_unset=True), **({"delimiter": delimiters} if delimiters else {})}
+    written = {**chosen, **given.model_dump(exclude_unset=True)}
     if not given.labels_file and set(headers[holder]) <= {id_column, label} and len(files) > 1:
         written = _with_labels_file(written, holder)
     lines = [line for key, value in written.items() for line in _lines(key, value)]
@@ -222,11 +219,10 @@ def _label_party(
     return chosen
 
 
-def _dialect(path: Path, given: Dialect) -> Dialect:
-    """Return the syntax of a file: as given, the delimiter from its header where none is given."""
+def _header(path: Path, dialect: Dialect) -> list[str]:
     if not path.exists():
         raise DataError(f"there is no file {path}")
-    return given if given.delimiter else replace(given, delimiter=delimiter_of(path, given))
+    return list(read_header(path, dialect).column_names)
 
 
 def _with_labels_file(options: Mapping[str, Any], holder: str) -> dict[str, Any]:

@@ -97,9 +97,9 @@ def test_a_configuration_that_is_there_stays(tmp_path):
     assert (tmp_path / "run.toml").read_text() == "seed = 1\n"
 
 
-def test_a_delimiter_that_a_file_needs_is_found_and_written(tmp_path):
-    begin(tmp_path, bank=BANK.replace(",", ";"), label="default")
-    assert load_config(str(tmp_path / "run.toml")).data.options["delimiter"] == {"bank": ";"}
+def test_a_file_may_have_another_delimiter(tmp_path):
+    assert begin(tmp_path, bank=BANK.replace(",", ";"), label="default") == "bank"
+    assert "delimiter" not in load_config(str(tmp_path / "run.toml")).data.options
     assert '\n# positive = "yes" ' in (tmp_path / "run.toml").read_text()
 
 
@@ -115,7 +115,7 @@ def test_options_of_the_files_are_used_and_written(tmp_path):
     write_first_config(files, out, label="default", options=given, ask=no_answer)
     written = load_config(str(out)).data.options
     assert (written["encoding"], written["decimal"]) == ({"bank": "cp1252"}, ",")
-    assert (written["delimiter"], written["missing"]) == ({"bank": ";"}, "error")
+    assert written["missing"] == "error"
     assert written["missing_values"] == ["-999", "unknown"]
 
 
@@ -139,7 +139,7 @@ def test_a_file_of_ids_and_labels_becomes_the_file_of_the_labels(tmp_path):
     options = load_config(str(tmp_path / "run.toml")).data.options
     assert options["files"] == {"shop": f"{tmp_path}/shop.csv"}
     assert options["labels_file"] == f"{tmp_path}/bank 'x'.csv"
-    assert (options["delimiter"], options["encoding"]) == ({"labels": ";"}, {"labels": "cp1252"})
+    assert options["encoding"] == {"labels": "cp1252"}
     dataset = load("files", options=options, cache=tmp_path / "cache")
     assert (dataset.label_party, dataset.parties, len(dataset.labels().train) > 20) == ("bank", ("shop",), True)
 
@@ -161,7 +161,7 @@ def test_a_file_of_labels_is_taken_from_the_options(given, party, tmp_path, monk
     assert asked == ["column of the label, of paid"]
     options = load_config(str(tmp_path / "run.toml")).data.options
     assert options["labels_file"] == f"{tmp_path}/labels.csv"
-    assert (options["delimiter"], set(options["files"])) == ({"labels": ";"}, {"bank", "shop"})
+    assert set(options["files"]) == {"bank", "shop"}
     dataset = load("files", options=options, cache=tmp_path / "cache")
     assert (dataset.label_party, dataset.parties) == (party, ("bank", "shop"))
 

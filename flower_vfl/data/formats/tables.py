@@ -52,7 +52,8 @@ class Dialect:
     Parameters
     ----------
     delimiter : str
-        One character, or "tab"; "" for tabs in files called .tsv and commas in others.
+        One character, or "tab"; "" for tabs in files called .tsv and commas in others, or for another one if that
+        would leave the header a single column.
     encoding : str
         Python's name of the encoding; "" for UTF-8.
     trained : bool
@@ -133,7 +134,7 @@ def read_table(path: Path, only: str = "", dialect: Dialect = PLAIN_DIALECT) -> 
     DataError
         When the file is neither, is empty, lacks the column, has a column name twice, or leaves a quote open.
     """
-    dialect = _marked(path, dialect)
+    dialect = _completed(path, dialect)
     if _is_utf8_too(path, dialect):
         _log.warning(
             "%s is read in %s, and it is text in UTF-8: letters outside of ASCII are read wrongly; %s",
@@ -167,14 +168,13 @@ def _other_fields(words: str, dialect: Dialect) -> str:
 
 def read_header(path: Path, dialect: Dialect = PLAIN_DIALECT) -> pa.Table:
     """Return the columns of a file, without rows; errors are those of `read_table`."""
-    dialect = _marked(path, dialect)
+    dialect = _completed(path, dialect)
     try:
         if _is_parquet(path):
             header = pq.read_schema(path).empty_table()
         elif _kind(path) in (".csv", ".tsv", ".txt"):
-            with _records(path, dialect) as records:
-                names = next(filter(None, records), [])
-            header = pa.schema([(name.strip(), pa.string()) for name in names if name.strip()]).empty_table()
+            names = [name.strip() for name in _names(path, dialect)]
+            header = pa.schema([(name, pa.string()) for name in filter(None, names)]).empty_table()
         else:
             raise DataError(
                 f"{path}: files end in .csv, .tsv, .txt (each also .gz), .parquet, .pq or .npz (numpy.savez of IDs and "
@@ -188,52 +188,36 @@ def read_header(path: Path, dialect: Dialect = PLAIN_DIALECT) -> pa.Table:
     if not header.column_names:
         raise DataError(f"{path} is empty")
     _refuse_duplicates(header.column_names, path)
-    if len(header.column_names) == 1 and not _is_parquet(path):
+    if len(header.column_names) == 1 and dialect.delimiter and not dialect.first_line:
         _refuse_delimiter(header.column_names[0], path, dialect)
     return header
 
 
-def delimiter_of(path: Path, dialect: Dialect) -> str:
-    """Return the option `delimiter` that a file needs, from its header; "" where none is needed.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    dialect : Dialect
-        Its encoding.
-
-    Raises
-    ------
-    DataError
-        As `read_header`, when no delimiter helps.
-    """
-    try:
-        read_header(path, dialect)
-    except DataError:
-        for delimiter in () if _is_parquet(path) else SEPARATORS:
-            with suppress(DataError):
-                if len(read_header(path, replace(dialect, delimiter=delimiter)).column_names) > 1:
-                    return "tab" if delimiter == "\t" else delimiter
-        raise
-    return ""
-
-
-def _marked(path: Path, dialect: Dialect) -> Dialect:
-    """Return the dialect of a file, as its beginning tells: in UTF-8 after its byte order mark, delimited as in sep=;.
+def _completed(path: Path, dialect: Dialect) -> Dialect:
+    """Return the dialect of a file with what its beginning tells: a byte order mark, a line sep=;, the delimiter.
 
     Errors of reading are left to those who read on.
     """
     if _is_parquet(path):
         return dialect
-    with suppress(OSError, EOFError, zlib.error, UnicodeError), _opened(path) as file:
+    with suppress(OSError, EOFError, zlib.error, UnicodeError, csv.Error), _opened(path) as file:
         if dialect.encoding and file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8:
             dialect = replace(dialect, encoding="")
         file.seek(0)
         with io.TextIOWrapper(file, encoding=dialect.encoding or "utf-8-sig", errors="replace") as text:
             named = _SEPARATOR_LINE.fullmatch(text.readline(_LONGEST_SEPARATOR_LINE))
-        return replace(dialect, delimiter=named[1], first_line=True) if named else dialect
+        if named:
+            return replace(dialect, delimiter=named[1], first_line=True)
+        if not dialect.delimiter and len(_names(path, dialect)) == 1:
+            others = (replace(dialect, delimiter=other) for other in SEPARATORS)
+            return next((other for other in others if len(_names(path, other)) > 1), dialect)
     return dialect
+
+
+def _names(path: Path, dialect: Dialect) -> list[str]:
+    """Return the record of the header."""
+    with _records(path, dialect) as records:
+        return next(filter(None, records), [])
 
 
 def _is_utf8_too(path: Path, dialect: Dialect) -> bool:
@@ -374,14 +358,13 @@ def _read_csv(path: Path, wanted: list[str], dialect: Dialect) -> pa.Table:
 
 
 def _refuse_delimiter(name: str, path: Path, dialect: Dialect) -> None:
-    """Refuse a file whose only column is the whole header, because another character separates its fields."""
+    """Refuse a file whose only column is the whole header, because its delimiter is not the one that was given."""
     own = dialect.between(path)
     found = next((other for other in SEPARATORS if other != own and other in name), None)
     if found:
-        words = SEPARATORS.get(own, repr(own))
-        needed = "commas, or tabs in a file that is called .tsv," if own == "," else words
+        needed = SEPARATORS.get(own, repr(own))
         named = "tab" if found == "\t" else found
-        cure = f": save it with {words}" if dialect.trained else f" {dialect.cure('delimiter', named)}"
+        cure = f": save it with {needed}" if dialect.trained else f" {dialect.cure('delimiter', named)}"
         raise DataError(f"{path}: fields are separated by {SEPARATORS[found]}; {needed} are needed{cure}")
 
 

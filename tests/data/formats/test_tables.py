@@ -6,7 +6,7 @@ import gzip
 import pytest
 
 from flower_vfl.data.formats import tables
-from flower_vfl.data.formats.tables import Dialect, delimiter_of, read_header, read_table
+from flower_vfl.data.formats.tables import Dialect, read_header, read_table
 from flower_vfl.errors import DataError
 
 
@@ -64,7 +64,35 @@ def test_a_first_line_that_names_the_delimiter_is_no_row(tmp_path, first, name, 
     assert read_header(path, dialect).column_names == ["id", "town"]
     assert read_table(path, dialect=dialect).to_pydict() == {"id": ["p1", "p2"], "town": ["Köln", "a\nb"]}
     assert read_table(path, "town", dialect).column_names == ["town"]
-    assert delimiter_of(path, dialect) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "delimiter"), [("a.csv", ";"), ("a.txt", "\t"), ("a.tsv", ","), ("a.csv.gz", "|"), ("a.tsv", "\t")]
+)
+def test_a_delimiter_that_is_not_given_is_found_in_the_header(tmp_path, name, delimiter):
+    content = f'id{delimiter}"a{delimiter}b"\np1{delimiter}"2,5"\n'.encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    assert read_table(tmp_path / name).to_pydict() == {"id": ["p1"], f"a{delimiter}b": ["2,5"]}
+
+
+@pytest.mark.parametrize("header", ["id", '"a;b"', "id of a person"])
+def test_a_header_of_a_single_column_stays_one(tmp_path, header):
+    (tmp_path / "a.csv").write_text(f"{header}\np1\n")
+    assert read_table(tmp_path / "a.csv").to_pydict() == {header.strip('"'): ["p1"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "given", "words"),
+    [
+        ("a.csv", "id;x\n1;2\n", ",", "separated by semicolons; commas are needed or .*'delimiter=;'"),
+        ("a.txt", "id\tx\n1\t2\n", ";", "separated by tabs; semicolons are needed"),
+        ("a.tsv", "id,x\n1,2\n", "tab", "separated by commas; tabs are needed"),
+    ],
+)
+def test_a_delimiter_that_is_given_is_not_replaced(tmp_path, name, content, given, words):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=words):
+        read_table(tmp_path / name, dialect=Dialect(given))
 
 
 @pytest.mark.parametrize("row", ["p2;3;4", 'p2;"3'])

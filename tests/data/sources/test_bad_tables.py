@@ -21,10 +21,10 @@ def with_value(row, place, value):
 BAD = {
     "delimiter": (
         text(delimiter=";"),
-        [],
+        ["delimiter=,"],
         ["separated by semicolons", 'delimiter.bank = ";" below [data.options]', "--set 'delimiter.bank=;'"],
     ),
-    "tabs": (text(delimiter="\t"), [], ["separated by tabs", 'delimiter.bank = "tab"']),
+    "tabs": (text(delimiter="\t"), ["delimiter=;"], ["separated by tabs", 'delimiter.bank = "tab"']),
     "encoding": (with_value(4, 1, "é").encode("cp1252"), [], ["line 5", "UTF-8", "--set encoding.bank=cp1252"]),
     "utf-16": (text().encode("utf-16"), [], ["UTF-16", "encoding.bank=utf-16"]),
     "repeated id": (with_value(9, 0, "p2"), [], ["'id'", "rows 3, 9 below the header", "option id"]),
