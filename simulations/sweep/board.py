@@ -95,6 +95,8 @@ class Board:
         Time of the clock at which all trials end.
     words
         Trial to the words by which it is named; others have the names of their folders.
+    settings
+        The setting of each trial, in words, as in `best_of`.
     finished
         Number of trials that have left a result since this start.
     """
@@ -109,6 +111,7 @@ class Board:
     shows_test: bool = True
     ends: float = math.inf
     words: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
     underway: dict[str, _Underway] = field(default_factory=dict)
     ended: dict[str, _Ended] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
@@ -225,22 +228,39 @@ class Board:
         for run, state in list(self.underway.items())[:_RUNNING]:
             steps = f"{state.step:,} / {state.steps:,}" if state.steps else "opening"
             running.add_row(Text(self._named(run)), steps, number(state.loss, 4), number(state.leak))
-        return Group(head, running, best_of(self.points)) if self.ended else Group(head, running)
-
-    @property
-    def points(self) -> dict[str, UtilityAndLeak]:
-        """The numbers of the trials that have ended since this start, by the trial's name."""
-        return {self._named(run): entry.point for run, entry in self.ended.items()}
+        if not self.ended:
+            return Group(head, running)
+        points = {self._named(run): entry.point for run, entry in self.ended.items()}  # those since this start
+        return Group(head, running, best_of(points, self.settings))
 
 
-def best_of(points: Mapping[str, UtilityAndLeak], what: str = "run") -> Table | Text:
-    """Return a table of some of the runs, or settings, that no other beats by validation, by rising leak.
+def best_of(points: Mapping[str, UtilityAndLeak], settings: Mapping[str, str]) -> Table | Text:
+    """Return a table of some of the settings that no other beats by validation, by rising leak.
 
-    Without a validation part nothing is ranked: return the reason.
+    Parameters
+    ----------
+    points : Mapping[str, UtilityAndLeak]
+        The numbers of each run.
+    settings : Mapping[str, str]
+        The setting of each run, in words; the runs of one differ in seeds alone, and their mean is compared. Where all
+        runs have one setting, or none is given, the runs are compared.
+
+    Returns
+    -------
+    Table | Text
+        Without a validation part nothing is ranked: the reason.
     """
     if points and all(point.validation is None for point in points.values()):
         return Text(NOT_RANKED)
-    named = list(points.items())
+    found: dict[str, list[UtilityAndLeak]] = {}
+    several = len(set(settings.values())) > 1
+    for run, point in points.items():
+        found.setdefault(settings.get(run, run) if several else run, []).append(point)
+    named = [
+        (f"{name} (mean of {len(values)} seeds)" if values[1:] else name, _mean(values))
+        for name, values in found.items()
+    ]
+    what = "setting" if len(found) < len(points) else "run"
     runs = [named[index] for index in not_beaten([(point.validation, point.leak) for _, point in named])]
     shown = runs if len(runs) <= _BEST else [runs[round(i * (len(runs) - 1) / (_BEST - 1))] for i in range(_BEST)]
     table = Table(title=f"Best by validation: no other {what} validates better and leaks less", title_justify="left")
@@ -263,25 +283,8 @@ def point_of(result: Mapping[str, Any]) -> UtilityAndLeak:
 
 
 def print_sweep(summaries: Sequence[Mapping[str, Any]], settings: Mapping[str, str]) -> None:
-    """Print the settings of a sweep that no other beats by validation, or the reason why nothing is ranked.
-
-    Parameters
-    ----------
-    summaries : Sequence[Mapping]
-        The results of the runs.
-    settings : Mapping[str, str]
-        The setting of each run, in words; the runs of one differ in seeds alone, and their mean is compared.
-    """
-    found: dict[str, list[UtilityAndLeak]] = {}
-    for summary in summaries:
-        run = str(summary["run"])
-        found.setdefault(settings.get(run, run), []).append(point_of(summary))
-    if len(found) == 1:  # seeds alone vary: there is nothing to choose
-        found = {str(summary["run"]): [point_of(summary)] for summary in summaries}
-    several = {
-        f"{name} (mean of {len(points)} seeds)" if points[1:] else name: _mean(points) for name, points in found.items()
-    }
-    Console().print(best_of(several, "setting" if len(several) < len(summaries) else "run"))
+    """Print the table of `best_of` for the results of runs, by the setting of each run."""
+    Console().print(best_of({str(summary["run"]): point_of(summary) for summary in summaries}, settings))
 
 
 def _mean(points: Sequence[UtilityAndLeak]) -> UtilityAndLeak:

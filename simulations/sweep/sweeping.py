@@ -24,7 +24,7 @@ from flower_vfl.simulations.sweep.definition import Budget, Definition, Running
 from flower_vfl.simulations.sweep.folder import SweepFolder
 from flower_vfl.simulations.sweep.planning import check_gpus, shapes_of
 from flower_vfl.simulations.sweep.results import write_results
-from flower_vfl.simulations.sweep.trials import Trial, trials_of
+from flower_vfl.simulations.sweep.trials import Trial, setting_of, trials_of
 from flower_vfl.terminal import console
 
 _SILENT = "a kill has ended the sweep, or Ray, as it does when one of its own processes was killed"
@@ -73,7 +73,9 @@ def run_sweep(
     with SweepFolder(out, definition.text, trials, origin=definition.folder, resume=resume) as folder:
         done = len(trials) - len(folder.waiting)
         board = Board(len(trials), done, folder.named_result, console())
-        if budget is not None:
+        if budget is None:
+            board.settings = {trial.run: setting_of(trial) for trial in trials}
+        else:
             board.shows_test, board.ends, board.words = False, budget.ends, budget.words
         try:
             if folder.waiting:

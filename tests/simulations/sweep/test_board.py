@@ -141,7 +141,7 @@ def test_the_best_are_those_that_no_other_beats_by_validation_whatever_the_test_
         "unknown leak": UtilityAndLeak(0.95, 0.99, None),
         "no validation": UtilityAndLeak(None, 0.99, 0.5),
     }
-    table = best_of(points)
+    table = best_of(points, {})
     assert [str(cell) for cell in table.columns[0].cells] == ["b", "a"]
     assert [list(column.cells) for column in table.columns[1:3]] == [["0.8000", "0.9000"], ["0.6000", "0.5000"]]
 
@@ -166,6 +166,15 @@ def test_settings_are_compared_by_the_means_of_their_seeds(capsys):
     assert "no other setting validates better and leaks less" in shown
     assert re.search(r"│ defenses = a \(mean of 2 seeds\) +│ +0\.8500", shown)
     assert "defenses = b" not in shown
+
+
+def test_the_display_of_a_running_sweep_compares_settings_too(board):
+    board.settings = {"a": "cut = 8", "b": "cut = 8", "c": "cut = 16"}
+    for run in ("a", "b"):
+        board.started(run)
+        board.completed(run)
+    board.console.print(board.table())
+    assert re.search(r"│ cut = 8 \(mean of 2 seeds\) +│ +0\.8000", text(board))
 
 
 def test_a_run_is_compared_by_what_its_kept_model_reached_without_oracles():
