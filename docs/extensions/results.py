@@ -214,7 +214,7 @@ KEYS: Mapping[str, str] = {
     "verdict.tests": "How many tests share that rate.",
     "verdict.parties[].*": "The verdict for each party and each group: its leak, its gain, and what did not run. "
     "`leak.single_steps` has single steps that are read and that the leak's `value`, a quantile, does not show; null "
-    "for none.",
+    "for none; `groups` has the attack whose groups match the labels, null for none.",
     "alone.*": "With `--alone`: the test metric that each party reaches with its own columns.",
     "alone_better.*": "Where a party alone does better than all together: who, by what, and both numbers.",
 }

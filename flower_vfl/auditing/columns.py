@@ -21,7 +21,7 @@ from flower_vfl.attacks.rows import as_rows
 from flower_vfl.auditing.entries import AUDIT
 from flower_vfl.auditing.members import ALONE, Members
 from flower_vfl.auditing.readers import DISCRIMINANTS, LEARNERS, OF_SIGNS, Fit
-from flower_vfl.auditing.selection import SPAN_EPOCHS, FittedReader, Sample, best, candidates, measured, strongest
+from flower_vfl.auditing.selection import SPAN_EPOCHS, FittedReader, Sample, best_gain, candidates, measured, strongest
 from flower_vfl.auditing.verdict import INFORMED
 from flower_vfl.data.store.dataset import PartyTable
 from flower_vfl.metrics import LeakSummary
@@ -110,7 +110,7 @@ def read_with_columns(
     if signs is not None:
         beside = bare.with_columns(np.concatenate([own[0], signs.float().numpy()], axis=1))
         found += candidates(beside, OF_SIGNS, SPAN_EPOCHS, classes=classes, positives=positives)
-    chosen = best(found)
+    chosen = best_gain(found, without)
     if chosen is None:
         return {**entry, "unavailable": bare.lacking(positives[0]) or "no reader could be fitted"}
     baseline = strongest(without, chosen.positive)

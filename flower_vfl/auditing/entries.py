@@ -75,12 +75,12 @@ def as_sent(result: Result, entry: Entry) -> bool:
     return bool(entry.get("defended", defended)) == defended
 
 
-def received(result: Result) -> list[Entry]:
-    """Return the leak AUCs of the gradients that the parties received, of single steps and of longitudinal attacks."""
+def received(result: Result, metric: str = "auc") -> list[Entry]:
+    """Return the leaks of the gradients that the parties received, of single steps and of longitudinal attacks."""
     return [
         entry
         for entry in result["leakage"]
-        if entry.get("metric") == "auc" and phase_of(entry) in NAMED_PHASES and as_sent(result, entry)
+        if entry.get("metric") == metric and phase_of(entry) in NAMED_PHASES and as_sent(result, entry)
     ]
 
 

@@ -309,7 +309,7 @@ class AttackEvaluator:
             known, tensors[LABELS] = self._known_labels(attack, transcript)
             left_out += known.tolist()
         if tensors.keys() >= attack.needs:
-            return SideInformation(tensors, np.array(sorted(set(left_out))), self._labels.classes)
+            return SideInformation(tensors, np.array(sorted(set(left_out)), dtype=np.int64), self._labels.classes)
         if attack.label not in self._warned:  # once is enough: the count is in the result
             self._warned.add(attack.label)
             _log.warning(

@@ -54,6 +54,7 @@ from flower_vfl.auditing.selection import (
     FittedReader,
     Sample,
     best,
+    best_gain,
     candidates,
     linear_scores,
     measured,
@@ -443,7 +444,8 @@ class InformedAudit:
         """Return one entry of ``result.json``; `lacking` has the reason for each class with too few sampled rows."""
         entry = {**LeakSummary(INFORMED, self._party, phase=AUDIT, source="monitor", defended=self._defended).result()}
         entry |= {"label": INFORMED, "sees": sees, "steps": None, "one_class_steps": None}
-        chosen = best(found)
+        bare = None if baselines is None else [one for readers in baselines.values() for one in readers]
+        chosen = best(found) if bare is None else best_gain(found, bare)
         if chosen is None:
             return {**entry, "unavailable": next(iter(lacking.values()), "no row was sampled")}
         unread = {positive: why for positive, why in lacking.items() if positive not in {one.positive for one in found}}

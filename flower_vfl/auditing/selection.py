@@ -155,7 +155,8 @@ def candidates(
 ) -> Iterator[FittedReader]:
     """Fit readers to a sample and yield one candidate for each reader and each class that can be read.
 
-    Trees and networks are fitted last, unless a reader before them has at least the AUC ``sure`` for every class.
+    Scores that are wrong more often than right on the rows to choose on are turned around. Trees and networks are
+    fitted last, unless a reader before them has at least the AUC ``sure`` for every class.
     """
     readable = sample.readable(positives)
     if not readable:
@@ -180,6 +181,8 @@ def candidates(
                 along = ranks_within(along, sample.batches[others])
             choose = parts == CHOOSE
             auc = leak_auc(along[choose], true[choose] == positive)
+            if auc < 0.5:  # as where noise turns each batch's class means around: what was fitted reads the opposite
+                along, auc = -along, 1.0 - auc
             reached[positive] = max(reached[positive], auc)
             yield FittedReader(name, span, positive, auc, along, sample)
 
@@ -200,6 +203,21 @@ def best(found: Sequence[FittedReader]) -> FittedReader | None:
     """
     known = [one for one in found if not math.isnan(one.chosen_by)]
     return max(known, key=lambda one: one.chosen_by - 2.0 * one.chosen_error, default=None)
+
+
+def best_gain(found: Sequence[FittedReader], without: Sequence[FittedReader]) -> FittedReader | None:
+    """Return the best candidate of the class that is read so much better than without gradients; None if none.
+
+    Of each class it is the candidate that `best` returns, compared with the strongest of `without` on the rows to
+    choose on. A class that other data give away has no gain, however large its AUC.
+    """
+    each = [best([one for one in found if one.positive == positive]) for positive in {one.positive for one in found}]
+    alone = {one.positive: 0.5 for one in found}
+    for one in without:
+        if not math.isnan(one.chosen_by):
+            alone[one.positive] = max(alone.get(one.positive, 0.5), one.chosen_by)
+    known = [one for one in each if one is not None]
+    return max(known, key=lambda one: one.chosen_by - 2.0 * one.chosen_error - alone[one.positive], default=None)
 
 
 def strongest(found: Sequence[FittedReader], positive: int) -> FittedReader | None:

@@ -12,10 +12,10 @@ from flower_vfl.auditing.entries import (
     TRAIN,
     Entry,
     Result,
+    as_sent,
     is_oracle,
     is_remembered,
     label_of,
-    null_of,
     on_embeddings,
     phase_of,
     reached,
@@ -23,9 +23,9 @@ from flower_vfl.auditing.entries import (
     received,
     scored_steps,
     sends_nothing,
-    turned,
     unrepeated,
 )
+from flower_vfl.auditing.p_values import corrected, practical_p_value, sides
 from flower_vfl.auditing.proof import measurement_of, proof_of, refutation_p_value
 
 LEAKS, NO_LEAK, NOT_TESTED, PROVEN = "leaks", "no leak found", "not tested", "proven"
@@ -49,11 +49,9 @@ UNDEFENDED = ("norm", "direction")
 INFORMED = "informed"
 """The attack's name, in entries, of the readers that the label party fits to its own labels."""
 
-_Z95 = 1.6448536269514722  # the normal distribution's 95 % quantile
-_Z975 = 1.959963984540054
 _LEAST_P = 1e-300  # a p-value of 0 has no logarithm
 
-FindingKind = Literal["practical", "informed", "gain"]
+FindingKind = Literal["practical", "groups", "informed", "gain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +63,11 @@ class Finding:
     party
         The feature party, or a colluding group, as ``a+b``.
     kind
-        ``"practical"``, ``"informed"``, or ``"gain"``.
+        ``"practical"``, ``"groups"``, ``"informed"``, or ``"gain"``.
     entry
         The entry of ``leakage``.
     value
-        The leak AUC, or of a gain the advantage.
+        The leak AUC, of a gain the advantage, of groups the accuracy of their best assignment to the classes.
     p_value
         Upper bound on the probability of at least this value by chance, over all sides, epochs and classes tested.
     """
@@ -85,9 +83,9 @@ def verdict_of(result: Result, *, level: float = LEVEL) -> dict[str, Any]:
     """Return the verdict of a run (``verdict`` in ``result.json``): a status for it and for each party.
 
     A party leaks where a test rejects at a level of 5 % for the whole run: Bonferroni over each practical attack at the
-    cut (its q95 and its single steps), each informed reader and each gain, of all parties. Oracles never count. Where
-    nothing leaks, but an attack that is known to break the defense or the informed readers did not run, the status is
-    ``not tested``.
+    cut (its q95 and its single steps, or its groups), each informed reader and each gain, of all parties. Oracles never
+    count. Where nothing leaks, but an attack that is known to break the defense or the informed readers did not run,
+    the status is ``not tested``.
 
     Where a defense proves an epsilon the status is ``proven``: the tests then find only the information in the columns
     and that which the proof allows. Only a lower bound on epsilon above the proven one, measured by canaries, makes it
@@ -105,7 +103,8 @@ def verdict_of(result: Result, *, level: float = LEVEL) -> dict[str, Any]:
     -------
     dict
         ``status``, ``level``, ``tests`` (their number), and ``parties``: for each ``party``, ``status``,
-        ``leak``, ``gain`` and ``not_run``, see docs/decisions/0024-verdict.md; ``refuted`` where an epsilon is proven.
+        ``leak``, ``groups``, ``gain`` and ``not_run``, see docs/decisions/0024-verdict.md; ``refuted`` where an epsilon
+        is proven.
     """
     findings, proof = list(_findings(result)), proof_of(result)
     alarm = level / max(1, len(findings))
@@ -175,6 +174,9 @@ def _findings(result: Result) -> Iterator[Finding]:
             p_value = practical_p_value(entry)
             p_value = 1.0 if p_value is None else p_value  # without a chance level a number is shown and proves nothing
             yield Finding(str(entry.get("party")), "practical", entry, reached(_worst_part(entry)), p_value)
+    for entry in practical_entries(result, "accuracy"):
+        if entry.get("q95") is not None and entry.get("p_value") is not None:
+            yield Finding(str(entry.get("party")), "groups", entry, float(entry["q95"]), float(entry["p_value"]))
     for entry in read(result):
         party, mean = str(entry.get("party")), entry.get("mean")
         if is_informed(entry) and mean is not None and entry.get("p_value") is not None:
@@ -187,18 +189,18 @@ def _with_alarm_value(finding: Finding, alarm: float) -> Finding:
     """Return a significant finding with the larger value of scores as they are or turned around."""
     if finding.kind != "practical" or is_remembered(finding.entry) or finding.p_value > alarm:
         return finding
-    return replace(finding, value=max(finding.value, *_sides(_worst_part(finding.entry))))
+    return replace(finding, value=max(finding.value, *sides(_worst_part(finding.entry))))
 
 
-def practical_entries(result: Result) -> list[Entry]:
+def practical_entries(result: Result, metric: str = "auc") -> list[Entry]:
     """Return the entries of attacks on the sent gradients of the cut that a real attacker could run.
 
-    An attacker's own measurement replaces that of the monitor. Attacks that form groups, measured by their accuracy,
-    and attacks on embeddings are left out.
+    An attacker's own measurement replaces that of the monitor. Attacks on embeddings are left out. Attacks that score
+    rows are measured by their AUC, those that form groups by their accuracy: `metric`.
     """
     entries = [
         entry
-        for entry in received(result)
+        for entry in received(result, metric)
         if entry.get("layer") == "cut"
         and not is_oracle(result, entry)
         and not on_embeddings(result, label_of(entry))
@@ -226,95 +228,17 @@ def with_own_data(entries: Iterable[Entry]) -> Entry | None:
     return max((entry for entry in found if entry.get("mean") is not None), key=lambda one: one["mean"], default=None)
 
 
-def practical_p_value(entry: Entry) -> float | None:
-    r"""Return the probability that a random score reaches as much as a practical entry; None where it is unknown.
-
-    Of single steps it is the entry's ``q95_p_value``, which follows from the class counts of each batch, and of the
-    whole table, whose rows may keep their scores in all epochs. Without one
-    the T scored steps count as equal: the q95 is the k-th smallest leak AUC, :math:`k = \lceil 0.95\,T \rceil`, and
-    under chance one step is about :math:`N(1/2, \sigma^2)` with the :math:`\sigma` that the chance level gives,
-    :math:`q95_{null} = 1/2 + 1.645\,\sigma`, so
-
-    .. math:: P = P\big(\mathrm{Bin}(T, 1 - \Phi((x - 1/2) / \sigma)) \ge T - k + 1\big),
-
-    doubled, as scores may be turned around. A longitudinal attack has one AUC over all rows after each of E epochs:
-    its ``p_value`` is the least probability of one of them, by the rows of that epoch, times 2 E and the number of
-    classes that were compared. Without one all epochs count as equal. Where C classes take turns in single steps, each
-    has a test of its own, too. So are single steps, where their ``max_p_value`` is known: a leak in fewer than one of
-    twenty hardly moves the q95. The smallest of all these p-values is multiplied by their number.
-
-    Examples
-    --------
-    >>> step = {"q95": 0.55, "q95_null": 0.55, "q95_turned": 0.55, "mean": 0.5, "steps": 200}
-    >>> practical_p_value(step), practical_p_value({**step, "q95": 0.6}) < 1e-9
-    (1.0, True)
-    """
-    if is_remembered(entry):
-        return _remembered_p_value(entry)
-    of_q95, of_steps = _corrected(entry)
-    return min((p for p in (of_q95, of_steps) if p is not None), default=None)
-
-
-def _corrected(entry: Entry) -> tuple[float | None, float | None]:
-    """Return the p-values of the q95 and of single steps, each times the number of tests of the entry."""
-    classes = [one for one in entry.get("by_class") or () if one.get("q95") is not None]
-    values = [p for one in (entry, *classes) if (p := _step_p_value(one)) is not None]
-    single = entry.get("max_p_value")
-    tests = len(values) + (single is not None)
-    of_q95 = min(1.0, min(values) * tests) if values else None
-    return of_q95, None if single is None else min(1.0, float(single) * tests)
-
-
-def _step_p_value(entry: Entry) -> float | None:
-    if entry.get("q95_p_value") is not None:
-        return float(entry["q95_p_value"])
-    sigma, steps = (null_of(entry) - 0.5) / _Z95, max(1, scored_steps(entry))
-    if not sigma > 0:
-        return None
-    return min(1.0, 2.0 * min(_order_p_value(side, null_of(entry), sigma, steps) for side in _sides(entry)))
-
-
-def _sides(entry: Entry) -> list[float]:
-    """Return the q95 of scores as they are and, where known, that of scores turned around."""
-    known = entry.get("q95_turned") is not None or entry.get("mean") is not None
-    return [float(entry["q95"]), *([turned(entry)] if known else [])]
-
-
-def _order_p_value(value: float, null: float, sigma: float, steps: int) -> float:
-    """Return the probability that the nearest-rank q95 of random scores in these steps is at least a value."""
-    from scipy.special import bdtrc, ndtr
-
-    if value <= null:
-        return 1.0  # chance level; AUCs of few rows are discrete, and the normal tail does not hold there
-    rank = math.ceil(0.95 * steps - 1e-9)
-    return float(bdtrc(steps - rank, steps, float(ndtr((0.5 - value) / sigma))))
-
-
-def _remembered_p_value(entry: Entry) -> float | None:
-    from scipy.special import ndtr
-
-    if entry.get("p_value") is not None:
-        return float(entry["p_value"])
-    sigma = (null_of(entry) - 0.5) / _Z95
-    ends = entry.get("interval95")
-    if not sigma > 0 and isinstance(ends, Sequence) and len(ends) == 2:
-        sigma = (float(ends[1]) - float(ends[0])) / (2 * _Z975)
-    if not sigma > 0:
-        return None
-    epochs = max(1, len(entry.get("values") or ()))
-    return min(1.0, 2.0 * epochs * float(ndtr((0.5 - reached(entry)) / sigma)))
-
-
 def _party_verdict(result: Result, party: str, findings: Sequence[Finding], alarm: float) -> dict[str, Any]:
-    worst = {kind: _worst(party, kind, findings, alarm) for kind in ("practical", "informed", "gain")}
+    worst = {kind: _worst(party, kind, findings, alarm) for kind in ("practical", "groups", "informed", "gain")}
     several = (result.get("dataset") or {}).get("classes") not in (2, None)
     leak = _leak(party, worst["practical"], worst["informed"], alarm, several=several)
     leak["single_steps"] = _single_steps(party, findings, leak["value"], alarm)
     gain = _gain(worst["gain"], alarm)
+    groups = _groups(party, worst["groups"], alarm)
     missing = not_run(result, party)
-    leaks = leak["leaks"] or (gain is not None and gain["leaks"])
+    leaks = leak["leaks"] or groups is not None or (gain is not None and gain["leaks"])
     status = LEAKS if leaks else NOT_TESTED if missing else NO_LEAK
-    return {"party": party, "status": status, "leak": leak, "gain": gain, "not_run": missing}
+    return {"party": party, "status": status, "leak": leak, "groups": groups, "gain": gain, "not_run": missing}
 
 
 def _worst(party: str, kind: str, findings: Sequence[Finding], alarm: float) -> Finding | None:
@@ -333,7 +257,7 @@ def _worst(party: str, kind: str, findings: Sequence[Finding], alarm: float) -> 
 
 def _above_chance(finding: Finding) -> bool:
     """Return True if the 95 % interval of a reader's finding lies wholly above chance; single steps have none."""
-    if finding.kind == "practical":
+    if finding.kind in ("practical", "groups"):
         return False
     gain = finding.kind == "gain"
     return lies_above(finding.entry.get("advantage_interval95" if gain else "interval95"), 0.0 if gain else 0.5)
@@ -377,12 +301,24 @@ def _leak(
     }
 
 
+def _groups(party: str, finding: Finding | None, alarm: float) -> dict[str, Any] | None:
+    """Return ``groups`` of a party's verdict: the attack whose groups match the labels; None where none does so."""
+    if finding is None or finding.p_value > alarm:
+        return None
+    found = {"label": label_of(finding.entry), "accuracy": finding.value, "null": finding.entry.get("q95_null")}
+    return {**found, "p_value": finding.p_value, **_member(party, finding)}
+
+
 def _single_steps(party: str, findings: Sequence[Finding], value: float | None, alarm: float) -> dict[str, Any] | None:
     """Return the single steps that are read best, where the leak's value does not show them; else None.
 
     It does not where no other test of gradients alone rejects (``only``), or where they are read better by `MORE_READ`.
     """
-    here = [one for one in findings if one.kind != "gain" and _concerns(one, party) and one.p_value <= alarm]
+    here = [
+        one
+        for one in findings
+        if one.kind in ("practical", "informed") and _concerns(one, party) and one.p_value <= alarm
+    ]
     read = [one for one in here if _by_steps(one) <= alarm and one.entry.get("steps_read_max") is not None]
     if not read:
         return None
@@ -399,14 +335,14 @@ def _by_q95(finding: Finding) -> float:
     """Return the corrected p-value of a practical finding without its single steps, 1 where there is none."""
     if is_remembered(finding.entry):
         return finding.p_value
-    of_q95 = _corrected(finding.entry)[0]
+    of_q95 = corrected(finding.entry)[0]
     return 1.0 if of_q95 is None else of_q95
 
 
 def _by_steps(finding: Finding) -> float:
     """Return the corrected p-value of the single steps of a practical finding, 1 where there is none."""
     single_step = finding.kind == "practical" and not is_remembered(finding.entry)
-    of_steps = _corrected(finding.entry)[1] if single_step else None
+    of_steps = corrected(finding.entry)[1] if single_step else None
     return 1.0 if of_steps is None else of_steps
 
 
@@ -462,16 +398,30 @@ def not_run(result: Result, party: str) -> list[str]:
     if sends_nothing(result):
         return []
     entries = [entry for entry in practical_entries(result) if str(entry.get("party")) == party]
-    reasons = [reason for name in needed(result) if (reason := _reason(name, entries))]
+    everything = [entry for entry in result["leakage"] if str(entry.get("party")) == party and as_sent(result, entry)]
+    reasons = [
+        reason for name in needed(result) if (reason := _reason(name, entries if name in PRACTICAL else everything))
+    ]
     readers = [entry for entry in read(result) if str(entry.get("party")) == party]
     informed = [entry for entry in readers if is_informed(entry)]
     gains = [entry for entry in readers if is_gain(entry)]
     if not any(entry.get("mean") is not None and entry.get("p_value") is not None for entry in informed):
         reasons.append(f"informed reader of the gradients: {_why(informed)}")
     reasons += [f"informed reader of the gradients: {entry['unread']}" for entry in informed if entry.get("unread")]
+    reasons += [f"informed reader of the gradients: {why}" for entry in informed if (why := _left_out(result, entry))]
     if not any(entry.get("advantage") is not None for entry in gains):
         reasons.append(f"informed reader of gradients with embeddings or columns: {_why(gains)}")
     return reasons
+
+
+def _left_out(result: Result, entry: Entry) -> str:
+    """Return the classes that no informed reader reads because of `attack.positives`, in words; empty for none."""
+    classes = (result.get("dataset") or {}).get("classes") or 0
+    tried = {one.get("positive_class") for one in entry.get("candidates") or ()}
+    left = [number for number in range(classes) if number not in tried]
+    if classes < 3 or not tried or not left or entry.get("unread"):
+        return ""
+    return f"attack.positives leaves out {' and '.join(f'class {number}' for number in left)}"
 
 
 def needed(result: Result) -> list[str]:
@@ -484,7 +434,8 @@ def needed(result: Result) -> list[str]:
 def _reason(name: str, entries: Sequence[Entry]) -> str:
     """Return the reason why an attack tested nothing; empty where it did test."""
     here = [entry for entry in entries if entry.get("attack") == name]
-    known = [entry for entry in here if entry.get("q95") is not None]
+    fields = ("q95",) if name in PRACTICAL else ("q95", "mean")
+    known = [entry for entry in here if any(entry.get(field) is not None for field in fields)]
     if not known:
         steps = max((int(entry.get("steps") or 0) for entry in here), default=0)
         none = f"none of its {steps} steps had both classes and what it needs" if steps else _why(here)

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from flower_vfl.apps.result_schema import kept_utility
 from flower_vfl.auditing.entries import is_remembered, reached, sends_nothing
+from flower_vfl.auditing.verdict import status_of
 from flower_vfl.registry import is_number
 from flower_vfl.reports import words
 from flower_vfl.reports.certified import certificates
@@ -49,12 +50,15 @@ def of_several(runs: Sequence[Run], folder: Path) -> dict[str, Any]:
         for row in rows
         if row["run"].ended and row["leak"] and isinstance(row["last"].get(measure), float | int)
     ]
+    together = {run.folder: setting for setting in settings for run in setting.runs}
     undefended, against = _write_costs(rows, measure), axes_of(measure)[measure]
     price = trade_off_figure(points, null, utility=against, no_gradients=_baseline(ended, measure)) if points else None
     return {
         "title": f"{len(runs)} runs compared",
         "date": max(run.date for run in runs),
-        "choice": choice_of([_candidate(row, measure) for row in rows if row["run"].ended], measure),
+        "choice": choice_of(
+            [_candidate(row, measure, together[row["run"].folder]) for row in rows if row["run"].ended], measure
+        ),
         "costs": undefended > 0 and len(rows) > 1,
         "undefended": undefended,
         "missing": _missing(rows),
@@ -96,14 +100,17 @@ def _row(index: int, run: Run, places: Sequence[tuple[str, str]], folder: Path) 
     }
 
 
-def _candidate(row: Mapping[str, Any], measure: str) -> Candidate:
-    """Return a run as a candidate of the recommendation, named by its defenses and its folder."""
+def _candidate(row: Mapping[str, Any], measure: str, setting: Setting) -> Candidate:
+    """Return a run as a candidate of the recommendation, named by its defenses and its folder.
+
+    Its verdict is that of all runs that differ from it in their seeds only: a leak that another seed shows is its own.
+    """
     run, headline = row["run"], row["headline"]
     worst, proof = headline.worst, None if headline.epsilon is None else headline.epsilon.proof
     return Candidate(
         row,
         f"{'no defense' if words.undefended(run.result) else row['defenses']} (run {run.name})",
-        headline.status,
+        status_of([one.result for one in setting.runs]),
         tested=not headline.missing,
         worst=None if worst is None else worst.worst,
         validation=validation(run.result),
@@ -111,7 +118,7 @@ def _candidate(row: Mapping[str, Any], measure: str) -> Candidate:
         cost=row["cost"],
         epsilon=None if proof is None else float(proof.epsilon),
         sent=headline.sent,
-        open=headline.open,
+        open=any(headline_of(one.result).open for one in setting.runs),
         tone=headline.tone,
     )
 

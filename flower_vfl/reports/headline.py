@@ -88,7 +88,7 @@ class Lines:
             return PLAIN
         leak = self.verdict["leak"]
         known = self.value is not None and not self._gaps("leak") and not self._above(leak["informed"], 0.5)
-        return self._tone(leaks=leak["leaks"], known=known)
+        return self._tone(leaks=leak["leaks"] or bool(self.groups), known=known)
 
     @property
     def gain_tone(self) -> str:
@@ -146,6 +146,15 @@ class Lines:
             return ""
         steps = f"in {number(found['steps'])} of {number(found['scored'])} steps up to {number(found['reached'])}"
         return f"{steps} ({found['label']}{_of_member(found)})"
+
+    @property
+    def groups(self) -> str:
+        """The attack whose groups match the labels, in words; empty for none."""
+        found = self.verdict["groups"]
+        if found is None:
+            return ""
+        accuracy = f"an accuracy of {number(found['accuracy'])} (guessing {number(found['null'])})"
+        return f"groups of {found['label']} match the labels with {accuracy}{_of_member(found)}"
 
     @property
     def worst(self) -> Worst | None:
@@ -331,6 +340,7 @@ class Headline:
         parts = [
             f"worst practical attack {worst.practical}" if worst.practical else "",
             f"single steps {worst.single_steps}" if worst.single_steps else "",
+            worst.groups,
             f"informed reader {worst.informed}" if worst.informed else "",
             f"gain over {worst.verdict['gain']['over']} {worst.gain}" if worst.gain else "",
         ]
@@ -351,6 +361,8 @@ def _of_leak(worst: Lines) -> str:
         read = reading(worst.value or 0.0, worst.null, found=True)
         single = f" Single steps are read better: {worst.single_steps}." if worst.single_steps else ""
         return f"{who} the labels from the gradients {read}.{single}{more}"
+    if worst.groups:
+        return f"{who.removesuffix(' read')} sort the gradients by their labels: {worst.groups}."
     return f"{who} more of the labels with the gradients than from {worst.verdict['gain']['over']} alone."
 
 
@@ -380,6 +392,7 @@ def headline_of(result: Result) -> Headline:
         for party in verdict["parties"]
     ]
     ran = [label_of(entry) for entry in practical_entries(result) if entry.get("q95") is not None]
+    ran += [label_of(entry) for entry in practical_entries(result, "accuracy") if entry.get("q95") is not None]
     readers = [entry for entry in read(result) if entry.get("mean") is not None]
     ran += ["informed reader" for entry in readers if is_informed(entry)]
     ran += [_name(entry) for entry in readers if not is_informed(entry)]

@@ -229,6 +229,23 @@ def test_a_defense_that_no_named_attack_breaks_is_caught(send, least):
     assert alone["p_value"] < 1e-6
 
 
+def test_a_reader_that_is_mostly_wrong_is_turned_around():
+    """Where each class has the same mean in a batch, rows lie opposite to the others of their class."""
+    y = np.arange(N) % 2
+
+    @in_all_bits
+    def send(step, rows):
+        g = noise(step, rows, width=32)
+        for label in (0, 1):
+            g[y[rows] == label] -= g[y[rows] == label].mean(axis=0)
+        return np.zeros_like(g), g
+
+    alone = entry_of_gradients(y, send)
+    assert alone["mean"] > 0.58
+    assert alone["interval95"][0] > 0.55
+    assert alone["span"] == "batch"
+
+
 def test_the_auc_of_a_shift_of_means_is_its_closed_form():
     alone = entry_of_gradients(Y, shifted)
     best = norm.cdf(0.5 / np.sqrt(2))
@@ -358,6 +375,21 @@ def test_a_label_that_only_embeddings_unlock_is_a_gain_over_them():
     assert joint["baseline"] < 0.6
     assert joint["advantage"] == pytest.approx(joint["mean"] - joint["baseline"])
     assert joint["advantage_p_value"] < 1e-6
+
+
+def test_of_several_classes_the_gain_is_that_of_the_class_which_gradients_reveal():
+    """The class that embeddings give away has the largest AUC, with gradients and without."""
+    y = np.arange(N) % 5
+
+    def send(step, rows):
+        z, g = Z[rows].copy(), noise(step, rows)
+        z[:, 0] += 6 * (y[rows] == 0)
+        g[:, 2] = np.abs(g[:, 2]) * np.sign(z[:, 2]) * (2 * (y[rows] == 3) - 1)
+        return z, g
+
+    joint = entries_of(y, send, classes=5, positives=range(5))[1]
+    assert joint["positive_class"] == 3
+    assert joint["advantage"] > 0.3
 
 
 def test_what_embeddings_tell_by_themselves_is_no_gain():
@@ -534,7 +566,7 @@ def test_with_several_classes_the_direction_is_that_of_the_class_it_reads_most_c
 @pytest.mark.parametrize("periods", [(), (64,) * 16], ids=["all rows in each epoch", "more rows with each day"])
 def test_of_60_panels_of_noise_at_most_8_are_called_leaking(classes, periods, monkeypatch):
     """At a rate of 5 % more than 8 have a probability of 0.3 %."""
-    from flower_vfl.auditing.verdict import practical_p_value
+    from flower_vfl.auditing.p_values import practical_p_value
 
     monkeypatch.setattr(informed, "DISCRIMINANTS", {})  # the panel is read without them
     shares = {2: [0.9, 0.1], 5: [0.5, 0.2, 0.15, 0.1, 0.05]}[classes]

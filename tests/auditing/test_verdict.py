@@ -8,8 +8,9 @@ from scipy.stats import binom, norm, rankdata
 
 from flower_vfl.attacks import make_attack
 from flower_vfl.auditing.epsilon import audit_epsilon
+from flower_vfl.auditing.p_values import practical_p_value
 from flower_vfl.auditing.summaries import StepLeaks
-from flower_vfl.auditing.verdict import PRACTICAL, needed, practical_p_value, status_of, verdict_of
+from flower_vfl.auditing.verdict import PRACTICAL, needed, status_of, verdict_of
 from flower_vfl.metrics import LeakSummary, coin_bound, leak_auc, quantile_p_value
 from tests.auditing.test_epsilon import coins
 from tests.cases import parametrize
@@ -123,6 +124,15 @@ def test_what_is_known_to_break_a_defense_must_have_run_and_a_found_leak_stays_o
     assert verdict(*complete(), defenses=known)["parties"][0]["not_run"] == ["crack: did not run"]
     assert verdict(*complete(step("norm", 0.99)), defenses=known)["status"] == "leaks"
     assert verdict(*complete(), step("crack"), defenses=known)["status"] == "no leak found"
+
+
+def test_classes_that_attack_positives_leaves_out_are_not_tested():
+    reader = informed(candidates=[{"reader": "linear", "positive_class": one} for one in (0, 2)])
+    found = verdict(*complete(reader), dataset={"classes": 4})
+    assert found["status"] == "not tested"
+    (why,) = found["parties"][0]["not_run"]
+    assert why == "informed reader of the gradients: attack.positives leaves out class 1 and class 3"
+    assert verdict(*complete(reader), dataset={"classes": 2})["status"] == "no leak found"
 
 
 def test_missing_numbers_come_with_their_reasons():
@@ -316,6 +326,56 @@ def test_a_small_leak_of_one_attack_and_party_is_found_among_all_tests():
     found = [verdict(*one, parties=("a", "b")) for one in entries]
     statuses = [[party["status"] for party in one["parties"]] for one in found]
     assert statuses.count(["leaks", "no leak found"]) >= 19  # AUC Phi(0.3 / sqrt 2) = 0.584
+
+
+def grouped(p_value, attack="gradient_clustering", **facts):
+    """Return an entry of an attack whose groups match the labels."""
+    numbers = {"metric": "accuracy", "q95": 1.0, "q95_null": 0.68, "q95_turned": None, "mean": 1.0}
+    return step(attack, **{**numbers, "p_value": p_value, **facts})
+
+
+def test_groups_that_match_the_labels_are_a_leak_beside_the_auc():
+    found = verdict(*complete(), grouped(1e-9))
+    assert found["status"] == "leaks"
+    (party,) = found["parties"]
+    assert party["groups"] == {"label": "gradient_clustering", "accuracy": 1.0, "null": 0.68, "p_value": 1e-9}
+    assert (party["leak"]["leaks"], party["leak"]["value"]) == (False, 0.55)
+    for entry in (grouped(0.02), grouped(1e-9, layer="first"), grouped(1e-9, defended=False)):
+        assert verdict(*complete(), entry)["status"] == "no leak found"
+
+
+@pytest.mark.parametrize("carries", [False, True])
+def test_the_accuracy_of_groups_is_tested_against_the_same_groups_in_random_order(carries):
+    """Rows keep their groups in all epochs; more than 14 of 120 alarms have a probability of 0.1 % at 5 %."""
+    alarms = 0
+    for seed in range(120):
+        rng = np.random.default_rng(seed)
+        labels, groups = rng.integers(0, 2, 400), rng.integers(0, 2, 400)
+        groups = np.where(rng.random(400) < 0.4, labels, groups) if carries else groups
+        leak = LeakSummary(attack="gradient_clustering", party="a", metric="accuracy")
+        for _ in range(20):
+            for rows in rng.permutation(400).reshape(-1, 20):
+                value, null = (
+                    max(np.mean(some == labels[rows]), np.mean(some != labels[rows]))
+                    for some in (groups[rows], rng.permutation(groups[rows]))
+                )
+                leak.add(value, 10, 10, null=null)
+        alarms += leak.result(population=(200, 200))["p_value"] <= 0.05
+    assert alarms >= 100 if carries else alarms <= binom.isf(0.001, 120, 0.05)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        grouped(0.5, "bits", mean=0.5),
+        step("bits", phase="inference", metric="accuracy", q95=None, mean=0.5, sees=["columns"]),
+        step("bits", sees="embeddings"),
+    ],
+)
+def test_an_attack_of_any_kind_that_is_known_to_break_a_defense_counts_as_run(entry):
+    defenses = [{"name": "covert", "params": {}, "read_by": ["bits"]}]
+    assert verdict(*complete(), defenses=defenses)["parties"][0]["not_run"] == ["bits: did not run"]
+    assert verdict(*complete(), entry, defenses=defenses)["parties"][0]["not_run"] == []
 
 
 def test_what_is_needed_without_a_defense_and_with_several_classes():

@@ -64,7 +64,7 @@ def served(folder):
 
 
 def ask(server, name="", method="GET", path=None, **headers):
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
     try:
         connection.request(method, f"/{server.token}/{name}" if path is None else path, headers=headers)
         answer = connection.getresponse()
