@@ -36,6 +36,25 @@ def checked_log(log: object, hook: str) -> Log:
     return {name: float(value) for name, value in log.items()}
 
 
+def checked_pair(found: object, hook: str, of: str = "a defense") -> tuple[Tensor, Log]:
+    """Return the tensor and the log that a hook of a defense returned.
+
+    Raises
+    ------
+    ConfigError
+        If it returned something else.
+    """
+    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Tensor):
+        what = f"a tuple of {len(found)}" if isinstance(found, tuple) else f"a value of type {type(found).__name__}"
+        first = f", the first of type {type(found[0]).__name__}" if isinstance(found, tuple) and found else ""
+        raise ConfigError(
+            f"{hook} of {of} returned {what}{first}; return a tensor and a dictionary of numbers to log, which "
+            "may be empty"
+        )
+    tensor, log = found
+    return tensor, checked_log(log, hook)
+
+
 class Hooks(Protocol):
     """The hooks of a defense; each one also returns its log entries."""
 

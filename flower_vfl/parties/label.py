@@ -22,7 +22,7 @@ from flower_vfl.nn.optim import Optimizers, OwnOptimizer
 from flower_vfl.nn.placement import IN_MEMORY, Placement
 from flower_vfl.parties.best import BestModel
 from flower_vfl.parties.feature import set_mode
-from flower_vfl.parties.hooks import Hooks, Log, StepView, checked_log
+from flower_vfl.parties.hooks import Hooks, Log, StepView, checked_log, checked_pair
 from flower_vfl.parties.loading import Loader
 from flower_vfl.parties.network import NOTHING_LEARNED, JoinedEmbeddings, LabelModel, joined, side_by_side
 from flower_vfl.protocol.schedule import Rows, RowsPart, Schedule, is_scored
@@ -179,8 +179,9 @@ class LabelParty(LabelModel):
         own = self._own(self._inputs(step), train=True) if prepared is None else prepared
         fused = parts and self._fusion == "concat" and all(part.dim() == 2 for part in parts)
         logits = self.join([z] if fused else parts, own, apart=True)
-        loss, more = self._hooks.loss(logits, labels, z)
-        more = checked_log(more, "loss")
+        loss, more = checked_pair(self._hooks.loss(logits, labels, z), "loss")
+        if loss.numel() != 1:
+            raise ConfigError(f"a defense's `loss` returned a tensor {tuple(loss.shape)}; return a single number")
         for optimizers in (self.optimizers, *self._learners):
             optimizers.zero_grad()
         wanted = step in self._snapshots or (self._inside_every and is_scored(step, self._inside_every))
@@ -211,6 +212,11 @@ class LabelParty(LabelModel):
                 raise ConfigError(
                     f"the `loss` of the defenses reaches modules of {hooks!r}, which has a `private_loss`: gradients "
                     "that leave would depend on true labels; make the private modules in a defense of their own"
+                )
+            if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+                raise ConfigError(
+                    f"`private_loss` of {hooks!r} returned {loss!r}; return None, or a single number that depends on "
+                    "its modules"
                 )
             log[f"{getattr(hooks, 'name', 'defense')}.private_loss"] = _finite(step, loss, loss.detach(), log)
             grads = torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -327,9 +333,9 @@ class LabelParty(LabelModel):
         log: Log = {}
         parts = []
         for party, given in received.items():
-            part, more = self._hooks.embed(given, party=party)
+            part, more = checked_pair(self._hooks.embed(given, party=party), "embed")
             parts.append(part)
-            log |= checked_log(more, "embed")
+            log |= more
         return parts, log
 
     def _inputs(self, step: int) -> list[Tensor]:
@@ -351,7 +357,7 @@ class LabelParty(LabelModel):
     def _protect(self, joint: Tensor, labels: Tensor, view: StepView) -> tuple[Tensor, Log]:
         if not joint.shape[1]:
             return joint, {}
-        protected, log = self._hooks.protect(joint, labels, view)
+        protected, log = checked_pair(self._hooks.protect(joint, labels, view), "protect")
         if protected.shape != joint.shape or protected.dtype != joint.dtype:
             raise UnprotectedBatchError(
                 f"a defense returned {protected.dtype} {tuple(protected.shape)} "
@@ -359,7 +365,7 @@ class LabelParty(LabelModel):
             )
         if not is_finite(protected):
             raise UnprotectedBatchError("a defense returned gradients that are not finite; they were not sent")
-        return protected, checked_log(log, "protect")
+        return protected, log
 
     def predict(self, part: RowsPart, index: int, embeddings: Mapping[str, Tensor]) -> Tensor:
         """Return the logits of one evaluation batch."""

@@ -214,6 +214,9 @@ def _side_information(subject: _Subject) -> Iterator[str]:
         yield from missing_information_problems(
             lambda: attack.score(transcript, "cut", NOTHING), instead="side.tensor(name)"
         )
+    if LABELS in attack.needs:
+        none = SideInformation({LABELS: torch.full((64,), -1)}, np.array([], dtype=np.int64))
+        yield from subject.problems_of(attack.score(transcript, "cut", none), g, "a batch without a known row")
 
 
 def _stack(subject: _Subject) -> Iterator[str]:

@@ -144,7 +144,10 @@ def step_of(defense: HookedStrategy, g: Tensor, y: Tensor, rows: Rows) -> StepVi
         slopes = g / (0.3 - y.to(g.dtype))[:, None]
         return slopes * (0.3 - labels.to(g.dtype))[:, None]
 
-    return StepView(rows, defense.base.widths, relabel=relabel if defense.other_labels else None)
+    classes, widths = defense.base.labels.classes, defense.base.widths
+    logits = g.new_full((len(g),) if classes == 2 else (len(g), classes), math.log(0.3 / 0.7))
+    embeddings = {party: batch(width, rows=len(g)).to(g) for party, width in widths.items()}
+    return StepView(rows, widths, logits, embeddings, relabel=relabel if defense.other_labels else None)
 
 
 def same(ones: Sequence[Tensor], others: Sequence[Tensor]) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from flower_vfl.auditing.halves import Split
 from flower_vfl.auditing.monitor import LeakageMonitor
@@ -23,7 +23,7 @@ from flower_vfl.nn.fusion import fused_shape
 from flower_vfl.nn.initialise import new_model, seeded_initialisation
 from flower_vfl.nn.placement import Placement
 from flower_vfl.parties.feature import embed, embedding_shape
-from flower_vfl.parties.hooks import Cut, Log, checked_log
+from flower_vfl.parties.hooks import Cut, Log, checked_pair
 from flower_vfl.parties.label import LabelParty
 from flower_vfl.parties.network import adds_to_logits
 from flower_vfl.protocol.schedule import Rows, Schedule
@@ -54,20 +54,20 @@ def prepare_labels(strategy: TrainedStrategy) -> tuple[NDArray[np.int64], Log]:
     """
     labels, classes = torch.from_numpy(strategy.base.labels.train), strategy.base.labels.classes
     names = [defense.name for defense in strategy.chain() if defense.writes("prepare_labels")]
-    prepared, log = strategy.prepare_labels(labels.clone() if names else labels)
-    what = f"prepare_labels of {', '.join(names) or type(strategy).__name__}"
-    if not isinstance(prepared, Tensor) or prepared.shape != labels.shape or prepared.dtype not in _INTEGER_TYPES:
-        found = f"{prepared.dtype} {tuple(prepared.shape)}" if isinstance(prepared, Tensor) else repr(prepared)
+    found, owner = strategy.prepare_labels(labels.clone() if names else labels), ", ".join(names)
+    prepared, log = checked_pair(found, "prepare_labels", owner)
+    what = f"prepare_labels of {owner or type(strategy).__name__}"
+    if prepared.shape != labels.shape or prepared.dtype not in _INTEGER_TYPES:
         raise ConfigError(
-            f"{what} returned {found}; return the class of each of the {len(labels)} rows, a tensor (N,) of whole "
-            "numbers; soft labels cannot be trained on"
+            f"{what} returned {prepared.dtype} {tuple(prepared.shape)}; return the class of each of the {len(labels)} "
+            "rows, a tensor (N,) of whole numbers; soft labels cannot be trained on"
         )
     low, high = (int(prepared.min()), int(prepared.max())) if len(prepared) else (0, 0)
     if low < 0 or high >= classes:
         raise ConfigError(
             f"{what} returned classes {low} to {high}; labels of {classes} classes are 0 to {classes - 1}"
         )
-    return prepared.long().cpu().numpy(), checked_log(log, "prepare_labels")
+    return prepared.long().cpu().numpy(), log
 
 
 def build_label_party(

@@ -26,6 +26,7 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import Values, snapshot
 from flower_vfl.metrics.of_many_runs import utilities
 from flower_vfl.nn.dropout import bound_generators
+from flower_vfl.nn.ensemble import mixture
 from flower_vfl.nn.stacked import Stack
 from flower_vfl.parties.hooks import StepView, checked_log
 from flower_vfl.parties.network import JoinedEmbeddings, LabelModel
@@ -213,7 +214,7 @@ class StackedTraining:
         wanted = step in self._config.attack.snapshots and logits.dim() == 2
         slopes = received.slopes(logits) if wanted else None
         joint = received.backward(losses.sum())
-        protected, logs = self._protect(joint, labels, rows)
+        protected, logs = self._protect(joint, labels, rows, logits, received.parts)
         self._top_optimizers.step()
         sent, clean = received.split(protected), received.split(joint)
         reads = bool(self._readers.views) and is_scored(step, self._every)
@@ -251,11 +252,27 @@ class StackedTraining:
         self.records.add_runs(self._values)
 
     def _protect(
-        self, joint: Tensor, labels: Tensor, rows: Sequence[NDArray[np.int64]]
+        self,
+        joint: Tensor,
+        labels: Tensor,
+        rows: Sequence[NDArray[np.int64]],
+        logits: Tensor,
+        embeddings: Mapping[str, Tensor],
     ) -> tuple[Tensor, list[dict[str, float]]]:
         """Return the gradients (R, B, D) after the defenses, and the log of each run's defense."""
         protected, logs = joint.clone(), [dict[str, float]() for _ in self._members]
-        steps = [StepView(rows[order], self._base.widths) for order in self._feeding.orders]
+        given = [each.detach() for each in logits]
+        if self._config.model.ensemble > 1:
+            given = [mixture(each) for each in given]
+        steps = [
+            StepView(
+                rows[order],
+                self._base.widths,
+                given[run],
+                {party: part[run].detach() for party, part in embeddings.items()},
+            )
+            for run, order in enumerate(self._feeding.orders)
+        ]
         for kind, defenses, runs in self._defended:
             views = [steps[run] for run in runs.tolist()]
             protected[runs], found = kind.protect_runs(defenses, joint[runs], labels[runs], views)

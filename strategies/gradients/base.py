@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError, UnprotectedBatchError
-from flower_vfl.parties.hooks import Log, StepView
+from flower_vfl.parties.hooks import Log, StepView, checked_pair
 from flower_vfl.protocol.tensors import is_finite
 from flower_vfl.strategies.base import Defense, HookedStrategy
 from flower_vfl.strategies.gradients.units import each_run
@@ -194,8 +194,8 @@ def _one_after_another(
     for defense, own, labels, step in zip(defenses, each_run(g), each_run(y, dims=1), steps, strict=True):
         more = {"step": step} if defense._takes_step else {}
         try:
-            found, log = defense.perturb(own, labels, **more)
-            if isinstance(found, Tensor) and not (defense.checks_finite or is_finite(found)):
+            found, log = checked_pair(defense.perturb(own, labels, **more), "perturb", defense.name)
+            if not (defense.checks_finite or is_finite(found)):
                 raise UnprotectedBatchError(f"{defense.name}: a perturbed gradient is not finite")
             logs.append(log)
         except UnprotectedBatchError as error:

@@ -15,7 +15,8 @@ from flower_vfl.apps import run
 from flower_vfl.apps.client_app import make_client_app
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.result import RunResult
-from flower_vfl.attacks import make_attacks
+from flower_vfl.attacks import Attack, make_attacks
+from flower_vfl.attacks.base import NOTHING
 from flower_vfl.auditing.attacker import Attacker
 from flower_vfl.auditing.audit_labels import AuditLabels
 from flower_vfl.config import build_config
@@ -50,6 +51,25 @@ def test_a_defense_that_overwrites_the_gradients_does_not_change_the_clean_copy(
     means = {e["defended"]: e["mean"] for e in strategy.base.outcome.leakage if e["source"] == "monitor"}
     assert means[True] == 0.5
     assert means[False] != 0.5
+
+
+class Known(Attack):
+    """Knows the labels of a few rows, of which a batch may have none."""
+
+    name = "known"
+    needs = frozenset({"labels"})
+    leaks = 1
+
+    def score(self, transcript, layer, side=NOTHING):
+        return side.tensor("labels").double()
+
+
+def test_batches_without_a_row_whose_label_an_attack_knows_are_scored():
+    attack = {"names": [f"{__name__}:Known"]}
+    config = toy_config(training={"epochs": 1, "batch_size": 16}, attack=attack)
+    (entry, *_) = run(config, data=lambda _: toy_data(rows=200)).summary["leakage"]
+    assert entry["one_class_steps"] < entry["steps"]
+    assert entry["mean"] == 0.5  # known rows do not count
 
 
 def entries_of(summary):

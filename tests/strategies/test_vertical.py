@@ -269,7 +269,7 @@ def test_a_defense_that_writes_into_the_labels_changes_neither_the_data_nor_the_
         (lambda labels: labels > 0, r"returned torch\.bool \(200,\)"),
         (lambda labels: nn.functional.one_hot(labels, 2), r"returned torch\.int64 \(200, 2\)"),
         (lambda labels: labels[1:], r"each of the 200 rows"),
-        (lambda labels: labels.numpy(), r"returned array\("),
+        (lambda labels: labels.numpy(), r"returned a tuple of 2, the first of type ndarray; return a tensor"),
         (lambda labels: labels + 1, r"classes 1 to 2; labels of 2 classes are 0 to 1"),
         (lambda labels: labels - 1, r"classes -1 to 0"),
     ],
@@ -464,3 +464,37 @@ def test_labels_that_are_no_classes_are_refused():
 
 def test_every_defense_has_the_name_that_the_configuration_uses():
     assert all(defense.name == name for name, defense in DEFENSES.items())
+
+
+class Returning(Iso):
+    """Returns something from a hook."""
+
+    name = "returning"
+    hook, found = "", None
+
+    def embed(self, z, *, party="", train=True):
+        return self.found(z) if self.hook == "embed" else super().embed(z, party=party, train=train)
+
+    def loss(self, logits, labels, z):
+        return self.found(logits) if self.hook == "loss" else super().loss(logits, labels, z)
+
+    def perturb(self, g, y):
+        return self.found(g) if self.hook == "perturb" else super().perturb(g, y)
+
+
+@pytest.mark.parametrize(
+    ("hook", "found", "words"),
+    [
+        ("perturb", lambda g: g, "perturb of returning returned a value of type Tensor; return a tensor and a dict"),
+        ("perturb", lambda g: (g.numpy(), {}), "a tuple of 2, the first of type ndarray"),
+        ("embed", lambda z: z, "embed of a defense returned a value of type Tensor"),
+        ("loss", lambda logits: (logits.square(), {}), r"`loss` returned a tensor \(.*\); return a single number"),
+        ("loss", lambda logits: (0.5, {}), "loss of a defense returned a tuple of 2, the first of type float"),
+    ],
+)
+def test_a_hook_that_returns_something_else_ends_with_its_name(monkeypatch, hook, found, words):
+    monkeypatch.setattr(Returning, "hook", hook)
+    monkeypatch.setattr(Returning, "found", staticmethod(found))
+    data, config = toy_data(rows=200), toy_config()
+    with pytest.raises(ConfigError, match=words):
+        Returning(strategy_for(data, config)).start(federation(data, config))

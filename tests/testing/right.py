@@ -155,3 +155,42 @@ class Clipped(Right):
     def restore(self, state):
         super().restore(state)
         self.means = dict(state["means"])
+
+
+class ByConfidence(Right):
+    """Adds noise that grows with the confidence of the step's logits; `scope` is that of `GradientDefense`."""
+
+    def perturb(self, g, y, step=None):
+        """Add the noise."""
+        confidence = (step.logits.sigmoid() - 0.5).abs()
+        confidence = confidence.mean(dim=1) if confidence.dim() == 2 else confidence
+        return g + confidence[:, None] * self.noise(g), {}
+
+
+class Smoothed(Defense):
+    """Mixes the loss of the labels with that of the other class."""
+
+    name = "smoothed"
+    params = {}  # noqa: RUF012
+    two_classes_only = True
+
+    def loss(self, logits, labels, z):
+        """Return the mixture."""
+        (one, log), (other, _) = (self.strategy.loss(logits, given, z) for given in (labels, 1 - labels))
+        return 0.9 * one + 0.1 * other, log
+
+
+class Adversary(Defense):
+    """Has a network that reads all embeddings side by side in the loss."""
+
+    name = "adversary"
+    params = {}  # noqa: RUF012
+
+    def build(self, cut, device):
+        """Make the network."""
+        self.modules["reader"] = torch.nn.Linear(sum(shape[0] for shape in cut.values()), 1)
+
+    def loss(self, logits, labels, z):
+        """Add its output."""
+        loss, log = self.strategy.loss(logits, labels, z)
+        return loss + self.modules["reader"](z).square().mean(), log

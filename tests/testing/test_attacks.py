@@ -400,6 +400,34 @@ class Averaging(Rows):
         self.sum = state.get("sum")
 
 
+class Halves(Right):
+    """Puts rows into two groups by their gradients in two steps."""
+
+    reads = "clusters"
+    history = 2
+
+    def score(self, transcript, layer, side=NOTHING):
+        """Return the groups: the side of each row, by the mean row of all steps."""
+        mean = sum(trace.gradients[layer].flatten(1).mean(dim=0) for trace in transcript)
+        return (transcript.last.gradients[layer].flatten(1) @ mean > 0).long()
+
+
+def test_a_users_own_attack_that_forms_groups_over_steps_passes():
+    check_attack(Halves)
+
+
+class NeedsKnown(Right):
+    """Reads a row whose label is known, which a batch may lack."""
+
+    needs = frozenset({"labels"})
+    leaks = 1
+
+    def score(self, transcript, layer, side=NOTHING):
+        """Return inner products with the first known row."""
+        rows = transcript.last.gradients[layer].flatten(1)
+        return rows @ rows[side.tensor("labels") >= 0][0]
+
+
 def test_a_users_own_attack_that_follows_steps_passes():
     check_attack(Averaging)
 
@@ -480,6 +508,7 @@ class Unsliced(Averaging):
         (Endless, "its `history` is None; a whole number from 1 is needed"),
         (Paired, "1 of 2 steps in the transcript, the last one of 64 rows: it fails with ValueError"),
         (Aligned, "2 of 2 steps in the transcript, the last one of 16 rows: it fails with RuntimeError"),
+        (NeedsKnown, "side information: it raised IndexError"),
         (Forgetful, "its scores do not depend on the steps before, although its `history` is 2"),
         (Remembering, "a RowAttack scores gradients of one step"),
         (Naming, "its `reads` is 'classes'; 'scores' or 'clusters' is allowed"),

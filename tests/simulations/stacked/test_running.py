@@ -20,6 +20,7 @@ from flower_vfl.simulations.stacked import running
 from flower_vfl.simulations.stacked.member import Member
 from flower_vfl.simulations.stacked.running import train_stack
 from flower_vfl.simulations.sweep.grouping import obstacle
+from flower_vfl.strategies import GradientDefense
 from flower_vfl.tracking import read_embeddings, read_snapshots, read_steps
 from tests.card import needs_card
 from tests.toys import mixed_data, toy_config, toy_data
@@ -134,6 +135,30 @@ def test_every_step_of_a_run_in_a_stack_is_that_of_the_run_by_itself(setting, tm
         cost = read_result(folders[number])["cost"]
         assert cost["together"] == len(runs)
         assert cost["steps"] == read_result(tmp_path / f"alone-{number}")["cost"]["steps"]
+
+
+class ByConfidence(GradientDefense):
+    """Noise that depends on the logits and embeddings of a step."""
+
+    name = "by_confidence"
+
+    def perturb(self, g, y, step=None):
+        scale = step.logits.sigmoid()[:, None] * sum(z.flatten(1).abs().mean() for z in step.embeddings.values())
+        return g + scale * torch.randn(g.shape, generator=self.generator(g.device)), {"scale": float(scale.mean())}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [{}, {"ensemble": 2}])
+def test_a_defense_sees_the_logits_and_embeddings_of_a_step_in_a_stack_too(model, tmp_path):
+    data = toy_data()
+    runs = configs({"model": model}, [f"{__name__}:ByConfidence"] * 2, [0, 1])
+    folders = [tmp_path / name for name in "ab"]
+    assert train_stack(runs, folders, data=lambda _: data) == []
+    for number, config in enumerate(runs):
+        run(config, out=folders[number], resume=True, data=lambda _: data)
+        run(config, out=tmp_path / f"alone-{number}", data=lambda _: data)
+        check_same(folders[number], tmp_path / f"alone-{number}", snapshots=not model)
+        assert read_result(folders[number])["cost"]["together"] == 2
 
 
 @pytest.mark.slow
