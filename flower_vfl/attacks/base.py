@@ -164,8 +164,12 @@ class AttackMethod(ABC):
 
     @property
     def params(self) -> dict[str, Any]:
-        """The attack's parameters as written to ``result.json``; its class called with them makes an equal attack."""
-        return {}
+        """The attack's parameters as written to ``result.json``; its class called with them makes an equal attack.
+
+        By default those of its constructor, read from the attributes of the same names; empty where one is missing.
+        """
+        names, kept = parameters(type(self)), vars(self)
+        return {name: kept[name] for name in names} if names.keys() <= kept.keys() else {}
 
     @property
     def leaks(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -52,11 +52,6 @@ class EqualWeight(Attack):
 
     def __init__(self, width: int) -> None:
         self.width = width
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The width."""
-        return {"width": self.width}
 
     def score(self, transcript: Transcript, layer: str, side: SideInformation = NOTHING) -> Tensor:
         """Return the sums over the parties in the last step, (B,)."""

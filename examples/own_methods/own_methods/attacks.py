@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -43,11 +43,6 @@ class PeakAttack(RowAttack):
         if not isinstance(k, int) or isinstance(k, bool) or k < 1:
             raise ConfigError(f"peak: k must be a whole number of at least 1, given {k!r}")
         self.k = k
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The rank of the entry."""
-        return {"k": self.k}
 
     def rate(self, rows: Tensor, known: Tensor | None) -> Tensor:
         """Return the scores of the rows (..., B, D) of many runs at once."""

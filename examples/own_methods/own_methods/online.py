@@ -43,11 +43,6 @@ class OnlineAttack(Attack):
         self._means: dict[str, Tensor] = {}
 
     @property
-    def params(self) -> dict[str, Any]:
-        """The number of known rows of each class."""
-        return {"k": self.k}
-
-    @property
     def leaks(self) -> int:
         """Of how many rows of each class it knows the label."""
         return self.k

@@ -293,11 +293,6 @@ class ClusteringAttack(InferenceAttack):
     def __init__(self, normalise: bool = False) -> None:
         self.normalise = truth(self.name, "normalise", normalise)
 
-    @property
-    def params(self) -> dict[str, Any]:
-        """The parameter ``normalise``."""
-        return {"normalise": self.normalise}
-
     def infer(self, view: TrainedView) -> Tensor:
         """Return the group of each attacked row, (N,)."""
         z = normalised(view.embeddings) if self.normalise else view.embeddings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, get_args
 
 import torch
 
@@ -104,11 +104,6 @@ class EmbeddingReaderAttack(ExamplesAttack):
     def __init__(self, reader: ReaderKind = "linear", k: int = 16, draws: int = 5, normalise: bool = False) -> None:
         self.reader: ReaderKind = one_of(self.name, "reader", reader, get_args(ReaderKind))
         super().__init__(k, draws, normalise)
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The kind of reader, and the parameters of `ExamplesAttack`."""
-        return {"reader": self.reader, **super().params}
 
     def infer(self, view: TrainedView) -> Tensor:
         """Return the fitted reader's scores of the attacked rows' embeddings."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from flower_vfl.attacks.base import AttackMethod, Reads, truth, whole
 from flower_vfl.errors import ArgumentError
@@ -113,15 +113,13 @@ class InferenceAttack(AttackMethod):
         (measured as AUC); ``"classes"``, class numbers (accuracy); ``"logits"``, (N, C) with the largest number at the
         class, for two classes (N,), positive for class 1 (accuracy, and AUC); ``"clusters"``, groups without names
         (accuracy of the best assignment of groups to classes).
+    draws
+        The number of repetitions, each with other labelled examples and other random numbers.
     """
 
     sees: ClassVar[Literal["gradients", "embeddings"]] = "embeddings"
     reads: ClassVar[Reads]
-
-    @property
-    def draws(self) -> int:
-        """The number of repetitions, each with other labelled examples and other random numbers."""
-        return 1
+    draws: int = 1
 
     @abstractmethod
     def infer(self, view: TrainedView) -> Tensor:
@@ -148,20 +146,10 @@ class ExamplesAttack(InferenceAttack):
     needs: ClassVar[frozenset[str]] = frozenset({LEAKED})
 
     def __init__(self, k: int, draws: int, normalise: bool) -> None:
-        self.k, self._draws = whole(self.name, "k", k), whole(self.name, "draws", draws)
+        self.k, self.draws = whole(self.name, "k", k), whole(self.name, "draws", draws)
         self.normalise = truth(self.name, "normalise", normalise)
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The numbers of labels and repetitions, and the use of layer-normalised embeddings."""
-        return {"k": self.k, "draws": self._draws, "normalise": self.normalise}
 
     @property
     def leaks(self) -> int:
         """The number of labelled examples of each class that it knows."""
         return self.k
-
-    @property
-    def draws(self) -> int:
-        """The number of repetitions."""
-        return self._draws

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 
@@ -133,11 +133,6 @@ class SpectralAttack(Attack, InferenceAttack):
 
     def __init__(self, normalise: bool = False) -> None:
         self.normalise = truth(self.name, "normalise", normalise)
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The parameter ``normalise``."""
-        return {"normalise": self.normalise}
 
     def score(self, transcript: Transcript, layer: str, side: SideInformation = NOTHING) -> Tensor:
         """Return the spectral scores of the layer's outputs in the last step, (B,)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 import torch
 from torch.nn.functional import linear
@@ -112,11 +112,6 @@ class DirectionCountAttack(RowAttack):
 
     def __init__(self, minority: Minority = "positive") -> None:
         self.minority = one_of(self.name, "minority", minority, get_args(Minority))
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The class that the attacker takes for the rarer one."""
-        return {"minority": self.minority}
 
     def rate(self, rows: Tensor, known: Tensor | None) -> Tensor:
         """Return the direction counts of the rows among those of their batch."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -83,11 +83,6 @@ class GradientClusteringAttack(Attack):
 
     def __init__(self, directions: bool = True) -> None:
         self.directions = truth(self.name, "directions", directions)
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The parameter ``directions``."""
-        return {"directions": self.directions}
 
     def score(self, transcript: Transcript, layer: str, side: SideInformation = NOTHING) -> Tensor:
         """Return the groups of the layer's gradients in the last step, (B,)."""

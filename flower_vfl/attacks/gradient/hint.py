@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 import torch
 
@@ -112,11 +112,6 @@ class HintAttack(RowAttack):
     def __init__(self, k: int = 5, measure: Measure = "inner") -> None:
         self.k = whole(self.name, "k", k)
         self.measure = one_of(self.name, "measure", measure, get_args(Measure))
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The number of hints, and the measure of nearness."""
-        return {"k": self.k, "measure": self.measure}
 
     @property
     def hints(self) -> int:

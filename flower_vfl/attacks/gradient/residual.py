@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -197,11 +197,6 @@ class ResidualAttack(RowAttack):
 
     def __init__(self, r: int = 4) -> None:
         self.r = whole(self.name, "r", r)
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The number of directions that are removed."""
-        return {"r": self.r}
 
     def rate(self, rows: Tensor, known: Tensor | None) -> Tensor:
         """Return the scores of the rows, each within its batch."""

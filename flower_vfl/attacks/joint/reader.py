@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -113,11 +113,6 @@ class JointReaderAttack(JointAttack):
         self.k = whole(self.name, "k", k)
         if self.k < 2:
             raise ConfigError(f"{self.name}: k is {k}; a reader needs 2 rows of each class at least")
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The number of labelled rows of each class that are known."""
-        return {"k": self.k}
 
     @property
     def leaks(self) -> int:

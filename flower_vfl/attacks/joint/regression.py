@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, get_args
 
 import torch
 
@@ -165,11 +165,6 @@ class JointRegressionAttack(JointAttack):
 
     def __init__(self, target: Target = "both") -> None:
         self.target: Target = one_of(self.name, "target", target, get_args(Target))
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The quantity of the gradients that is regressed."""
-        return {"target": self.target}
 
     def read(self, view: JointView) -> JointScores:
         """Return scores from the gradients predicted from columns and embeddings."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 import torch
 
@@ -39,11 +39,6 @@ class RememberedDifferenceAttack(MemoryAttack):
 
     def __init__(self, by: By = "norm") -> None:
         self.by = one_of(self.name, "by", by, get_args(By))
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The measure by which differences are scored."""
-        return {"by": self.by}
 
     def score(self, memory: Memory, known: KnownRows = NO_KNOWN_ROWS) -> Tensor:
         """Return the scores of the differences, (N,)."""

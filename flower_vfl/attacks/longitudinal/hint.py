@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 import torch
 
@@ -76,11 +76,6 @@ class RememberedHintAttack(MemoryAttack):
     def __init__(self, k: int = 5, measure: RowMeasure = "inner") -> None:
         self.k = whole(self.name, "k", k)
         self.measure = one_of(self.name, "measure", measure, get_args(RowMeasure))
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The number of known positives, and the measure of nearness."""
-        return {"k": self.k, "measure": self.measure}
 
     @property
     def hints(self) -> int:
