@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from flower_vfl.attacks.base import HINTS, KINDS, LABELS, REFERENCE, Attack, AttackMethod, SideInformation
-from flower_vfl.attacks.embedding.clustering import matched_accuracy
+from flower_vfl.attacks.embedding.clustering import matched
 from flower_vfl.attacks.gradient.principal_direction import fresh_together
 from flower_vfl.auditing.audit_labels import AuditLabels, draw_examples, draw_positives
 from flower_vfl.auditing.batched_scoring import MOST_PENDING_BYTES, PendingStep, answer
@@ -273,7 +273,7 @@ class AttackEvaluator:
             kept = np.setdiff1d(np.arange(len(scored.labels)), found[1])
             groups, labels = found[0][kept], scored.labels[kept]
             shuffled = np.random.default_rng(scored.step).permutation(groups)
-            value, null = (matched_accuracy(g, labels, classes=self._labels.classes) for g in (groups, shuffled))
+            value, null = (matched(g, labels, classes=self._labels.classes)[0] for g in (groups, shuffled))
         counts = np.bincount(scored.labels.astype(np.int64))
         leaks.add(0, value, len(scored.labels) - int(counts.max()), int(counts.max()), null=null)
         self._record(leaks, scored, accuracy=value, accuracy_null=null)

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from flower_vfl.attacks.base import Reads
 from flower_vfl.attacks.embedding.clustering import (
-    matched_accuracy,
-    matched_balanced_accuracy,
+    matched,
     matched_by_chance,
 )
 from flower_vfl.metrics import (
@@ -67,10 +66,7 @@ def measured(reads: Reads, answer: Tensor, labels: ClassNumbers, classes: int) -
     if reads == "scores":
         return {AUC: leak_auc(answer, labels)}
     if reads == "clusters":
-        return {
-            ACCURACY: matched_accuracy(answer, labels, classes=classes),
-            BALANCED: matched_balanced_accuracy(answer, labels, classes=classes),
-        }
+        return dict(zip((ACCURACY, BALANCED), matched(answer, labels, classes=classes), strict=True))
     if reads == "classes" and not bool(torch.isin(answer, torch.arange(classes, device=answer.device)).all()):
         raise ArgumentError(f"Some class is no whole number from 0 to {classes - 1}, of {classes} classes.")
     named = as_numpy(predicted_classes(answer) if reads == "logits" else answer)

@@ -79,12 +79,14 @@ def assign(z: Tensor, *, classes: int, seed: int) -> Tensor:
     return torch.from_numpy(found.astype(np.int64))
 
 
-def matched_accuracy(clusters: Array, labels: Array, *, classes: int) -> float:
-    r"""Return the share of examples that are right under the best assignment of groups to classes.
+def matched(clusters: Array, labels: Array, *, classes: int) -> tuple[float, float]:
+    r"""Return accuracy and balanced accuracy, the mean recall, each under its best assignment of groups to classes.
 
-    .. math:: \max_\pi \frac{1}{N} \sum_i [\pi(c_i) = y_i]
+    .. math:: \max_\pi \frac{1}{N} \sum_i [\pi(c_i) = y_i], \quad
+        \max_\pi \frac{1}{C} \sum_c \frac{|\{i : \pi(c_i) = y_i = c\}|}{|\{i : y_i = c\}|}
 
-    over the one-to-one assignments; the best one is found exactly, by the Hungarian method.
+    over the one-to-one assignments; the best one is found exactly, by the Hungarian method. The two may differ: with
+    rare classes it is better for recall to detect some of their examples than to assign all groups to the frequent one.
 
     Parameters
     ----------
@@ -97,8 +99,8 @@ def matched_accuracy(clusters: Array, labels: Array, *, classes: int) -> float:
 
     Returns
     -------
-    float
-        At least 1 / C; NaN where there is no example.
+    tuple[float, float]
+        At least 1 / C; recalls of classes that do not occur are left out. NaN where there is no example.
 
     Raises
     ------
@@ -107,45 +109,16 @@ def matched_accuracy(clusters: Array, labels: Array, *, classes: int) -> float:
 
     Examples
     --------
-    >>> matched_accuracy([0, 0, 1, 1, 2], [2, 2, 0, 1, 1], classes=3)
+    >>> matched([0, 0, 1, 1, 2], [2, 2, 0, 1, 1], classes=3)[0]
+    0.8
+    >>> matched([0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 0, 1], classes=2)[1]
     0.8
     """
-    return _matched(_table(clusters, labels, classes))[0]
-
-
-def matched_balanced_accuracy(clusters: Array, labels: Array, *, classes: int) -> float:
-    r"""Return the mean recall of the classes under the assignment of groups to classes that maximises it.
-
-    .. math:: \max_\pi \frac{1}{C} \sum_c \frac{|\{i : \pi(c_i) = y_i = c\}|}{|\{i : y_i = c\}|}
-
-    That assignment may differ from that of `matched_accuracy`: with rare classes it is better to detect some of their
-    examples than to assign all groups to the frequent one.
-
-    Parameters
-    ----------
-    clusters
-        (N,) group numbers 0 ... C - 1.
-    labels
-        (N,) class numbers 0 ... C - 1.
-    classes
-        Number of classes C.
-
-    Returns
-    -------
-    float
-        At least 1 / C; classes that do not occur are left out, and it is NaN where there is no example.
-
-    Raises
-    ------
-    ArgumentError
-        As `matched_accuracy` does.
-
-    Examples
-    --------
-    >>> matched_balanced_accuracy([0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 0, 1], classes=2)
-    0.8
-    """
-    return _matched(_table(clusters, labels, classes))[1]
+    table = _table(clusters, labels, classes)
+    sizes = table.sum(axis=0)
+    if not sizes.any():
+        return math.nan, math.nan
+    return _best(table) / float(sizes.sum()), _best(table / np.maximum(sizes, 1)) / int(np.count_nonzero(sizes))
 
 
 def matched_by_chance(clusters: Array, labels: Array, *, classes: int) -> tuple[float, float]:
@@ -161,13 +134,13 @@ def matched_by_chance(clusters: Array, labels: Array, *, classes: int) -> tuple[
     Returns
     -------
     tuple[float, float]
-        The means of `matched_accuracy` and of `matched_balanced_accuracy` over `TABLES` random tables of these sizes,
-        drawn with a fixed seed; at least what a single group of all examples reaches. NaN where there is no example.
+        The means of both accuracies over `TABLES` random tables of these sizes, drawn with a fixed seed; at least what
+        a single group of all examples reaches. NaN where there is no example.
 
     Raises
     ------
     ArgumentError
-        As `matched_accuracy` does.
+        As `matched` does.
 
     Examples
     --------
@@ -193,14 +166,6 @@ def _chance(groups: tuple[int, ...], classes: tuple[int, ...]) -> tuple[float, f
     return max(float(accuracy), float(sizes.max() / sizes.sum())), max(
         float(balanced), 1.0 / int(np.count_nonzero(sizes))
     )
-
-
-def _matched(table: NDArray[np.int64]) -> tuple[float, float]:
-    """Return a table's accuracy and balanced accuracy, each under its best assignment; NaN where it is empty."""
-    sizes = table.sum(axis=0)
-    if not sizes.any():
-        return math.nan, math.nan
-    return _best(table) / float(sizes.sum()), _best(table / np.maximum(sizes, 1)) / int(np.count_nonzero(sizes))
 
 
 def _best(weights: NDArray[Any]) -> float:
@@ -260,7 +225,7 @@ def accuracy(z: Tensor, y: Array, *, classes: int, seed: int) -> float:
     Raises
     ------
     ArgumentError
-        As `assign` and `matched_accuracy` do.
+        As `assign` and `matched` do.
 
     References
     ----------
@@ -272,7 +237,7 @@ def accuracy(z: Tensor, y: Array, *, classes: int, seed: int) -> float:
     >>> accuracy(z, [1, 1, 0, 0, 1], classes=2, seed=0)
     0.8
     """
-    return matched_accuracy(assign(z, classes=classes, seed=seed), y, classes=classes)
+    return matched(assign(z, classes=classes, seed=seed), y, classes=classes)[0]
 
 
 class ClusteringAttack(InferenceAttack):

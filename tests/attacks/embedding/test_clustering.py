@@ -12,8 +12,7 @@ from sklearn.metrics import balanced_accuracy_score
 from flower_vfl.attacks.embedding import clustering
 from flower_vfl.attacks.embedding.clustering import (
     ClusteringAttack,
-    matched_accuracy,
-    matched_balanced_accuracy,
+    matched,
     matched_by_chance,
 )
 from flower_vfl.attacks.embedding.inference import TrainedView
@@ -21,8 +20,6 @@ from flower_vfl.attacks.rows import normalised, raw_features
 from flower_vfl.errors import InputError
 from tests.attacks.common import DTYPES, SCALES, gradients
 from tests.cases import parametrize
-
-MATCHED = (matched_accuracy, matched_balanced_accuracy)
 
 
 def clouds(classes=3, rows=90, *, apart=8.0, seed=0, dtype=torch.float64):
@@ -39,7 +36,7 @@ def test_the_best_assignment_is_the_best_of_all_permutations(classes, seed):
     rng = np.random.default_rng(seed)
     groups, y = rng.integers(0, classes, 40), rng.integers(0, classes, 40)
     best = max(np.mean(np.array(names)[groups] == y) for names in permutations(range(classes)))
-    assert matched_accuracy(groups, y, classes=classes) == pytest.approx(best, abs=1e-15)
+    assert matched(groups, y, classes=classes)[0] == pytest.approx(best, abs=1e-15)
 
 
 @pytest.mark.parametrize("classes", [2, 3, 5])
@@ -49,23 +46,23 @@ def test_balanced_accuracy_takes_the_best_of_all_permutations_for_it(classes, se
     groups = rng.integers(0, classes, 60)
     y = np.concatenate([np.arange(classes), rng.choice(classes, 60 - classes, p=rng.dirichlet(np.ones(classes)))])
     best = max(balanced_accuracy_score(y, np.array(names)[groups]) for names in permutations(range(classes)))
-    assert matched_balanced_accuracy(groups, y, classes=classes) == pytest.approx(best, abs=1e-12)
-    assert matched_balanced_accuracy(groups, y, classes=classes) >= 1 / classes - 1e-12
+    assert matched(groups, y, classes=classes)[1] == pytest.approx(best, abs=1e-12)
+    assert matched(groups, y, classes=classes)[1] >= 1 / classes - 1e-12
 
 
 def test_balanced_accuracy_assigns_the_rare_class_to_a_group_where_accuracy_does_not():
     y = np.arange(100) >= 95
     groups = np.arange(100) >= 60  # all five positives, and 35 negatives
-    assert matched_accuracy(groups, y, classes=2) == 0.65
-    assert matched_balanced_accuracy(groups, y, classes=2) == pytest.approx((60 / 95 + 1) / 2)
+    assert matched(groups, y, classes=2)[0] == 0.65
+    assert matched(groups, y, classes=2)[1] == pytest.approx((60 / 95 + 1) / 2)
 
 
 def test_a_group_may_stay_without_members():
-    assert matched_accuracy([0, 0, 0, 0], [2, 2, 1, 0], classes=3) == 0.5
-    assert matched_balanced_accuracy([0, 0, 0, 0], [2, 2, 1, 0], classes=3) == pytest.approx(1 / 3)
-    assert matched_balanced_accuracy([0, 0, 1, 1], [0, 0, 0, 0], classes=2) == 0.5
-    assert np.isnan(matched_accuracy([], [], classes=2))
-    assert np.isnan(matched_balanced_accuracy([], [], classes=2))
+    assert matched([0, 0, 0, 0], [2, 2, 1, 0], classes=3)[0] == 0.5
+    assert matched([0, 0, 0, 0], [2, 2, 1, 0], classes=3)[1] == pytest.approx(1 / 3)
+    assert matched([0, 0, 1, 1], [0, 0, 0, 0], classes=2)[1] == 0.5
+    assert np.isnan(matched([], [], classes=2)[0])
+    assert np.isnan(matched([], [], classes=2)[1])
 
 
 def test_chance_of_two_equal_groups_is_that_of_the_hypergeometric_distribution():
@@ -79,7 +76,7 @@ def test_chance_of_clusters_is_that_of_shuffled_labels_and_no_less_than_one_clus
     rng = np.random.default_rng(1)
     y, groups = np.repeat([0, 1, 2], [14, 14, 12]), np.repeat([0, 1, 2], [16, 12, 12])
     shuffled = [rng.permutation(y) for _ in range(1000)]
-    expected = [np.mean([f(groups, one, classes=3) for one in shuffled]) for f in MATCHED]
+    expected = np.mean([matched(groups, one, classes=3) for one in shuffled], axis=0).tolist()
     assert matched_by_chance(groups, y, classes=3) == pytest.approx(expected, abs=0.015)
     assert min(expected) > 0.4
     rare = np.arange(100) >= 95
@@ -101,8 +98,8 @@ def test_clouds_that_overlap_are_cut_as_scikit_learn_cuts_them():
     z, y = clouds(4, 400, apart=2.0)
     found = clustering.assign(z, classes=4, seed=3)
     expected = KMeans(4, n_init=10, max_iter=100, random_state=3).fit_predict(z.numpy())
-    assert matched_accuracy(found, expected, classes=4) > 0.99
-    assert clustering.accuracy(z, y, classes=4, seed=3) == matched_accuracy(found, y, classes=4)
+    assert matched(found, expected, classes=4)[0] > 0.99
+    assert clustering.accuracy(z, y, classes=4, seed=3) == matched(found, y, classes=4)[0]
     assert 0.5 < clustering.accuracy(z, y, classes=4, seed=3) < 1.0
 
 
@@ -164,7 +161,7 @@ def test_what_cannot_be_clustered_is_refused(z, classes, reason):
 )
 def test_numbers_that_are_no_groups_or_labels_are_refused(groups, labels, reason):
     with pytest.raises(InputError, match=reason):
-        matched_accuracy(groups, labels, classes=2)
+        matched(groups, labels, classes=2)
 
 
 def test_the_attack_clusters_the_embeddings_and_its_baseline_the_raw_inputs():
