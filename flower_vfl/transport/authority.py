@@ -157,13 +157,10 @@ class Authority:
         """Issue a key, for an offer, with a certificate of the common name `name`, valid for `seconds`."""
         key = ec.generate_private_key(ec.SECP256R1())
         valid = datetime.timedelta(seconds=min(seconds, _VALID.total_seconds()))
-        return Identity(self._client(name, key.public_key(), valid), _pem(key))
+        return Identity(self.certify(name, key.public_key(), valid), _pem(key))
 
-    def certify(self, name: str, key: ec.EllipticCurvePublicKey) -> bytes:
+    def certify(self, name: str, key: ec.EllipticCurvePublicKey, valid: datetime.timedelta = _VALID) -> bytes:
         """Issue the certificate for a session key, valid as long as the run's own, with which its owner dials again."""
-        return self._client(name, key, _VALID)
-
-    def _client(self, name: str, key: ec.EllipticCurvePublicKey, valid: datetime.timedelta) -> bytes:
         return self._issue(name, key, ExtendedKeyUsageOID.CLIENT_AUTH, [x509.DNSName(name)], valid)
 
 

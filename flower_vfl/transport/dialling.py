@@ -248,7 +248,7 @@ class Dialler:
             if answer:
                 outgoing.put(self._traffic.pack(answer))
             elif self.complete or self._traffic.owes_confirmation:
-                outgoing.put(self._traffic.confirmation())
+                outgoing.put(self._traffic.message())
 
     def _welcome(self, message: bytes, outgoing: Outgoing) -> None:
         """Read the label party's count of taken frames, send the others, and keep the certificate for the next dial.

@@ -203,10 +203,6 @@ class Sessions:
             for link in self._arrivals():
                 link.refuse(_NOT_BEGUN)
 
-    def invite(self) -> None:
-        """Offer a session to the connected nodes before `open` is called: they take seconds to arrive."""
-        self._invite()
-
     def open(self, check: Callable[[Link], None]) -> dict[str, Link]:
         """Offer a session to every node, also to those that connect late, and wait until all parties have arrived.
 
@@ -229,7 +225,7 @@ class Sessions:
             _log.info("waiting for %s", ", ".join(self._parties))
         until = time.monotonic() + self._config.connect_timeout
         while len(self.links) < len(self._parties):
-            if self._invite():
+            if self.invite():
                 until = max(until, time.monotonic() + self._config.connect_timeout)
             for node in self._mailbox.busy & self._invited:
                 reply = self._mailbox.take(node)
@@ -293,7 +289,7 @@ class Sessions:
                     failures[node] = reason(reply)
                 if reply is not None:
                     self._returning_reply(node, reply, lost={self._party_nodes[party] for party in missing})
-            self._invite()
+            self.invite()
             self._admit_arrivals()
         self._complete()
 
@@ -345,10 +341,10 @@ class Sessions:
                 f"the session with party {link.party!r} broke: it died or lost its connection ({words})", link.party
             )
 
-    def _invite(self) -> bool:
+    def invite(self) -> bool:
         """Offer a session to every node that is connected and has no offer yet; return True if there was one.
 
-        Flower is queried at intervals only, however often this is called.
+        It may be called before `open`: nodes take seconds to arrive. Flower is queried at intervals only.
         """
         now = time.monotonic()
         if now < self._last_query + _INVITE_SECONDS:

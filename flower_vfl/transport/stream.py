@@ -162,7 +162,7 @@ class StreamLink(Link):
         new = _Connection(context)
         with self._lock:
             self._traffic.confirm(taken)
-            for message in (self._traffic.welcome(certificate), *self._traffic.missed()):
+            for message in (self._traffic.message(certificate), *self._traffic.missed()):
                 new.outgoing.put(message)
             old, self._connection, self._broken = self._connection, new, math.inf
             if self._closed:

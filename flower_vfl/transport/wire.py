@@ -115,15 +115,7 @@ class Traffic:
         if len(self._kept) == MOST_UNCONFIRMED:
             raise PartyError(f"the other side has not confirmed any of the last {MOST_UNCONFIRMED} messages")
         self._kept.append(data)
-        return self._message(data)
-
-    def confirmation(self) -> bytes:
-        """Return a message with the count of taken messages only."""
-        return self._message(b"")
-
-    def welcome(self, certificate: bytes) -> bytes:
-        """Return the label party's first message on each connection: the count and the next certificate."""
-        return self._message(certificate)
+        return self.message(data)
 
     def take_welcome(self, message: bytes) -> bytes:
         """Return the certificate in the label party's first message on a connection; empty where there is none.
@@ -156,7 +148,7 @@ class Traffic:
 
     def missed(self) -> list[bytes]:
         """Return the messages that the other end has not taken, in their order."""
-        return [self._message(data) for data in self._kept]
+        return [self.message(data) for data in self._kept]
 
     def confirm(self, count: int) -> None:
         """Drop the messages that the other end has taken, `count` in all.
@@ -174,7 +166,8 @@ class Traffic:
             self._kept.popleft()
             self._confirmed += 1
 
-    def _message(self, data: bytes) -> bytes:
+    def message(self, data: bytes = b"") -> bytes:
+        """Return a message with the count of taken ones and a frame, a next certificate (`take_welcome`) or nothing."""
         self._reported = self.taken
         return _COUNT.pack(self.taken) + data
 

@@ -184,14 +184,14 @@ def test_where_no_states_are_kept_a_party_that_dies_in_training_ends_the_run(die
 
 
 def test_a_party_that_does_not_come_back_is_named_when_its_time_is_up(tmp_path, dies, monkeypatch, caplog):
-    invite, calls = Sessions._invite, []
+    invite, calls = Sessions.invite, []
 
     def once(sessions):
         calls.append(True)
         return invite(sessions) if len(calls) == 1 else False
 
     counts = dies(lambda kind: counts["frames"] == 30)
-    monkeypatch.setattr(Sessions, "_invite", once)
+    monkeypatch.setattr(Sessions, "invite", once)
     with pytest.raises(PartyError, match=r"did not come back within 1 s \(transport\.rejoin_timeout\): [ab]; start"):
         run(dying("stream", rejoin_timeout=1.0), out=tmp_path / "run")
     assert re.search(r"waiting up to 1 s \(transport\.rejoin_timeout\) for [ab]: a SuperNode that ended", caplog.text)
