@@ -9,11 +9,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from flower_vfl.data.clicks.fit import Vocabulary, numbers
+from flower_vfl.data.clicks.fit import Vocabulary
 from flower_vfl.data.clicks.survey import Source, Survey, TestSplit
 from flower_vfl.data.clicks.threads import in_order
 from flower_vfl.data.clicks.work import WorkFolder
 from flower_vfl.data.encoding.encoding import NumericEncoding, PartyEncoding
+from flower_vfl.data.encoding.values import parse_numbers
 from flower_vfl.data.sources.recipe import Progress
 from flower_vfl.data.store import layout
 from flower_vfl.data.store.builder import Builder
@@ -112,7 +113,7 @@ class Encoder:
         encoded: dict[str, NDArray[np.generic]] = {}
         for name, column in self._fitted.items():
             if isinstance(column, NumericEncoding):
-                encoded[name] = column.apply(numbers(rows.column(name)))
+                encoded[name] = column.apply(parse_numbers(rows.column(name))[0])
             else:
                 encoded[name] = column.ids(rows.column(name).combine_chunks())
         arrays: dict[str, NDArray[np.generic]] = {}

@@ -15,6 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from flower_vfl.data.encoding.dates import calendar_days
+
 FieldKind = Literal["number", "hex", "code"]
 """A numeric column, and two kinds of categorical ones."""
 
@@ -24,7 +26,6 @@ _UPPER_HALVES = np.uint64(0xF0F0F0F0F0F0F0F0)
 _DIGITS = np.full(256, _NO_DIGIT, np.uint8)
 _DIGITS[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
 _HEX = np.array([f"{byte:02x}".encode() for byte in range(256)], "S2")
-_DAYS = np.array([31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
 
 
 class Read(NamedTuple):
@@ -131,12 +132,9 @@ class Hour(Field):
         """Return hour of day, weekday and day, which counts from 1970-01-01."""
         numbers, wrong = _filled(values, 70_01_01_00)
         date, hour = np.divmod(numbers, 100)
-        year, month, day = date // 10_000 % 100, date // 100 % 100, date % 100
-        wrong |= (numbers < 0) | (numbers > 99_12_31_23) | (hour > 23) | (month < 1) | (month > 12) | (day < 1)
-        wrong |= day > _DAYS[np.clip(month - 1, 0, 11)] + ((month == 2) & (year % 4 == 0))
-        months = (np.where(wrong, 0, year) + 30) * 12 + np.where(wrong, 0, month - 1)
-        first = months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64)
-        days = first + np.where(wrong, 0, day - 1)
+        found = calendar_days(2000 + date // 10_000 % 100, date // 100 % 100, date % 100)
+        wrong |= (numbers < 0) | (numbers > 99_12_31_23) | (hour > 23) | np.isnan(found)
+        days = np.where(wrong, 0, found).astype(np.int64)
         absent = np.zeros(len(values), bool)
         columns = {
             "hour_of_day": _code_keys(hour, absent),

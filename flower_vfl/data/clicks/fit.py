@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -181,9 +181,3 @@ class Fitter:
             counter.add(column.drop_null().to_numpy(zero_copy_only=False))
         self._work.keep_keys(name, counter.at_least(self._fitting.min_count))
         return absent >= self._fitting.min_count
-
-
-def numbers(column: pa.ChunkedArray) -> NDArray[np.float64]:
-    """Return a numeric column (N,), NaN where missing."""
-    whole = cast(pa.Array, column.combine_chunks()).cast(pa.float64())
-    return np.asarray(whole.to_numpy(zero_copy_only=False), np.float64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -106,7 +107,7 @@ class DateFormat:
         if "p" in names:
             half = np.asarray(pc.utf8_lower(pc.struct_field(fields, "p")).fill_null("").to_numpy(zero_copy_only=False))
             hour = np.where(half == "p", hour % 12 + 12, np.where(half == "a", hour % 12, hour))
-        seconds = _days(year, month, field("d", 1.0)) * DAY + hour * 3600 + minute * 60 + second
+        seconds = calendar_days(year, month, field("d", 1.0)) * DAY + hour * 3600 + minute * 60 + second
         matched = fields.is_valid().to_numpy(zero_copy_only=False)
         seconds[~matched | (hour > 23) | (minute > 59) | (second > 60)] = np.nan
         return seconds, np.isnan(seconds) & ~absent
@@ -130,7 +131,7 @@ def _months(names: pa.Array) -> NDArray[np.float64]:
     return np.asarray(found.to_numpy(zero_copy_only=False), np.float64)
 
 
-def _days(year: NDArray[np.float64], month: NDArray[np.float64], day: NDArray[np.float64]) -> NDArray[np.float64]:
+def calendar_days(year: NDArray[Any], month: NDArray[Any], day: NDArray[Any]) -> NDArray[np.float64]:
     """Return days since 1970, NaN for invalid dates."""
     possible = (month >= 1) & (month <= 12) & (year >= 1) & (day >= 1)
     months = np.where(possible, (year - 1970) * 12 + month - 1, 0).astype(np.int64)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,11 +21,6 @@ from flower_vfl.files import replacing, writing_to
 
 _SCHEMA = 2
 _KEY = b"flower-vfl alignment"
-
-
-def digest_of(ids: Sequence[str]) -> str:
-    """Return the SHA-256 of ordered IDs; equal exactly when all IDs and their order are."""
-    return layout.ids_digest({"alignment": (len(ids), ids)})
 
 
 @dataclass(frozen=True)
@@ -50,7 +44,7 @@ class AlignmentFile:
     @property
     def digest(self) -> str:
         """SHA-256 of the ordered IDs; equal at all parties."""
-        return digest_of(self.ids)
+        return layout.ids_digest({"alignment": (len(self.ids), self.ids)})
 
     @property
     def checksum(self) -> str:
