@@ -7,7 +7,6 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from flwr.clientapp import ClientApp
@@ -39,9 +38,7 @@ class ScoreProgress(Observer):
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
     def on_scores(self, done: int, total: int) -> None:

@@ -94,13 +94,9 @@ def unrepeated(entries: Sequence[Entry]) -> list[Entry]:
 
     Only the monitor has measured entries that no attacker did, such as those of colluding parties.
     """
-    measured = [entry for entry in entries if entry.get("source") != "monitor" and not _is_empty(entry)]
-    reported = {_key_of(entry) for entry in measured}
+    others = [entry for entry in entries if entry.get("source") != "monitor"]
+    reported = {_key_of(e) for e in others if e.get("q95") is not None or e.get("mean") is not None}
     return [entry for entry in entries if entry.get("source") != "monitor" or _key_of(entry) not in reported]
-
-
-def _is_empty(entry: Entry) -> bool:
-    return entry.get("q95") is None and entry.get("mean") is None
 
 
 def _key_of(entry: Entry) -> tuple[Any, ...]:

@@ -183,7 +183,7 @@ class LongitudinalEvaluator:
         self._folder = folder
         self._memories = _memories(schedule, [frozenset(keeps), *(attack.keeps for attack in attacks)], folder)
         self._layers = list(layers)
-        self._unread: dict[str, str] = {}
+        self.unread: dict[str, str] = {}
         self._boot = boot()
         self._found = [
             _Results(
@@ -230,7 +230,7 @@ class LongitudinalEvaluator:
 
     def _drop_layer(self, layer: str, why: str) -> None:
         self._layers.remove(layer)
-        self._unread[layer] = why
+        self.unread[layer] = why
         _log.warning("party %r: longitudinal attacks do not go on at layer %r: %s", self._party, layer, why)
 
     def _score(self, step: int, epoch: int, layers: Sequence[str]) -> None:
@@ -307,7 +307,7 @@ class LongitudinalEvaluator:
                 "epochs": found.epochs,
                 "values": list(found.summary.values),
                 "interval95": found.intervals[-1] if found.intervals else None,
-                **({"unavailable": why} if (why := self._unread.get(found.summary.layer)) else {}),
+                **({"unavailable": why} if (why := self.unread.get(found.summary.layer)) else {}),
                 **from_elsewhere(type(found.attack)),
             }
             for found in self._found
@@ -317,11 +317,6 @@ class LongitudinalEvaluator:
         """Return the memory of means of a layer at the end of the last whole epoch; None where there is none."""
         self.check()  # another process may have written it
         return self._memories[MEANS].at(layer, epoch) if layer in self._layers and epoch else None
-
-    @property
-    def unread(self) -> Mapping[str, str]:
-        """The reason for each layer that has no row memory any more."""
-        return self._unread
 
     def forget(self) -> None:
         """Release the row memory, after the last step."""
@@ -337,7 +332,7 @@ class LongitudinalEvaluator:
             "memory": {kind: memory.state() for kind, memory in self._memories.items()},
             "latest": self.latest,
             "layers": list(self._layers),
-            "unread": dict(self._unread),
+            "unread": dict(self.unread),
             "found": [
                 {
                     "summary": summary_state(found.summary),
@@ -351,7 +346,7 @@ class LongitudinalEvaluator:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the result of `state`."""
-        self.latest, self._layers, self._unread = state["latest"], list(state["layers"]), dict(state["unread"])
+        self.latest, self._layers, self.unread = state["latest"], list(state["layers"]), dict(state["unread"])
         self._boot = state["boot"]
         for kind, memory in self._memories.items():
             memory.restore(state["memory"][kind])

@@ -79,16 +79,6 @@ class Setting:
     runs: list[Run]
 
     @property
-    def family(self) -> str:
-        """The name of its line in a figure."""
-        return self.strength.family
-
-    @property
-    def name(self) -> str:
-        """The strength as a figure shows it beside a point."""
-        return self.strength.name
-
-    @property
     def title(self) -> str:
         """The defenses with their strength."""
         return self.strength.title
@@ -103,7 +93,7 @@ class Setting:
         if not pairs:
             return None
         (leak, leaks), (useful, utilities) = (_spread(values) for values in zip(*pairs, strict=True))
-        return Point(self.name, leak, useful, leaks, utilities)
+        return Point(self.strength.name, leak, useful, leaks, utilities)
 
 
 def _spread(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
@@ -117,8 +107,8 @@ def settings_of(runs: Sequence[Run]) -> list[Setting]:
         config = {key: value for key, value in tomllib.loads(run.config).items() if key not in (*SEEDS, "defenses")}
         found.setdefault((strength, json.dumps(config, sort_keys=True, default=str)), []).append(run)
     settings = [Setting(*key, members) for key, members in found.items()]
-    order = list(dict.fromkeys((setting.family, setting.rest) for setting in settings))
-    return sorted(settings, key=lambda s: (order.index((s.family, s.rest)), s.strength.values))
+    order = list(dict.fromkeys((setting.strength.family, setting.rest) for setting in settings))
+    return sorted(settings, key=lambda s: (order.index((s.strength.family, s.rest)), s.strength.values))
 
 
 def strengths_of(chains: Sequence[Chain]) -> list[Strength]:
@@ -199,7 +189,7 @@ def families(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
     """Return the lines of a trade-off figure by family; where two names are equal, each gets a run's name."""
     lines: dict[tuple[str, str], list[Setting]] = {}
     for setting in settings:
-        lines.setdefault((setting.family, setting.rest), []).append(setting)
+        lines.setdefault((setting.strength.family, setting.rest), []).append(setting)
     names = [family for family, _ in lines]
     return {
         family if names.count(family) == 1 else f"{family} · {members[0].runs[0].name}": members

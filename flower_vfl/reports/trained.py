@@ -173,7 +173,7 @@ def _protection(settings: Sequence[Setting], attack: str) -> Markup | None:
         for setting in members:
             found = [(run, entry) for run in setting.runs if (entry := _worst(run, attack)) is not None]
             measure = measure or next((_measure(entry, classes) for _, entry in found), "")
-            point, known = _point(setting.name, found, measure, f"test_{utility}")
+            point, known = _point(setting.strength.name, found, measure, f"test_{utility}")
             baselines += known
             lines.setdefault(family, []).extend([] if point is None else [point])
     lines = {family: points for family, points in lines.items() if points}

@@ -78,7 +78,8 @@ def demo_configs(overrides: Mapping[str, str], *, full: bool = False) -> dict[st
     """
     given = {canonical_key(key): value for key, value in overrides.items()}
     _check(given, full=full)
-    usual = {"attack.names": ", ".join(_all_attacks())} if full else {"training.epochs": str(SHORT_EPOCHS)}
+    attacks = ", ".join(dict.fromkeys([*AttackConfig().names, *FULL_ATTACKS]))
+    usual = {"attack.names": attacks} if full else {"training.epochs": str(SHORT_EPOCHS)}
     runs = FULL_RUNS if full else RUNS
     plain = load_config(PRESET, {**usual, **given}).model_dump()
     return {name: build_config(_settings(plain, name, text)) for name, text in runs.items()}
@@ -94,16 +95,9 @@ def _settings(plain: Mapping[str, Any], name: str, defense: str) -> dict[str, An
         training["patience"] = 0
         attack |= {"max_leak": 1.0, "max_bound": 1.0}
     if name == BASELINE:
-        return {**plain, "attack": attack, "training": training | _without_gradients(training)}
+        training |= {"gradients": False, "pretrain": training["pretrain"] or SHORT_EPOCHS, "refit": 0}
+        return {**plain, "attack": attack, "training": training}
     return {**plain, "attack": attack, "training": training, "defenses": parse_defenses(defense)}
-
-
-def _without_gradients(training: Mapping[str, Any]) -> dict[str, Any]:
-    return {"gradients": False, "pretrain": training["pretrain"] or SHORT_EPOCHS, "refit": 0}
-
-
-def _all_attacks() -> list[str]:
-    return list(dict.fromkeys([*AttackConfig().names, *FULL_ATTACKS]))
 
 
 def _check(given: Mapping[str, str], *, full: bool) -> None:

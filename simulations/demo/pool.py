@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
-from types import TracebackType
 from typing import Any, Self
 
 from flower_vfl.errors import InputError
@@ -121,9 +120,7 @@ class WorkerPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for worker in self._workers:
             if worker.task is not None:
                 worker.process.terminate()

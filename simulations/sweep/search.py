@@ -215,7 +215,8 @@ def run_tune(
         for setting in search_space(config, data, trials)
     ]
     base = str(Path(source).absolute()) if Path(source).exists() else source
-    table = {"base": base, "set": {**_TRIAL, **overrides}, "cases": _different(settings)}
+    different = list({str(setting): setting for setting in settings}.values())
+    table = {"base": base, "set": {**_TRIAL, **overrides}, "cases": different}
     definition = parse_definition(tomli_w.dumps(table), Path())
     cases = {trial.run: case for trial, case in zip(trials_of(definition), definition.cases, strict=True)}
     given = next(iter(cases))
@@ -297,10 +298,6 @@ def _change(values: Mapping[str, Any]) -> str:
     """Return what a setting changes, in words: the names of its keys without their section, and the values."""
     words = (f"{key.rpartition('.')[2].replace('_', ' ')} {show(key, value)}" for key, value in values.items())
     return ", ".join(words) or "the given settings"
-
-
-def _different(settings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return list({str(setting): setting for setting in settings}.values())
 
 
 def _ranked(summaries: Sequence[Mapping[str, Any]], measure: str, minutes: float) -> dict[str, dict[str, Any]]:

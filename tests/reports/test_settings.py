@@ -43,13 +43,14 @@ def test_a_family_is_ordered_by_its_strength_as_numbers():
 def test_nested_defenses_other_parameters_and_scopes_are_families_of_their_own():
     flip = {"name": "label_dp", "params": {"flip": 0.02}}
     target = {"name": "marvell", "params": {"sum_kl": 0.1, "scope": "joint"}}
-    names = [s.family for s in settings_of([run(marvell(1.0), flip), run(target), run(marvell(1.0, "per-party"))])]
+    settings = settings_of([run(marvell(1.0), flip), run(target), run(marvell(1.0, "per-party"))])
+    names = [setting.strength.family for setting in settings]
     assert names == ["marvell s + label_dp flip", "marvell sum_kl", "marvell per-party s"]
 
 
 def test_a_switch_is_named_where_it_is_on():
     terms = [{"name": "dcor", "params": {"alpha": 1.0, "form": "log", "normalise": on}} for on in (True, False)]
-    assert [s.family for s in settings_of([run(term) for term in terms])] == [
+    assert [s.strength.family for s in settings_of([run(term) for term in terms])] == [
         "dcor log normalise alpha",
         "dcor log alpha",
     ]
@@ -95,8 +96,8 @@ def full(s, *, spread=0.1, rho=0.0):
 )
 def test_the_name_of_a_point_has_only_what_differs_in_its_figure(chains, family, names, titles):
     settings = settings_of([run(*chain) for chain in chains])
-    assert {setting.family for setting in settings} == {family}
-    assert [setting.name for setting in settings] == names
+    assert {setting.strength.family for setting in settings} == {family}
+    assert [setting.strength.name for setting in settings] == names
     assert [setting.title for setting in settings] == titles
 
 

@@ -143,13 +143,11 @@ def epoch_figure(title: str, ylabel: str, curves: Mapping[str, CurvePoints]) -> 
     return draw(title, paint)
 
 
-def loss_figure(title: str, steps: NDArray[Any], values: NDArray[Any]) -> str:
+def loss_figure(steps: NDArray[Any], values: NDArray[Any]) -> str:
     """Draw the loss along training: the mean of stretches of steps, over their whole range.
 
     Parameters
     ----------
-    title
-        Title of the figure: the loss that is drawn.
     steps, values
         Steps and losses, (T,) each.
 
@@ -170,7 +168,7 @@ def loss_figure(title: str, steps: NDArray[Any], values: NDArray[Any]) -> str:
         axes.plot(at, mean, **stroke | _marker(at))
         axes.set(xlabel="training step", ylabel="loss")
 
-    return draw(title, paint)
+    return draw("Training loss", paint)
 
 
 def _marker(at: NDArray[Any]) -> dict[str, Any]:

@@ -141,7 +141,7 @@ class RunPage:
         figures = []
         loss = self.follower.curves.get(_LOSS)
         if loss is not None and np.isfinite(loss.values).any():
-            figures.append(Markup(loss_figure("Training loss", loss.steps, loss.values)))
+            figures.append(Markup(loss_figure(loss.steps, loss.values)))
         chance = self._chance()
         for (party, layer), curves in list(self._leaks().items())[:_MOST_FIGURES]:
             shown = {printable(attack, 60): (curve.steps, curve.values) for attack, curve in curves.items()}
