@@ -13,7 +13,8 @@ from flower_vfl.apps.consent import Consent
 from flower_vfl.config import to_run_config
 from flower_vfl.errors import ConfigError, PartyError, PermissionDeniedError
 from flower_vfl.transport.signing import LABEL_KEY_VARIABLE, is_signed, read_public_key, signer_of_this_host
-from tests.apps.test_node import CONFIG, DeployedGrid, deploy, folders, nodes_of
+from tests.apps.test_node import CONFIG, deploy, folders, nodes_of
+from tests.grids import DeployedGrid
 from tests.toys import toy_config
 
 __all__ = ["folders"]

@@ -13,7 +13,6 @@ from flower_vfl.apps import run
 from flower_vfl.apps.client_app import make_client_app
 from flower_vfl.apps.factories import open_data
 from flower_vfl.apps.feature_party import build_feature_party
-from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.node import DATA_VARIABLE, STEPPED, Node, with_data_of_this_host
 from flower_vfl.apps.server_app import make_server_app
 from flower_vfl.config import build_config, to_run_config
@@ -23,6 +22,7 @@ from flower_vfl.data.store.parts import write_part
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.parties.feature import FeatureParty
 from flower_vfl.rng import Secret
+from tests.grids import DeployedGrid
 from tests.toys import toy_config
 
 CONFIG = toy_config(
@@ -40,17 +40,6 @@ def folders(tmp_path_factory):
         if not (root / party).exists():
             write_part(root / "whole", party, root / party)
     return root, dataset
-
-
-class DeployedGrid(LocalGrid):
-    """Every node on a host of its own."""
-
-    simulation = False
-
-    def __init__(self, nodes, run_config):
-        super().__init__(make_client_app(), len(nodes), run_config)
-        for context, node in zip(self._contexts.values(), nodes, strict=True):
-            context.node_config = node
 
 
 def deploy(nodes, label_folder, monkeypatch, tmp_path, config=CONFIG, grid=DeployedGrid, **changed):
@@ -235,8 +224,7 @@ class Claiming(DeployedGrid):
     opened: ClassVar[list[str]] = []
 
     def __init__(self, nodes, run_config):
-        super().__init__(nodes, run_config)
-        self._client_app = make_client_app(data=lambda config: self.opened.append(config.data.path))
+        super().__init__(nodes, run_config, make_client_app(data=lambda config: self.opened.append(config.data.path)))
 
     def push_messages(self, messages):
         messages = list(messages)

@@ -25,7 +25,7 @@ from flower_vfl.errors import ConfigError, DataError, PartyError, PermissionDeni
 from flower_vfl.metrics import leak_auc
 from flower_vfl.transport.signing import LABEL_KEY_VARIABLE
 from tests.apps.test_consent import write_key
-from tests.apps.test_node import DeployedGrid
+from tests.grids import DeployedGrid
 from tests.toys import toy_config
 
 

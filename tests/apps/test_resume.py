@@ -46,13 +46,9 @@ def test_an_interruption_is_answered_before_leaks_are_measured_and_results_writt
 
 
 def test_an_interruption_of_pretraining_is_answered_too(tmp_path, caplog):
-    class InterruptPretraining(Observer):
-        def on_pretraining(self, done, steps):
-            raise KeyboardInterrupt
-
     config = toy_config(training={"pretrain": 1})
     with pytest.raises(KeyboardInterrupt):
-        run(config, out=tmp_path / "run", data=lambda _: toy_data(), observers=(InterruptPretraining(),))
+        run(config, out=tmp_path / "run", data=lambda _: toy_data(), observers=(Interrupt(hook="on_pretraining"),))
     assert "stopping; what was measured is being written …" in caplog.text
 
 

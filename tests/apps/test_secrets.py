@@ -20,18 +20,8 @@ from flower_vfl.rng import Secret
 from flower_vfl.strategies import Iso, VerticalStrategy
 from flower_vfl.strategies.gradients.iso import perturb
 from flower_vfl.training.factories import schedule_of
+from tests.grids import DeployedGrid
 from tests.toys import toy_config, toy_data
-
-
-class DeployedGrid(LocalGrid):
-    """A grid of deployed nodes: the node config of each names its party."""
-
-    simulation = False
-
-    def __init__(self, client_app, parties):
-        super().__init__(client_app, len(parties), {})
-        for context, party in zip(self._contexts.values(), parties, strict=True):
-            context.node_config = {"party": party, "role": "attacker", "train-epochs": 9, "partition-id": 0, "out": ""}
 
 
 class RecordingIso(Iso):
@@ -46,6 +36,9 @@ class RecordingIso(Iso):
 
 DATA = toy_data(rows=800, parties=1, test_rows=50)
 CONFIG = toy_config(training={"epochs": 1, "batch_size": 128}, transport={"kind": "stream"})
+NODES = [
+    {"party": party, "role": "attacker", "train-epochs": 9, "partition-id": 0, "out": ""} for party in DATA.parties
+]
 
 
 def train(grid_kind, tmp_path, monkeypatch):
@@ -58,7 +51,7 @@ def train(grid_kind, tmp_path, monkeypatch):
     )
     strategy.sent, strategy.clean = [], []
     client = make_client_app(data=lambda _: DATA, config=CONFIG)
-    grid = LocalGrid(client, 1, {}) if grid_kind is LocalGrid else DeployedGrid(client, DATA.parties)
+    grid = LocalGrid(client, 1, {}) if grid_kind is LocalGrid else DeployedGrid(NODES, {}, client)
     strategy.start(grid)
     return strategy
 
@@ -134,14 +127,14 @@ def test_a_node_with_a_party_of_its_own_is_deployed_even_when_the_offer_says_sim
     strategy = VerticalStrategy(
         lambda shape: default_top(shape, 2, config), DATA.labels(), parties=DATA.parties, config=config
     )
-    strategy.start(Liar(make_client_app(data=lambda _: DATA, bottom=bottom, config=config), DATA.parties))
+    strategy.start(Liar(NODES, {}, make_client_app(data=lambda _: DATA, bottom=bottom, config=config)))
     with seeded_initialisation(Secret.for_simulation(config.seed, "a").seed("weights")):
         regenerated = default_bottom(DATA.party("a").spec, config)
     assert made["initial"] != weights_digest(regenerated)
 
 
 def test_a_deployed_node_without_a_party_is_refused_with_what_to_set():
-    grid = DeployedGrid(make_client_app(data=lambda _: DATA, config=CONFIG), DATA.parties)
+    grid = DeployedGrid(NODES, {}, make_client_app(data=lambda _: DATA, config=CONFIG))
     for context in grid._contexts.values():
         context.node_config = {"partition-id": 0}
     strategy = VerticalStrategy(torch.nn.Linear(8, 1), DATA.labels(), parties=DATA.parties, config=CONFIG)
@@ -171,6 +164,6 @@ def test_the_label_party_is_warned_that_a_secret_file_repeats_fresh_noise(tmp_pa
         caplog.clear()
         server = make_server_app(data=lambda _: DATA, config=CONFIG)
         context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
-        server(DeployedGrid(make_client_app(data=lambda _: DATA, config=CONFIG), DATA.parties), context)
+        server(DeployedGrid(NODES, {}, make_client_app(data=lambda _: DATA, config=CONFIG)), context)
         warned.append("two training runs with it have the same" in caplog.text)
     assert warned == [False, True]

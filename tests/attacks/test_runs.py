@@ -30,6 +30,7 @@ from flower_vfl.training.outcome import Outcome
 from flower_vfl.transport.wire import MOST_UNCONFIRMED
 from tests.attacks.common import RecordingAttack
 from tests.cases import parametrize
+from tests.grids import DeployedGrid
 from tests.toys import toy_config, toy_data
 
 ALL = ["norm", "cosine", "inner_product", "direction_count", "hint(k=1)", "hint(k=3,measure=cosine)"]
@@ -160,15 +161,9 @@ def test_named_layers_are_scored():
         run(toy_config(attack={"layers": ["last"]}), data=lambda _: data)
 
 
-class DeployedGrid(LocalGrid):
-    """Grid of a deployment: the node config of each node gives its party, and none marks a simulation."""
-
-    simulation = False
-
-    def __init__(self, client_app, parties):
-        super().__init__(client_app, len(parties), {})
-        for context, party in zip(self._contexts.values(), parties, strict=True):
-            context.node_config = {"party": party, "train-epochs": 99, "partition-id": 0, "out": ""}
+def deployed(client_app, parties):
+    nodes = [{"party": party, "train-epochs": 99, "partition-id": 0, "out": ""} for party in parties]
+    return DeployedGrid(nodes, {}, client_app)
 
 
 def start(grid_of, config, data):
@@ -192,7 +187,7 @@ def test_a_deployment_sends_no_clean_gradient_and_no_label_whatever_attacks_are_
     monkeypatch.setenv("FLOWER_VFL_STATE", str(tmp_path))
     data = toy_data(rows=200)
     config = toy_config(attack={"names": ALL, "audit": True}, transport={"kind": kind}, training={"epochs": 1})
-    outcome = start(lambda client: DeployedGrid(client, data.parties), config, data)
+    outcome = start(lambda client: deployed(client, data.parties), config, data)
     steps = [frame for frame in frames if frame.kind is Kind.STEP]
     assert len(steps) >= 8
     assert not [frame for frame in frames if frame.kind is Kind.AUDIT]

@@ -111,10 +111,15 @@ def assert_same(folder, other):
 
 
 class Interrupt(Observer):
-    """An observer that ends a run after a step as Ctrl-C does."""
+    """An observer that ends a run as Ctrl-C does, after a step or at the first call of another hook."""
 
-    def __init__(self, step):
+    def __init__(self, step=-1, hook=""):
         self.step = step
+        if hook:
+            setattr(self, hook, self._end)
+
+    def _end(self, *_):
+        raise KeyboardInterrupt
 
     def on_step(self, step, epoch, loss, leak):
         if step == self.step:

@@ -87,28 +87,22 @@ def test_the_records_of_these_tests_are_a_frame_when_nothing_is_changed():
     assert from_records(records(), SESSION) == Frame(Kind.STEP, 0)
 
 
-@pytest.mark.parametrize("version", [0, HEADER_VERSION + 1, "1", None])
-def test_another_version_is_refused_and_both_are_named(version):
-    with pytest.raises(ProtocolError, match=f"version {version!r}, this is version {HEADER_VERSION}"):
-        from_records(records(version=version), SESSION)
+OTHER_HEADERS = {
+    "version": ([0, HEADER_VERSION + 1, "1", None], f"version {{!r}}, this is version {HEADER_VERSION}"),
+    "session": (["5e56", "", None, 5], "another session"),
+    "kind": (["STEP", "train", "", None, 3], "unknown kind"),
+    "step": ([-2, 2**53 + 1, 10**400, True, 1.0, "1", None], "impossible step"),
+}
 
 
-@pytest.mark.parametrize("session", ["5e56", "", None, 5])
-def test_a_frame_of_another_session_is_refused(session):
-    with pytest.raises(ProtocolError, match="another session"):
-        from_records(records(session=session), SESSION)
-
-
-@pytest.mark.parametrize("kind", ["STEP", "train", "", None, 3])
-def test_an_unknown_kind_is_refused(kind):
-    with pytest.raises(ProtocolError, match="unknown kind"):
-        from_records(records(kind=kind), SESSION)
-
-
-@pytest.mark.parametrize("step", [-2, 2**53 + 1, 10**400, True, 1.0, "1", None])
-def test_an_impossible_step_is_refused(step):
-    with pytest.raises(ProtocolError, match="impossible step"):
-        from_records(records(step=step), SESSION)
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [(field, value, words) for field, (values, words) in OTHER_HEADERS.items() for value in values],
+    ids=lambda part: repr(part)[:20],
+)
+def test_a_header_with_another_version_session_kind_or_step_is_refused(field, value, words):
+    with pytest.raises(ProtocolError, match=words.format(value)):
+        from_records(records(**{field: value}), SESSION)
 
 
 @pytest.mark.parametrize("step", [-1, 0, 2**53])

@@ -14,6 +14,7 @@ from flower_vfl.strategies import Observer
 from flower_vfl.tracking import read_embeddings, read_snapshots, read_steps
 from flower_vfl.training.factories import schedule_of
 from flower_vfl.training.loop import embedding_in
+from tests.faults.common import Interrupt
 from tests.toys import toy_config, toy_data
 
 
@@ -149,18 +150,9 @@ def test_keeping_embeddings_changes_no_weight_on_any_transport_and_none_is_kept_
 
 
 def test_an_interrupted_run_keeps_the_embeddings_of_its_last_evaluation(tmp_path):
-    class InterruptAfterEpoch(Observer):
-        def on_epoch(self, step, epoch, metrics):
-            raise KeyboardInterrupt
-
-    data = toy_data(rows=200)
+    data, config = toy_data(rows=200), toy_config(attack={"names": []})
     with pytest.raises(KeyboardInterrupt):
-        run(
-            toy_config(attack={"names": []}),
-            data=lambda _: data,
-            out=tmp_path / "run",
-            observers=(InterruptAfterEpoch(),),
-        )
+        run(config, data=lambda _: data, out=tmp_path / "run", observers=(Interrupt(hook="on_epoch"),))
     assert len(read_embeddings(tmp_path / "run")) == 2
 
 

@@ -10,11 +10,11 @@ from flower_vfl.apps import run
 from flower_vfl.config.schema import TransportConfig
 from flower_vfl.errors import PartyError
 from flower_vfl.protocol.frame import Frame, Kind
-from flower_vfl.strategies import Observer
 from flower_vfl.training import pipeline_depth
 from flower_vfl.training.pipeline_depth import LIMIT, StepTiming, choose_depth
 from flower_vfl.transport.base import Link
 from tests.cases import parametrize
+from tests.faults.common import Interrupt
 from tests.toys import toy_config, toy_data
 
 
@@ -141,12 +141,6 @@ def test_the_depth_is_in_the_result_of_a_run_in_one_process_too():
     assert run(toy_config(transport={"in_flight": 0}), data=lambda _: data).summary["cost"]["in_flight"] == 1
 
 
-class Interrupt(Observer):
-    def on_step(self, step, epoch, loss, leak):
-        if step == 7:
-            raise KeyboardInterrupt
-
-
 @pytest.mark.slow
 def test_a_resumed_run_goes_on_with_the_number_that_was_chosen(monkeypatch, tmp_path):
     data = toy_data()
@@ -154,7 +148,7 @@ def test_a_resumed_run_goes_on_with_the_number_that_was_chosen(monkeypatch, tmp_
     monkeypatch.setattr(pipeline_depth.StepTiming, "in_flight", property(lambda _: 3))
     whole = run(config, data=lambda _: data, out=tmp_path / "whole").summary
     with pytest.raises(KeyboardInterrupt):
-        run(config, data=lambda _: data, out=tmp_path / "run", observers=(Interrupt(),))
+        run(config, data=lambda _: data, out=tmp_path / "run", observers=(Interrupt(7),))
     monkeypatch.setattr(pipeline_depth.StepTiming, "in_flight", property(lambda _: 1))  # the link is faster now
     resumed = run(config, data=lambda _: data, out=tmp_path / "run", resume=True).summary
     assert resumed["cost"]["in_flight"] == 3

@@ -12,10 +12,11 @@ from flower_vfl.apps.local import run_alone
 from flower_vfl.errors import ConfigError, DataError, PermissionDeniedError
 from flower_vfl.reports.proof import epsilon_of
 from flower_vfl.rng import Secret
-from flower_vfl.strategies import Defense, Guarantee, LabelDP, LocalHead, Observer, VerticalStrategy
+from flower_vfl.strategies import Defense, Guarantee, LabelDP, LocalHead, VerticalStrategy
 from flower_vfl.training.factories import schedule_of
 from flower_vfl.training.privacy import LEDGER_VARIABLE, ledger_of, open_account
 from flower_vfl.transport.inproc import InprocLink
+from tests.faults.common import Interrupt
 from tests.toys import toy_config, toy_data
 
 DATA = toy_data(rows=200, test_rows=60)
@@ -106,26 +107,15 @@ def test_a_training_on_one_partys_columns_alone_costs_nothing(ledger):
     assert not ledger.read().entries
 
 
-class InterruptAtStep1(Observer):
-    def on_step(self, step, epoch, loss, leak):
-        if step == 1:
-            raise KeyboardInterrupt
-
-
 def test_an_interrupted_training_is_charged_once_and_its_resumption_is_free(ledger, tmp_path):
     setting = config(ledger, defense=FRESH, checkpoint={"every": 1})
     with pytest.raises(KeyboardInterrupt):
-        train(setting, out=tmp_path / "run", observers=(InterruptAtStep1(),))
+        train(setting, out=tmp_path / "run", observers=(Interrupt(1),))
     assert [entry.release for entry in ledger.read().entries] == [Release(Laplace(4.0), draws=2)]
     resumed = train(setting, out=tmp_path / "run", resume=True).summary
     assert (resumed["status"], resumed["account"]["trainings"]) == ("finished", 1)
     with pytest.raises(PermissionDeniedError, match="Use a new secret"):
         train(setting, out=tmp_path / "new")
-
-
-class InterruptPretraining(Observer):
-    def on_pretraining(self, *_):
-        raise KeyboardInterrupt
 
 
 def test_a_training_that_is_interrupted_before_its_first_step_costs_nothing(ledger, tmp_path):
@@ -136,7 +126,7 @@ def test_a_training_that_is_interrupted_before_its_first_step_costs_nothing(ledg
         privacy={"ledger": str(ledger.path)},
     )
     with pytest.raises(KeyboardInterrupt):
-        train(setting, out=tmp_path / "run", observers=(InterruptPretraining(),))
+        train(setting, out=tmp_path / "run", observers=(Interrupt(hook="on_pretraining"),))
     assert not ledger.read().entries
     assert train(setting, out=tmp_path / "again").summary["account"]["trainings"] == 1
 

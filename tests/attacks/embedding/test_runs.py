@@ -21,7 +21,7 @@ from flower_vfl.metrics import leak_auc
 from flower_vfl.protocol.frame import Kind
 from flower_vfl.strategies import Iso, VerticalStrategy
 from flower_vfl.tracking import read_steps
-from tests.attacks.test_runs import DeployedGrid
+from tests.attacks.test_runs import deployed
 from tests.cases import parametrize
 from tests.toys import mixed_data, toy_config, toy_data
 
@@ -228,7 +228,7 @@ def test_a_deployment_reads_trained_models_at_the_monitor_only_and_no_label_leav
     strategy = VerticalStrategy(
         lambda shape: nn.Linear(shape[0], 1), data.labels(), parties=data.parties, config=config
     )
-    Iso(strategy, t=1.0).start(DeployedGrid(make_client_app(data=lambda _: data, config=config), data.parties))
+    Iso(strategy, t=1.0).start(deployed(make_client_app(data=lambda _: data, config=config), data.parties))
     assert not [frame for frame in frames if frame.kind is Kind.AUDIT]
     entries = entries_of({"leakage": strategy.outcome.leakage})
     assert set(entries) == set(itertools.product(["monitor"], ["cut"], ALL[:2], ["a", "b", "a+b"]))
