@@ -324,24 +324,18 @@ def test_the_state_of_something_else_is_refused_by_name(tmp_path, name):
         Checkpoints(tmp_path, {**FACTS, name: "other"}).load(7)
 
 
-def test_the_error_about_other_data_shows_no_digest(tmp_path):
-    Checkpoints(tmp_path, {**FACTS, "data": "5ec"}).save(7, {})
-    with pytest.raises(DataError, match="belongs to something else: its data is other than here") as caught:
-        Checkpoints(tmp_path, {**FACTS, "data": "0de"}).load(7)
-    assert "5ec" not in str(caught.value).replace(str(tmp_path), "")
-    assert "0de" not in str(caught.value).replace(str(tmp_path), "")
-
-
-def test_the_error_about_other_settings_names_where_they_come_from(tmp_path):
-    Checkpoints(tmp_path, {**FACTS, "config": "5ec"}).save(7, {})
-    with pytest.raises(DataError, match="other settings: the run config, or what --node-config says"):
-        Checkpoints(tmp_path, {**FACTS, "config": "0de"}).load(7)
-
-
-def test_a_state_of_another_secret_is_refused_without_its_fingerprint(tmp_path):
-    Checkpoints(tmp_path, {**FACTS, "secret": "5ec"}).save(7, {})
-    with pytest.raises(DataError, match="Set FLOWER_VFL_SECRET_FILE as it was when the training began") as caught:
-        Checkpoints(tmp_path, {**FACTS, "secret": "0de"}).load(7)
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("data", "belongs to something else: its data is other than here"),
+        ("config", "other settings: the run config, or what --node-config says"),
+        ("secret", "Set FLOWER_VFL_SECRET_FILE as it was when the training began"),
+    ],
+)
+def test_the_error_about_another_fact_says_where_it_comes_from_and_shows_no_digest(tmp_path, name, words):
+    Checkpoints(tmp_path, {**FACTS, name: "5ec"}).save(7, {})
+    with pytest.raises(DataError, match=words) as caught:
+        Checkpoints(tmp_path, {**FACTS, name: "0de"}).load(7)
     assert "5ec" not in str(caught.value).replace(str(tmp_path), "")
     assert "0de" not in str(caught.value).replace(str(tmp_path), "")
 

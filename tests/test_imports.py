@@ -175,6 +175,14 @@ for words in ("run census --set data.options.vew=x", "run census --set data.path
 HEAVY = ("torch", "flwr", "ray", "matplotlib", "sklearn", "pyarrow", "scipy")
 
 
+def loaded(code, names, folder):
+    """Return, as a process prints it, which of these modules it has loaded at the end of this code."""
+    check = f"import sys; print('loaded:', sorted(set({names!r}) & set(sys.modules)))"
+    done = run(sys.executable, "-c", f"{code}\n{check}", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
 @parametrize(
     "code",
     [
@@ -189,17 +197,11 @@ HEAVY = ("torch", "flwr", "ray", "matplotlib", "sklearn", "pyarrow", "scipy")
     quick=1,
 )
 def test_nothing_heavy_is_loaded(code, tmp_path):
-    check = f"import sys; print('loaded:', sorted(set({HEAVY!r}) & set(sys.modules)))"
-    done = run(sys.executable, "-c", f"{code}\n{check}", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "loaded: []"
+    assert loaded(code, HEAVY, tmp_path) == "loaded: []"
 
 
 def test_a_mistake_about_data_is_answered_without_what_trains(tmp_path):
-    check = f"import sys; print('loaded:', sorted(set({HEAVY!r}) & set(sys.modules)))"
-    done = run(sys.executable, "-c", f"{DATA_MISTAKES}\n{check}", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "loaded: ['pyarrow']", done.stderr
+    assert loaded(DATA_MISTAKES, HEAVY, tmp_path) == "loaded: ['pyarrow']"
 
 
 RUN = """
@@ -211,11 +213,7 @@ run(build_config({"data": {"name": "toy-gap"}, "training": training, "attack": {
 
 
 def test_a_run_without_readers_loads_nothing_that_only_readers_and_reports_need(tmp_path):
-    heavy = ("matplotlib", "sklearn", "scipy.stats", "pandas", "ray")
-    check = f"import sys; print('loaded:', sorted(set({heavy!r}) & set(sys.modules)))"
-    done = run(sys.executable, "-c", f"{RUN}\n{check}", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "loaded: []"
+    assert loaded(RUN, ("matplotlib", "sklearn", "scipy.stats", "pandas", "ray"), tmp_path) == "loaded: []"
 
 
 DEMO = """

@@ -9,6 +9,9 @@ import pytest
 
 from flower_vfl.data.sources.catalog import prepare
 from flower_vfl.data.store.parts import write_part
+from tests.deployment.hosts import deployed
+
+SEED = 3
 
 
 def write_parts(root, rows=1200, seed=0):
@@ -37,3 +40,14 @@ def write_parts(root, rows=1200, seed=0):
 @pytest.fixture(scope="session")
 def parts(tmp_path_factory):
     return write_parts(tmp_path_factory.mktemp("parts"))
+
+
+def feature_parts(parts):
+    return {"shop": parts / "shop", "club": parts / "club"}
+
+
+@pytest.fixture(scope="module")
+def hosts(parts, tmp_path_factory):
+    """One deployment for all tests of a module that leave it as it was."""
+    with deployed(tmp_path_factory.mktemp("hosts"), parts / "bank", feature_parts(parts), seed=SEED) as hosts:
+        yield hosts

@@ -18,12 +18,11 @@ from flower_vfl.config import build_config
 from flower_vfl.simulations.flower_engine import tool
 from flower_vfl.simulations.host import Host, findings
 from flower_vfl.simulations.keys import write_keys
-from tests.deployment.conftest import write_parts
+from tests.deployment.conftest import SEED, feature_parts, write_parts
 from tests.deployment.hosts import ROOT, deployed
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(590)]
 
-SEED = 3
 REFUSED, GRACEFUL = "Exit Code: 305", "SuperNode terminated gracefully"
 PAGE = (ROOT / "docs" / "deployment" / "README.md").read_text()
 assert "exit code 305" in PAGE
@@ -59,19 +58,8 @@ def locally(parts, **training):
     return run(config(parts / "whole", "inproc", **training)).summary
 
 
-def feature_parts(parts):
-    return {"shop": parts / "shop", "club": parts / "club"}
-
-
 def result_of(hosts, name):
     return json.loads((hosts.folder / name / "result.json").read_text())
-
-
-@pytest.fixture(scope="module")
-def hosts(parts, tmp_path_factory):
-    """One deployment for all tests that leave it as it was."""
-    with deployed(tmp_path_factory.mktemp("hosts"), parts / "bank", feature_parts(parts), seed=SEED) as hosts:
-        yield hosts
 
 
 def check_equal(hosts, name, local):

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from flower_vfl.apps import run
 from flower_vfl.config import build_config
-from tests.deployment.hosts import NAME, deployed
-from tests.deployment.test_deployment import SEED, check_equal, config, feature_parts, result_of
+from tests.deployment.hosts import NAME
+from tests.deployment.test_deployment import check_equal, config, result_of
 from tests.deployment.test_recovery import below, beyond, command, kill
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(590)]
@@ -25,13 +25,6 @@ CLOSED = {"grpc_proxy": "http://127.0.0.1:9", "no_grpc_proxy": "127.0.0.1"}
 SILENT = {"names": [], "monitor": False}
 """Options of a local run whose weights and utility alone are compared."""
 UNREACHED = r"session endpoint localhost:\d+ could not be reached within 40 s"
-
-
-@pytest.fixture(scope="module")
-def hosts(parts, tmp_path_factory):
-    """One deployment for all tests, which leave it as it was."""
-    with deployed(tmp_path_factory.mktemp("hosts"), parts / "bank", feature_parts(parts), seed=SEED) as hosts:
-        yield hosts
 
 
 def changed(settings, **sections):

@@ -16,8 +16,9 @@ import pytest
 
 from flower_vfl.apps import run
 from flower_vfl.config import build_config
+from tests.deployment.conftest import SEED, feature_parts
 from tests.deployment.hosts import deployed
-from tests.deployment.test_deployment import SEED, config, feature_parts
+from tests.deployment.test_deployment import config
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.timeout(590)]
 

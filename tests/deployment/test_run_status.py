@@ -15,8 +15,9 @@ import pytest
 from flower_vfl.apps.run_status import RunState, SuperLinkUnreachableError, follow, read_run_id
 from flower_vfl.errors import ConfigError, InputError, RunStoppedError, SessionError
 from flower_vfl.simulations.flower_engine import write_deployment
+from tests.deployment.conftest import feature_parts
 from tests.deployment.hosts import NAME, Hosts
-from tests.deployment.test_deployment import config, feature_parts
+from tests.deployment.test_deployment import config
 from tests.deployment.test_recovery import below, command
 
 AWAY = SuperLinkUnreachableError("the SuperLink does not answer.")

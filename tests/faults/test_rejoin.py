@@ -96,13 +96,18 @@ def test_a_party_that_dies_while_all_restore_a_checkpoint_comes_back(tmp_path, u
     assert_same(tmp_path / "run", undisturbed_run_of_few("stream"))
 
 
-def test_a_party_that_dies_at_the_same_step_each_time_ends_the_run_which_can_be_resumed(
-    tmp_path, undisturbed_run_of_few, dies
+@pytest.mark.parametrize(
+    ("kind", "deaths"),
+    [(Kind.EVALUATE, [4]), (Kind.SAVE, range(4, 9))],  # before the first checkpoint one dies each time, or both
+    ids=["same step", "first checkpoint"],
+)
+def test_a_party_that_dies_each_time_ends_the_run_which_can_be_resumed(
+    tmp_path, undisturbed_run_of_few, dies, kind, deaths
 ):
-    counts = dies(lambda kind: kind is Kind.EVALUATE)
+    counts = dies(lambda found: found is kind)
     with pytest.raises(PartyLostError):
         run(dying("stream"), out=tmp_path / "run")
-    assert counts["deaths"] == 4
+    assert counts["deaths"] in deaths
     dies(lambda kind: False)
     run(dying("stream"), out=tmp_path / "run", resume=True)
     assert_same(tmp_path / "run", undisturbed_run_of_few("stream"))
@@ -163,18 +168,6 @@ def test_the_label_partys_pre_training_on_rows_of_its_own_begins_anew_too(tmp_pa
     disturbed = run(config, data=lambda _: data, out=tmp_path / "disturbed")
     assert counts["deaths"] == 1
     assert disturbed.summary["weights"] == undisturbed.summary["weights"]
-
-
-def test_a_party_that_dies_before_the_first_checkpoint_again_and_again_ends_the_run(
-    tmp_path, undisturbed_run_of_few, dies
-):
-    counts = dies(lambda kind: kind is Kind.SAVE)
-    with pytest.raises(PartyLostError):
-        run(dying("stream"), out=tmp_path / "run")
-    assert counts["deaths"] in range(4, 9)  # each time one dies, or both
-    dies(lambda kind: False)
-    run(dying("stream"), out=tmp_path / "run", resume=True)
-    assert_same(tmp_path / "run", undisturbed_run_of_few("stream"))
 
 
 def test_where_no_states_are_kept_a_party_that_dies_in_training_ends_the_run(dies):

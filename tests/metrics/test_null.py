@@ -116,19 +116,15 @@ def test_counts_may_be_an_iterator_of_numpy_integers():
     assert 0.6 < null_quantile(pairs) < 0.7
 
 
-@pytest.mark.parametrize("q", [0.0, 1.0, -0.1, math.nan])
-def test_a_quantile_outside_zero_and_one_is_refused(q):
-    with pytest.raises(ArgumentError, match="quantile"):
-        null_quantile([(1, 1)], q=q)
-    with pytest.raises(ArgumentError, match="quantile"):
-        quantile_p_value([(1, 1)], 0.7, q=q)
-
-
-def test_negative_counts_are_refused():
-    with pytest.raises(ArgumentError, match="negative number"):
-        null_quantile([(-1, 3)])
-    with pytest.raises(ArgumentError, match="negative number"):
-        quantile_p_value([(-1, 3)], 0.7)
+@pytest.mark.parametrize(
+    ("counts", "q", "words"),
+    [*((1, q, "quantile") for q in (0.0, 1.0, -0.1, math.nan)), (-1, 0.95, "negative number")],
+)
+def test_a_quantile_outside_zero_and_one_and_a_negative_count_are_refused(counts, q, words):
+    with pytest.raises(ArgumentError, match=words):
+        null_quantile([(counts, 3)], q=q)
+    with pytest.raises(ArgumentError, match=words):
+        quantile_p_value([(counts, 3)], 0.7, q=q)
 
 
 def every_auc(negatives, positives):

@@ -188,13 +188,18 @@ def test_the_summary_shows_the_defenses_as_a_tree_and_their_absence_as_a_warning
     assert "no defense is in force" in caplog.text
 
 
-def test_a_gradient_that_is_not_finite_after_protection_is_never_sent():
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [(lambda g: g * math.inf, "not sent"), (lambda g: g[:, :1], "defense returned")],
+    ids=["not finite", "another shape"],
+)
+def test_a_protected_gradient_that_is_not_finite_or_of_another_shape_is_never_sent(change, words):
     class Broken(Spy):
         def protect(self, grads, labels, step=None):
-            return grads * math.inf, {}
+            return change(grads), {}
 
     data, config = toy_data(rows=200), toy_config(transport={"kind": "inproc"})
-    with pytest.raises(UnprotectedBatchError, match="not sent"):
+    with pytest.raises(UnprotectedBatchError, match=words):
         Broken(strategy_for(data, config)).start(federation(data, config))
 
 
@@ -204,16 +209,6 @@ def test_logits_that_are_not_one_a_row_and_class_are_refused_at_the_first_step(c
     with pytest.raises(ConfigError) as caught:
         run(config, data=lambda _: data, top=lambda shape, classes, config: nn.Linear(math.prod(shape), given))
     assert f"for 64 rows of {classes} classes; {expected} is needed" in str(caught.value)
-
-
-def test_a_defense_that_returns_another_shape_is_refused():
-    class Short(Spy):
-        def protect(self, grads, labels, step=None):
-            return grads[:, :1], {}
-
-    data, config = toy_data(rows=200), toy_config()
-    with pytest.raises(UnprotectedBatchError, match="defense returned"):
-        Short(strategy_for(data, config)).start(federation(data, config))
 
 
 def test_hooks_get_prepared_labels_and_scorers_get_the_true_ones():

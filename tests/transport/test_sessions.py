@@ -166,16 +166,23 @@ def test_an_answer_that_makes_no_sense_while_sessions_open_is_refused(sessions, 
         opening(sessions, "stream", [odd], names=["a"])
 
 
-@pytest.mark.parametrize("count", [0, 2])
-def test_a_node_that_sends_no_greeting_or_two_is_refused(sessions, count):
+@pytest.mark.parametrize(
+    ("kind", "count", "words"),
+    [
+        ("messages", 0, "node 2 should have sent one greeting, it sent 0"),
+        ("messages", 2, "node 2 should have sent one greeting, it sent 2"),
+        ("stream", 1, "node 2 answered its offer with 'open'"),
+    ],
+    ids=["none", "two", "no fallback"],
+)
+def test_greetings_in_messages_are_refused_unless_there_is_one_and_it_is_allowed(sessions, kind, count, words):
     def odd(message):
-        hello = FakeParty("a").hello()
-        content = bundle([hello] * count, message.content[OFFER]["session"], "exact")
+        content = bundle([FakeParty("a").hello()] * count, message.content[OFFER]["session"], "exact")
         content[REPLY] = ConfigRecord({"status": OPEN})
         return Message(content, reply_to=message)
 
-    with pytest.raises(ProtocolError, match=f"node 2 should have sent one greeting, it sent {count}"):
-        opening(sessions, "messages", [odd], names=["a"])
+    with pytest.raises(ProtocolError, match=words):
+        opening(sessions, kind, [odd], names=["a"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -285,16 +292,6 @@ def test_nodes_with_the_right_registered_names_are_admitted_without_a_warning(se
 def test_in_a_deployment_a_node_without_a_registered_name_is_admitted_with_a_warning(sessions, caplog):
     opening(sessions, "stream", [FakeParty("a")], simulation=False)
     assert "node 2 claims to be party 'a' without proof: flwr supernode register KEY --name a" in caplog.text
-
-
-def test_frames_in_messages_are_refused_where_the_configuration_does_not_allow_to_fall_back(sessions):
-    def eager(message):
-        content = bundle([FakeParty("a").hello()], message.content[OFFER]["session"], "exact")
-        content[REPLY] = ConfigRecord({"status": OPEN})
-        return Message(content, reply_to=message)
-
-    with pytest.raises(ProtocolError, match="node 2 answered its offer with 'open'"):
-        opening(sessions, "stream", [eager], names=["a"])
 
 
 def offers_of(sessions, kind, **settings):

@@ -181,17 +181,11 @@ def serves(endpoint):
 REFUSED = grpc.StatusCode.PERMISSION_DENIED
 
 
-def test_a_stranger_without_a_certificate_dies_in_the_handshake_and_no_handler_runs(endpoint):
-    offer = endpoint.offer("2")
-    credentials = grpc.ssl_channel_credentials(offer["authority"])
-    assert dial(offer, greeting(offer["token"]), credentials=credentials) is grpc.StatusCode.UNAVAILABLE
-    assert endpoint.calls == []
-    assert serves(endpoint)
-
-
-def test_a_certificate_of_another_authority_dies_in_the_handshake_and_no_handler_runs(endpoint):
+@pytest.mark.parametrize("certified", [False, True], ids=["no certificate", "of another authority"])
+def test_a_stranger_dies_in_the_handshake_and_no_handler_runs(endpoint, certified):
     offer, other = endpoint.offer("2"), Authority().client("2")
-    credentials = grpc.ssl_channel_credentials(offer["authority"], other.key, other.certificate)
+    own = (other.key, other.certificate) if certified else ()
+    credentials = grpc.ssl_channel_credentials(offer["authority"], *own)
     assert dial(offer, greeting(offer["token"]), credentials=credentials) is grpc.StatusCode.UNAVAILABLE
     assert endpoint.calls == []
     assert serves(endpoint)

@@ -13,7 +13,7 @@ import torch
 from scipy.stats import chi2, kstest, norm
 from torch import nn
 
-from flower_vfl.errors import ConfigError, UnprotectedBatchError
+from flower_vfl.errors import ConfigError
 from flower_vfl.strategies import VerticalStrategy
 from flower_vfl.strategies.gradients.max_norm import MaxNorm, perturb
 from tests.sampling import ALARM, generator, within
@@ -104,15 +104,6 @@ def test_rows_of_very_different_lengths_all_become_as_long_as_the_longest():
     assert all(within(squares.sum().item(), chi2(400)) for squares in lengths[:, :40].square().T)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_short_number_formats_come_back_as_they_are(dtype):
-    g = (torch.randn(64, 5, generator=generator(1)) * 1e-3).to(dtype)
-    noisy = perturb(g, generator=generator())
-    assert noisy.dtype == dtype
-    assert noisy.isfinite().all()
-    assert not torch.equal(noisy, g)
-
-
 def test_the_generator_decides_all_and_the_input_is_not_changed():
     g = torch.randn(32, 4, generator=generator(1))
     g[5] = 0.0
@@ -125,21 +116,6 @@ def test_the_generator_decides_all_and_the_input_is_not_changed():
 def test_batches_of_zeros_and_empty_batches_stay_as_they_are():
     assert torch.equal(perturb(torch.zeros(4, 3), generator=generator()), torch.zeros(4, 3))
     assert perturb(torch.zeros(0, 3), generator=generator()).shape == (0, 3)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_value_that_is_not_finite_is_refused_by_the_function_and_replaced_by_zeros_in_the_strategy(value, caplog):
-    g = torch.randn(8, 4)
-    g[2, 1] = value
-    with pytest.raises(UnprotectedBatchError, match="not finite"):
-        perturb(g, generator=generator())
-    strategy = defense()
-    for _ in range(2):
-        sent, log = strategy.protect(g, torch.zeros(8))
-        assert torch.equal(sent, torch.zeros_like(g))
-        assert log == {"max_norm.noise_power": 0.0, "max_norm.fallback": 1.0}
-    assert strategy.fallbacks == 2
-    assert caplog.text.count("zeros are sent instead") == 1
 
 
 def test_one_row_alone_is_never_sent_as_it_is(caplog):
