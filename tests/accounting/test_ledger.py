@@ -4,6 +4,7 @@ import hashlib
 import json
 import stat
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -172,11 +173,8 @@ def test_of_trainings_that_begin_at_once_only_as_many_as_fit_are_charged(ledger)
         except PermissionDeniedError as error:
             refused.append(error)
 
-    threads = [threading.Thread(target=charge, args=(secret,)) for secret in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(charge, range(8)))
     assert len(refused) == 6
     assert ledger.read().spent == 2.0
 

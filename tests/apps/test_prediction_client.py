@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -362,7 +362,7 @@ def test_another_day_is_another_count(tmp_path):
 def test_runs_at_the_same_time_share_one_count(tmp_path):
     refused = []
 
-    def take():
+    def take(_):
         quota = Quota(tmp_path / "counts.json", "a", 100, lambda: "today")
         for _ in range(10):
             try:
@@ -370,11 +370,8 @@ def test_runs_at_the_same_time_share_one_count(tmp_path):
             except PermissionDeniedError:
                 refused.append(1)
 
-    threads = [threading.Thread(target=take) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(take, range(6)))
     assert json.loads((tmp_path / "counts.json").read_text()) == {"today": 99}
     assert len(refused) == 60 - 33
 

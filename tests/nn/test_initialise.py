@@ -1,4 +1,4 @@
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -50,11 +50,8 @@ def test_factories_in_several_threads_do_not_disturb_each_other():
             if not torch.equal(found[seed], expected[seed]):
                 return
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     assert all(torch.equal(found[seed], expected[seed]) for seed in range(4))
 
 

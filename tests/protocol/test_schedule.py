@@ -6,7 +6,7 @@ import json
 import math
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -228,11 +228,8 @@ def test_parties_in_threads_of_one_process_get_the_same_batches_at_different_epo
             if not np.array_equal(BASE.train_batch(shifted), expected[shifted]):
                 wrong.append(shifted)
 
-    threads = [threading.Thread(target=party, args=(16 * index,)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(party, range(0, 64, 16)))
     assert wrong == []
 
 

@@ -5,6 +5,7 @@ import queue
 import random
 import threading
 import time
+from contextlib import contextmanager
 
 import grpc
 import pytest
@@ -58,12 +59,21 @@ class Session:
         assert not self.thread.is_alive()
 
 
+@contextmanager
+def joined(party=None, *, reconnect=20.0, dials=None, fitted=True, **options):
+    """Yield an endpoint, the session of a party that dials again for `dials` seconds, and its link."""
+    with listening(reconnect=reconnect, **options) as endpoint:
+        session = Session(endpoint, party or FakeParty(), reconnect if dials is None else dials)
+        link = arrived(endpoint)
+        if fitted:
+            fit(link)
+        yield endpoint, session, link
+
+
 def run_through_line(steps, ahead, disturb=lambda step, line: None, *, rows=3, width=4):
     """Run steps through a line that `disturb` may cut or hold; return embeddings, received frames, connections."""
     party = FakeParty(rows=rows, width=width)
-    with listening(reconnect=20.0) as endpoint:
-        session = Session(endpoint, party, 20.0)
-        link = arrived(endpoint)
+    with joined(party, fitted=False) as (endpoint, session, link):
         fit(link, rows=rows, width=width)
         party.at = {step: lambda step=step: disturb(step, session.line) for step in range(steps)}
         answers = converse({"a": link}, steps, ahead=ahead, timeout=60)
@@ -92,9 +102,7 @@ def test_a_line_that_is_cut_again_and_again_loses_no_frame_and_repeats_none(ahea
 
 def test_a_report_that_is_lost_with_its_line_is_sent_again():
     party = FakeParty()
-    with listening(reconnect=20.0) as endpoint:
-        session = Session(endpoint, party, 20.0)
-        link = arrived(endpoint)
+    with joined(party, fitted=False) as (_, session, link):
         party.at = {Kind.FINISH: session.line.cut}
         link.send(Frame(Kind.FINISH))
         assert link.receive(30).kind is Kind.REPORT
@@ -107,9 +115,7 @@ def test_a_report_that_is_lost_with_its_line_is_sent_again():
 
 def test_a_party_whose_report_nobody_takes_any_more_has_finished_all_the_same(caplog):
     party = FakeParty()
-    with listening(reconnect=0.5) as endpoint:
-        session = Session(endpoint, party, 0.5)
-        link = arrived(endpoint)
+    with joined(party, reconnect=0.5, fitted=False) as (_, session, link):
         party.at = {Kind.FINISH: session.line.close}
         link.send(Frame(Kind.FINISH))
         session.end()
@@ -119,10 +125,7 @@ def test_a_party_whose_report_nobody_takes_any_more_has_finished_all_the_same(ca
 
 def test_a_party_that_knows_that_the_results_are_written_does_not_dial_again(caplog):
     party = FakeParty()
-    with listening(reconnect=20.0) as endpoint:
-        session = Session(endpoint, party, 20.0)
-        link = arrived(endpoint)
-        fit(link)
+    with joined(party) as (_, session, link):
         link.send(Frame(Kind.FINISH))
         assert link.receive(30).kind is Kind.REPORT
         link.send(Frame(Kind.EXPORTED))
@@ -158,10 +161,7 @@ def test_a_line_that_falls_silent_is_noticed_and_dialled_anew():
 
 
 def test_a_line_that_stays_down_ends_both_sides_in_the_time_that_was_given():
-    with listening(reconnect=0.5) as endpoint:
-        session = Session(endpoint, FakeParty(), 0.5)
-        link = arrived(endpoint)
-        fit(link)
+    with joined(reconnect=0.5) as (_, session, link):
         converse({"a": link}, 2)
         session.line.close()
         with pytest.raises(PartyLostError, match="party 'a' broke: it died or lost its connection"):
@@ -171,10 +171,7 @@ def test_a_line_that_stays_down_ends_both_sides_in_the_time_that_was_given():
 
 
 def test_a_party_whose_session_was_open_is_told_to_wait_and_not_to_check_its_firewall():
-    with listening() as endpoint:
-        session = Session(endpoint, FakeParty(), 1.0)
-        link = arrived(endpoint)
-        fit(link)
+    with joined(reconnect=0.0, dials=1.0) as (_, session, link):
         converse({"a": link}, 2)
         session.line.close()
         session.end()
@@ -185,10 +182,7 @@ def test_a_party_whose_session_was_open_is_told_to_wait_and_not_to_check_its_fir
 
 
 def test_a_broken_connection_is_logged_once_with_the_time_that_training_waits(caplog):
-    with listening(reconnect=0.6) as endpoint:
-        session = Session(endpoint, FakeParty(), 0.6)
-        link = arrived(endpoint)
-        fit(link)
+    with joined(reconnect=0.6) as (_, session, link):
         converse({"a": link}, 2)
         session.line.close()
         with pytest.raises(PartyLostError):
@@ -200,10 +194,7 @@ def test_a_broken_connection_is_logged_once_with_the_time_that_training_waits(ca
 
 
 def test_while_a_line_is_down_the_label_party_asks_whether_the_party_has_gone():
-    with listening(reconnect=60.0) as endpoint:
-        session = Session(endpoint, FakeParty(), 1.0)
-        link = arrived(endpoint)
-        fit(link)
+    with joined(reconnect=60.0, dials=1.0) as (_, session, link):
 
         def gone():
             raise PartyLostError("node 2 said that it has gone")
@@ -216,9 +207,7 @@ def test_while_a_line_is_down_the_label_party_asks_whether_the_party_has_gone():
 
 
 def test_a_session_that_the_label_party_ends_is_not_dialled_again():
-    with listening(reconnect=20.0) as endpoint:
-        session = Session(endpoint, FakeParty(), 20.0)
-        link = arrived(endpoint)
+    with joined(fitted=False) as (_, session, link):
         link.close()
         session.end()
         assert session.line.connections == 1
@@ -361,10 +350,7 @@ def test_a_party_comes_back_by_its_signature_and_an_eavesdropper_cannot():
 
 def test_who_has_the_offer_of_an_open_session_cannot_take_it_over():
     """The thief has certificate, key and token of the offer, as in the SuperLink's database."""
-    with listening(reconnect=20.0) as endpoint:
-        session = Session(endpoint, FakeParty(), 20.0)
-        link = arrived(endpoint)
-        fit(link)
+    with joined() as (endpoint, session, link):
         converse({"a": link}, 2)
         thief = SessionKey()
 
@@ -387,10 +373,7 @@ def test_who_has_the_offer_of_an_open_session_cannot_take_it_over():
 
 
 def test_a_link_says_for_how_long_its_party_is_away():
-    with listening(reconnect=20.0) as endpoint:
-        session = Session(endpoint, FakeParty(), 20.0)
-        link = arrived(endpoint)
-        fit(link)
+    with joined() as (endpoint, session, link):
         assert link.away == 0.0
         session.line.held.set()
         session.line.cut()
@@ -410,10 +393,7 @@ def test_a_link_says_for_how_long_its_party_is_away():
 
 
 def test_an_offer_opens_no_connection_once_it_has_expired_and_its_party_comes_back():
-    with listening(reconnect=20.0, offer_seconds=2.0) as endpoint:
-        session = Session(endpoint, FakeParty(), 20.0)
-        link = arrived(endpoint)
-        fit(link)
+    with joined(offer_seconds=2.0) as (endpoint, session, link):
         time.sleep(3.0)
         assert greeted(session.offer, lambda nonce: {"token": session.offer["token"]}) == [grpc.StatusCode.UNAVAILABLE]
         session.line.cut()
@@ -488,9 +468,7 @@ def test_a_party_that_confirms_nothing_does_not_fill_the_memory():
 
 def test_many_frames_without_an_answer_are_confirmed_all_the_same():
     party = FakeParty()
-    with listening(reconnect=20.0) as endpoint:
-        session = Session(endpoint, party, 20.0)
-        link = arrived(endpoint)
+    with joined(party, fitted=False) as (endpoint, session, link):
         for index in range(4 * MOST_UNCONFIRMED):
             link.send(Frame(Kind.AUDIT, 0, {"offset": index}))
             while len(party.seen) < index:  # a sender that runs ahead may leave a confirmation no time to arrive
@@ -548,9 +526,7 @@ def test_a_message_that_is_too_short_or_confirms_what_was_never_sent_is_refused(
 @pytest.mark.parametrize("cut", [True, False])
 def test_the_end_of_a_run_is_confirmed_by_the_party_also_over_a_new_line(cut):
     party = FakeParty()
-    with listening(reconnect=20.0) as endpoint:
-        session = Session(endpoint, party, 20.0)
-        link = arrived(endpoint)
+    with joined(party, fitted=False) as (_, session, link):
         link.send(Frame(Kind.FINISH))
         assert link.receive(30).kind is Kind.REPORT
         if cut:
@@ -565,9 +541,7 @@ def test_the_end_of_a_run_is_confirmed_by_the_party_also_over_a_new_line(cut):
 
 
 def test_a_party_that_does_not_confirm_the_end_of_a_run_is_named():
-    with listening(reconnect=0.3) as endpoint:
-        session = Session(endpoint, FakeParty(), 0.1)
-        link = arrived(endpoint)
+    with joined(reconnect=0.3, dials=0.1, fitted=False) as (_, session, link):
         session.line.close()
         link.send(Frame(Kind.EXPORTED))
         with pytest.raises(PartyLostError, match="the session with party 'a' broke"):
@@ -576,10 +550,7 @@ def test_a_party_that_does_not_confirm_the_end_of_a_run_is_named():
 
 
 def test_a_party_that_was_away_for_longer_than_an_answer_may_take_still_answers():
-    with listening(reconnect=20.0) as endpoint:
-        session = Session(endpoint, FakeParty(), 20.0)
-        link = arrived(endpoint)
-        fit(link)
+    with joined() as (_, session, link):
         party_is_back = threading.Timer(1.0, session.line.held.clear)
         session.line.held.set()
         session.line.cut()
@@ -598,10 +569,7 @@ def test_the_error_of_a_party_is_its_own_where_the_line_breaks_while_it_reports(
         raise MemoryError("no memory for step 1")
 
     party = FakeParty(at={1: fail})
-    with listening(reconnect=20.0) as endpoint:
-        session = Session(endpoint, party, 20.0)
-        link = arrived(endpoint)
-        fit(link)
+    with joined(party) as (_, session, link):
         for step in (0, 1):
             link.send(Frame(Kind.STEP, step, {"gradient_of": -1}))
         session.end()
