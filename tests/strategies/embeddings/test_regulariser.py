@@ -344,3 +344,31 @@ def test_the_summary_shows_all_parameters(caplog):
         PotentialEnergy(DistanceCorrelation(base()), alpha=2).summary()
     assert "PotentialEnergy(alpha=2.0, reduction='mean', distance='angular')" in caplog.text
     assert "DistanceCorrelation(alpha=0.05, form='dcor', normalise=False)" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("term", "classes"), [(distance_correlation, 2), (potential_energy, 1)])
+def test_short_number_formats_are_computed_in_float32(term, classes, dtype):
+    generator = torch.Generator().manual_seed(0)
+    z, y = torch.randn(20, 6, generator=generator).to(dtype).requires_grad_(), torch.arange(20) % classes
+    value = term(z, y)
+    value.backward()
+    assert value.dtype == torch.float32
+    assert z.grad.dtype == dtype
+    assert value.item() == pytest.approx(term(z.detach().float(), y).item())
+
+
+@pytest.mark.parametrize("term", [distance_correlation, potential_energy])
+def test_the_order_of_the_rows_changes_nothing_and_the_input_is_not_changed(term):
+    generator = torch.Generator().manual_seed(0)
+    z, y = torch.randn(90, 4, generator=generator, dtype=torch.float64).requires_grad_(), torch.arange(90) % 4
+    before = z.detach().clone()
+    value = term(z, y)
+    value.backward()
+    order = torch.randperm(90, generator=torch.Generator().manual_seed(1))
+    other = z.detach()[order].view(90, 2, 2).requires_grad_()
+    again = term(other, y[order])
+    again.backward()
+    assert again.item() == pytest.approx(value.item(), rel=1e-12)
+    assert torch.allclose(other.grad.flatten(1), z.grad[order], rtol=1e-9, atol=1e-15)
+    assert torch.equal(z.detach(), before)
