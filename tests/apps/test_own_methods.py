@@ -37,9 +37,6 @@ class First(Attack):
     name = "first_column"
     def __init__(self, column=0):
         self.column = column
-    @property
-    def params(self):
-        return {"column": self.column}
     def score(self, transcript, layer, side=None):
         return transcript.last.gradients[layer].flatten(1)[:, self.column].abs()
 """

@@ -110,10 +110,6 @@ class Undocumented(Right):
     def __init__(self, power=1):
         self.power = power
 
-    @property
-    def params(self):
-        return {"power": self.power}
-
 
 class Tolerant(Right):
     """Takes any parameter."""
@@ -592,10 +588,6 @@ def test_parameters_make_the_attack_that_is_checked():
         def __init__(self, power=1):
             self.power = power
             powers.append(power)
-
-        @property
-        def params(self):
-            return {"power": self.power}
 
     check_attack(Recording, power=7)
     assert set(powers) == {7}
