@@ -305,7 +305,8 @@ def unaligned_rows(dataset: Dataset) -> str:
     """Return the number of each party's rows of people whom others lack, as text; empty where there are none."""
     unaligned = {name: dataset.party(name).unaligned for name in dataset.held}
     rows = ", ".join(f"{name}: {len(source):,}" for name, source in unaligned.items() if source)
-    return f"rows of people whom others lack: {rows}" if rows else ""
+    dropped = " or who have no label" if dataset.options.get("unlabelled") == "drop" else ""
+    return f"rows of people whom others lack{dropped}: {rows}" if rows else ""
 
 
 def _option(column: Column, *, toml: bool) -> str:

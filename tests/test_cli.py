@@ -692,7 +692,12 @@ def test_init_says_how_many_people_the_files_share_where_some_are_left_out(tmp_p
     words = ["init", *(f"{party}={tmp_path}/{party}.csv" for party in rows), "--id", "id", "--label", "label"]
     done = flower_vfl(*words, "--out", tmp_path / "own.toml")
     assert "70 people are in all files; rows of people whom others lack: left: 30, right: 10\n" in done.stdout
-    (tmp_path / "left.csv").write_text((tmp_path / "right.csv").read_text().replace("label", "y"))
+    right = (tmp_path / "right.csv").read_text()
+    (tmp_path / "left.csv").write_text(right.replace("label", "y"))
+    (tmp_path / "right.csv").write_text(right.replace("p50,1,0", "p50,1,"))
+    done = flower_vfl(*words, "--set", "unlabelled=drop", "--out", tmp_path / "labelled.toml")
+    assert "79 people are in all files and have a label; rows of people whom others lack or who have no" in done.stdout
+    (tmp_path / "right.csv").write_text(right)
     done = flower_vfl(*words, "--out", tmp_path / "all.toml")
     assert "in all files" not in done.stdout
 

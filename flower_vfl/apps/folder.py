@@ -103,6 +103,9 @@ def how_to_resume(folder: Path) -> str:
     return f"if it was interrupted, go on with it: {command} (in a deployment: resume=true in --run-config)"
 
 
+_ANOTHER = "another folder with --out (in a deployment: out='...' in --run-config)"
+
+
 def check_free(path: Path, begun: str = "") -> None:
     """Refuse a path where something is already; `begun` is a term for what can go on there, empty for nothing.
 
@@ -115,13 +118,13 @@ def check_free(path: Path, begun: str = "") -> None:
         When this user may not read it, or the path is impossible.
     """
     if begun:
-        raise OutputExistsError(f"{path} holds {begun}: go on with it by --resume, or name another folder with --out")
+        raise OutputExistsError(f"{path} holds {begun}: go on with it by --resume, or name {_ANOTHER}")
     with writing_to(path):
         if path.is_file():
             raise OutputExistsError(f"{path} is a file; name a folder with --out")
         taken = path.is_dir() and any(not _is_leftover(entry) for entry in path.iterdir())
     if taken:
-        raise OutputExistsError(f"{path} exists and is not empty; name another folder with --out, or remove it")
+        raise OutputExistsError(f"{path} exists and is not empty; name {_ANOTHER}, or remove it")
 
 
 def check_free_for_run(path: Path, *, resume: bool = False) -> None:

@@ -127,6 +127,7 @@ def init(
     unaligned = unaligned_rows(dataset)
     rows, test_rows = dataset.alignment.rows, dataset.alignment.test_rows
     if unaligned:
-        typer.echo(f"{rows + test_rows:,} people are in all files; {unaligned}")
+        labelled = " and have a label" if dataset.options.get("unlabelled") == "drop" else ""
+        typer.echo(f"{rows + test_rows:,} people are in all files{labelled}; {unaligned}")
     typer.echo(f"{rows:,} rows are for training, {test_rows:,} for the test.")
     typer.echo(f"Next: flower-vfl run {path}")

@@ -7,7 +7,7 @@ from string import ascii_uppercase
 from typing import Any, NamedTuple
 
 from flower_vfl.apps.result_schema import names_of
-from flower_vfl.reports.words import number
+from flower_vfl.reports.words import listed, number
 
 MOST_CLASSES = 12
 """Largest number of classes in a table: as many columns of a matrix as a phone shows."""
@@ -58,6 +58,8 @@ class ClassResults(NamedTuple):
         The confusion matrix; empty where there are too many classes.
     keyed
         True if letters head its columns, because names are long.
+    unseen
+        Names of the classes of which no test row is.
     """
 
     shown: Sequence[ClassRow]
@@ -65,6 +67,7 @@ class ClassResults(NamedTuple):
     worst: ClassRow
     matrix: Sequence[MatrixRow]
     keyed: bool
+    unseen: Sequence[str] = ()
 
     @property
     def notable(self) -> bool:
@@ -77,13 +80,20 @@ class ClassResults(NamedTuple):
         """The class that is recognised least, in a sentence for a console."""
         worst = self.worst
         if worst.recall == 1.0:
-            return f"Of {self.total} classes each test row is recognised."
+            return f"Of {self.total} classes each test row is recognised.{self._unseen}"
         rare = ' For rare classes there is training.class_weights = "balanced".' if worst.recall == 0.0 else ""
         missed = f"; it is most often taken for {worst.taken_for}" if worst.taken_for else ""
         return (
             f"Of {self.total} classes {worst.name} is recognised least: {number(worst.recall, 4)} of its "
-            f"{worst.rows:,} test rows{missed}.{rare}"
+            f"{worst.rows:,} test rows{missed}.{rare}{self._unseen}"
         )
+
+    @property
+    def _unseen(self) -> str:
+        """The classes of which no test row is, in a sentence; empty where there is none."""
+        if not self.unseen:
+            return ""
+        return f" No test row is of class {listed(self.unseen)}: how well they are recognised is not known."
 
 
 def classes_in(result: Mapping[str, Any]) -> ClassResults | None:
@@ -100,9 +110,9 @@ def classes_in(result: Mapping[str, Any]) -> ClassResults | None:
     known = sorted((row for row in every if row.recall is not None), key=lambda row: row.recall or 0.0)
     if not known:
         return None
-    few = len(every) <= MOST_CLASSES
+    few, unseen = len(every) <= MOST_CLASSES, [row.name for row in every if row.rows == 0]
     matrix, keyed = _matrix(names, confusion) if few and confusion else ([], False)
-    return ClassResults(every if few else known[:MOST_CLASSES], len(every), known[0], matrix, keyed)
+    return ClassResults(every if few else known[:MOST_CLASSES], len(every), known[0], matrix, keyed, unseen)
 
 
 def _taken_for(names: Sequence[str], confusion: Sequence[Sequence[int]], place: int) -> str:

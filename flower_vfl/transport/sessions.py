@@ -419,7 +419,8 @@ class Sessions:
             )
         way = f" --dial {self._endpoint.address}" if isinstance(self._endpoint, StreamEndpoint) else ""
         return (
-            "start one SuperNode a party; on the host of a party that is missing, its SuperNode's log has the reason, "
+            "start one SuperNode a party, or wait until another run (`flwr list`) has ended, because a SuperNode "
+            "trains one run at a time; on the host of a party that is missing, its SuperNode's log has the reason, "
             f"and `flower-vfl doctor{way}` checks that host"
         )
 

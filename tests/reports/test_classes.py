@@ -53,7 +53,7 @@ def test_the_line_names_the_class_with_the_lowest_recall_and_its_most_frequent_e
     never = classes_in({"classes": describe_classes(PETS, [[5, 0, 0], [0, 5, 0], [2, 0, 0]])})
     assert never.line.endswith('taken for cat. For rare classes there is training.class_weights = "balanced".')
     perfect = classes_in({"classes": describe_classes(PETS, [[1, 0, 0], [0, 2, 0], [0, 0, 0]])})
-    assert perfect.line == "Of 3 classes each test row is recognised."
+    assert perfect.line.startswith("Of 3 classes each test row is recognised. No test row is of class hamster:")
     assert perfect.shown[2] == ("hamster", 0, None, None, "")
 
 
@@ -84,6 +84,13 @@ def test_the_console_names_a_rare_class_that_is_never_recognised(pets_folder, ca
     assert "recognised least" not in capsys.readouterr().out
     print_results([many, {**many, "defenses": [{"name": "iso"}]}])
     assert f"iso: {line}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_console_names_classes_of_which_no_test_row_is():
+    for known in ([[9, 1], [0, 5]], [[9, 0], [0, 5]]):
+        counts = [[*row, 0] for row in known] + [[0, 0, 0]]
+        line = classes_in({"classes": describe_classes(PETS, counts)}).line
+        assert line.endswith(f" No test row is of class {PETS[2]}: how well they are recognised is not known.")
 
 
 def test_the_page_has_each_class_by_its_name_and_the_confusion_matrix(pets_folder):
