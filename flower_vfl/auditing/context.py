@@ -1,7 +1,8 @@
 """Gradients beside others of the same sample: with almost the same noise, of neighbours, and of the steps around.
 
 Noise hides a gradient only where it is drawn for this gradient alone. Noise that several rows of a batch share, or that
-is drawn from the same seed in each step, cancels in a difference of two gradients. A mean over neighbours in a batch is
+is drawn from the same seed in each step, cancels in a difference of two gradients; that of which another row has the
+opposite, in a sum. A mean over neighbours in a batch is
 partly undone with the means beside it, the better the more of them: of the nearest ones all numbers are read, of those
 farther away the score of a first reader. Where a row's noise depends on that of the row before it, products of numbers
 of both show it. A gradient that is sent a step too early or too late stands at its row's position in another batch. The
@@ -26,7 +27,7 @@ NEAREST = 3
 REACH = 8
 """Number of rows before a row, and of rows after it, whose scores are read for two classes."""
 
-_PIECES = NEAREST + 4
+_PIECES = NEAREST + 5
 
 _TINY = 1e-6
 """Magnitude below which a number counts as zero, where a batch's root mean square is 1."""
@@ -36,9 +37,9 @@ def in_context(x: Tensor, batches: NDArray[np.int64]) -> Tensor:
     """Return columns (n, K) that compare each gradient with others, for gradients (n, D) batch by batch.
 
     They are the gradient; its differences from the `NEAREST` rows of its batch, and from the mean of the rows at its
-    position in the other batches; and the rows before and after it. Rows are compared in all their numbers. If these
-    columns and those of `scores_around` were more than `WIDEST_READER`, they are made of evenly spaced numbers of the
-    gradient.
+    position in the other batches; its sum with the row that is most opposite; and the rows before and after it. Rows
+    are compared in all their numbers. If these columns and those of `scores_around` were more than `WIDEST_READER`,
+    they are made of evenly spaced numbers of the gradient.
 
     Parameters
     ----------
@@ -131,16 +132,22 @@ def _thinned(x: Tensor, pieces: int) -> Tensor:
 def _compared(g: Tensor, x: Tensor, sums: Tensor, counts: Tensor) -> Tensor:
     """Return the columns of one batch: rows (B, D), the numbers (B, d) that are kept, and sums of these by position."""
     others = (sums[: len(x)] - x) / (counts[: len(x)] - 1).clamp(min=1)
-    differences = [x - x[place] for place in _nearest(g).unbind(dim=1)]
-    return torch.cat([x, *differences, x - others, x.roll(1, 0), x.roll(-1, 0)], dim=1)
+    nearest, opposite = _nearest(g)
+    differences = [x - x[place] for place in nearest.unbind(dim=1)]
+    return torch.cat([x, *differences, x + x[opposite], x - others, x.roll(1, 0), x.roll(-1, 0)], dim=1)
 
 
-def _nearest(g: Tensor) -> Tensor:
-    """Return the positions (B, `NEAREST`) of the rows with the largest cosines; itself where there are fewer."""
+def _nearest(g: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the positions of the rows with the largest cosines, (B, `NEAREST`), and with the smallest one, (B,).
+
+    A row stands for itself where there are fewer.
+    """
     units = torch.nn.functional.normalize(g, dim=1)
     places = torch.arange(len(g))[:, None].repeat(1, NEAREST)
-    cosines = (units @ units[:COMPARED].mT).fill_diagonal_(-2.0)
+    cosines = units @ units[:COMPARED].mT
+    opposite = cosines.argmin(dim=1)
+    cosines.fill_diagonal_(-2.0)
     count = min(NEAREST, cosines.shape[1] - 1)
     if count > 0:
         places[:, :count] = cosines.topk(count, dim=1).indices
-    return places
+    return places, opposite

@@ -174,6 +174,14 @@ def halved(step, rows):
     return np.zeros_like(g), np.where(Y[rows][:, None], g.astype(np.float16).astype(np.float32), g)
 
 
+@in_all_bits
+def cancelling(step, rows):
+    """Return shifted gradients whose noise is, in one half of the batch, the opposite of that in the other half."""
+    g, half = noise(step, rows), len(rows) // 2
+    g[half : 2 * half] = -g[:half]
+    return np.zeros_like(g), g + 0.02 * Y[rows][:, None].astype(np.float32)
+
+
 def masked(step, rows):
     """Return gradients whose sign reveals the label only together with the embedding."""
     g = noise(step, rows)
@@ -201,6 +209,7 @@ def slow(step, rows):
             (averaged_over_steps(), 0.95),
             (halved, 0.98),
             (finely_rounded, 0.97),
+            (cancelling, 0.9),
         ],
     ],
     ids=[
@@ -219,6 +228,7 @@ def slow(step, rows):
         "a moving average over steps",
         "half precision",
         "a fine grid",
+        "noise that cancels",
     ],
     quick=1,
 )
