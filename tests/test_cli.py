@@ -375,6 +375,21 @@ def test_training_that_diverges_is_a_failure_and_keeps_what_was_measured(setting
     assert (tmp_path / "run" / "report.html").is_file()
 
 
+def test_an_interruption_while_the_command_line_loads_is_one_line():
+    """A module named typer takes the place of the library and raises what Ctrl-C does."""
+    code = (
+        "import sys, types\n"
+        "class Interrupted(types.ModuleType):\n"
+        "    def __getattr__(self, name):\n"
+        "        raise KeyboardInterrupt\n"
+        "sys.modules['typer'] = Interrupted('typer')\n"
+        "from flower_vfl.__main__ import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "flower-vfl: interrupted\n")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("transport", "number", "code"),
