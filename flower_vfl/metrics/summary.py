@@ -129,8 +129,9 @@ class LeakSummary:
         steps for which that probability is at most 5 %, and ``steps_read_max`` the largest AUC of these, turned around
         where it is below 0.5. Of longitudinal attacks ``p_value`` is that probability for the AUCs of all epochs.
         ``detection_error_q05`` is the 5 % quantile of the detection error: at one step in twenty the attack's is no
-        larger. Of the accuracies of groups ``p_value`` compares them with those of the same groups in random order, by
-        a sign test. ``baseline`` and ``advantage`` belong to attacks that are compared with training alone.
+        larger. Of the accuracies of groups in single steps ``p_value`` compares them with those of the same groups in
+        random order, by a sign test. ``baseline`` and ``advantage`` belong to attacks that are compared with training
+        alone.
         ``population`` are negatives and positives among all rows, which may keep their scores from epoch to epoch, see
         `quantile_p_value`.
         """
@@ -154,7 +155,7 @@ class LeakSummary:
             "q95_p_value": none_if_nan(self._p_value(max(q95, turned), null, population)) if tested else None,
             **(self._single_steps(values) if tested and values.size else dict.fromkeys(SINGLE_STEPS)),
             **({"p_value": self.p_value} if by_chance and self.phase == "remembered" else {}),
-            **({} if by_chance else {"p_value": self._sign_test(population)}),
+            **({} if by_chance or self.phase != "train" else {"p_value": self._sign_test(population)}),
             "mean": none_if_nan(float(values.mean()) if values.size else math.nan),
             "max": none_if_nan(float(values.max()) if values.size else math.nan),
             "detection_error_mean": none_if_nan(float(errors.mean()) if errors.size else math.nan),
@@ -184,7 +185,7 @@ class LeakSummary:
         return float(self._p_values(np.array(self.values)).min()) if self.values else None
 
     def _sign_test(self, population: tuple[int, int] | None) -> float | None:
-        """Return the probability that values are above those by chance in as many steps; None without any.
+        """Return the probability that values are above those by chance in as many steps; None if a step has none.
 
         Where groups carry nothing, a value is as often above that of the same groups in random order as below it. Rows
         may keep their groups from epoch to epoch, so that steps count as no more than those of one epoch.
@@ -192,7 +193,7 @@ class LeakSummary:
         from scipy.stats import binom
 
         values, nulls = np.array(self.values), np.array(self.nulls)
-        if not nulls.size:
+        if not nulls.size or nulls.size != values.size:
             return None
         rows = sum(self.negatives) + sum(self.positives)
         share = min(1.0, sum(population) / rows) if population else 1.0
