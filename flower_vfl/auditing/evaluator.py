@@ -200,7 +200,7 @@ class AttackEvaluator:
         self._leaked: dict[int, NDArray[np.int64]] = {}
         self._together, self._pending = together, list[PendingStep]()
         self.latest = math.nan
-        """The largest leak of the last compared step; pending steps are not in it."""
+        """The largest leak of the last compared step, of scores as they are or turned around, without pending steps."""
 
     def scores(self, step: int) -> bool:
         """Return True if a step is scored."""
@@ -261,7 +261,7 @@ class AttackEvaluator:
             self._record(leaks, scored, auc=value, detection_error=error)
             if not math.isnan(value):
                 seen.append(value)
-                values.append(value)
+                values.append(max(value, 1.0 - value))
         self.latest = max(values, default=math.nan)
 
     def _compare_groups(
@@ -373,6 +373,7 @@ def evaluator_state(measured: Sequence[StepResults]) -> dict[str, Any]:
     epoch = int(measured[0].epochs[-1]) if measured and len(measured[0].epochs) else -1
     seen = [entry.values[(entry.epochs == epoch) & ~np.isnan(entry.values)].tolist() for entry in measured]
     last = [float(entry.values[-1]) for entry in measured if len(entry.values) and not np.isnan(entry.values[-1])]
+    last = [max(value, 1.0 - value) for value in last]
     return {
         "epoch": [epoch, seen],
         "latest": max(last, default=math.nan),

@@ -177,6 +177,17 @@ def test_under_a_defense_the_monitor_also_attacks_the_undefended_gradients():
     assert 1.0 > monitor.epoch_leak == monitor.latest == max(entries["norm", True], entries["cosine", True])
 
 
+def test_the_leak_of_a_step_and_of_an_epoch_is_that_of_scores_turned_around_where_they_are_wrong():
+    sent = gradients(1, (10, 3))
+    sent[torch.from_numpy(LABELS) == 1] /= 100  # positives are the shortest
+    monitor = LeakageMonitor(
+        ["a"], [NormAttack()], AuditLabels.of(LABELS), SCHEDULE, defended=False, recorder=NoRecorder(), every=1
+    )
+    monitor.observe(0, 1, np.arange(10), {"a": sent}, {"a": sent})
+    assert monitor.entries()[0]["q95"] == 0.0
+    assert monitor.latest == monitor.epoch_leak == 1.0
+
+
 def test_without_a_defense_the_monitor_scores_each_gradient_once():
     monitor = LeakageMonitor(
         ["a"], [NormAttack()], AuditLabels.of(LABELS), SCHEDULE, defended=False, recorder=NoRecorder(), every=1
