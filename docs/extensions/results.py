@@ -110,7 +110,8 @@ KEYS: Mapping[str, str] = {
     "leakage[].epochs": "Epochs after which a longitudinal attack was scored.",
     "leakage[].values": "The leak AUC after each of these epochs.",
     "leakage[].interval95": "95 % interval of the AUC.",
-    "leakage[].p_value": "One-sided p-value of the AUC against guessing; of longitudinal attacks that of the AUCs of "
+    "leakage[].p_value": "One-sided p-value of the AUC against guessing, of the accuracy of groups in single steps "
+    "against that of the same groups in random order; of longitudinal attacks that of the AUCs of "
     "all epochs, on either side.",
     "leakage[].rows": "Rows that were scored.",
     "leakage[].positives": "Positives among them.",

@@ -166,10 +166,11 @@ class AttackMethod(ABC):
     def params(self) -> dict[str, Any]:
         """The attack's parameters as written to ``result.json``; its class called with them makes an equal attack.
 
-        By default those of its constructor, read from the attributes of the same names; empty where one is missing.
+        By default those of its constructor, read from the attributes of the same names; empty where one of these is
+        missing or no plain value.
         """
-        names, kept = parameters(type(self)), vars(self)
-        return {name: kept[name] for name in names} if names.keys() <= kept.keys() else {}
+        kept = {name: vars(self).get(name, self) for name in parameters(type(self))}
+        return kept if all(isinstance(value, str | int | float | None) for value in kept.values()) else {}
 
     @property
     def leaks(self) -> int:

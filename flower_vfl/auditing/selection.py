@@ -208,16 +208,17 @@ def best(found: Sequence[FittedReader]) -> FittedReader | None:
 def best_gain(found: Sequence[FittedReader], without: Sequence[FittedReader]) -> FittedReader | None:
     """Return the best candidate of the class that is read so much better than without gradients; None if none.
 
-    Of each class it is the candidate that `best` returns, compared with the strongest of `without` on the rows to
-    choose on. A class that other data give away has no gain, however large its AUC.
+    Of each class it is the candidate that `best` returns, compared on the rows to choose on with the strongest of
+    `without` that reads the same span. A class that other data give away has no gain, however large its AUC.
     """
+
+    def gain(one: FittedReader) -> float:
+        same = [other for other in without if (other.positive, other.span) == (one.positive, one.span)]
+        alone = max((other.chosen_by for other in same if not math.isnan(other.chosen_by)), default=0.5)
+        return one.chosen_by - 2.0 * one.chosen_error - alone
+
     each = [best([one for one in found if one.positive == positive]) for positive in {one.positive for one in found}]
-    alone = {one.positive: 0.5 for one in found}
-    for one in without:
-        if not math.isnan(one.chosen_by):
-            alone[one.positive] = max(alone.get(one.positive, 0.5), one.chosen_by)
-    known = [one for one in each if one is not None]
-    return max(known, key=lambda one: one.chosen_by - 2.0 * one.chosen_error - alone[one.positive], default=None)
+    return max((one for one in each if one is not None), key=gain, default=None)
 
 
 def strongest(found: Sequence[FittedReader], positive: int) -> FittedReader | None:

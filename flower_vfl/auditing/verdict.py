@@ -12,7 +12,6 @@ from flower_vfl.auditing.entries import (
     TRAIN,
     Entry,
     Result,
-    as_sent,
     is_oracle,
     is_remembered,
     label_of,
@@ -49,6 +48,7 @@ UNDEFENDED = ("norm", "direction")
 INFORMED = "informed"
 """The attack's name, in entries, of the readers that the label party fits to its own labels."""
 
+_DID_NOT_RUN = "did not run"
 _LEAST_P = 1e-300  # a p-value of 0 has no logarithm
 
 FindingKind = Literal["practical", "groups", "informed", "gain"]
@@ -398,10 +398,13 @@ def not_run(result: Result, party: str) -> list[str]:
     if sends_nothing(result):
         return []
     entries = [entry for entry in practical_entries(result) if str(entry.get("party")) == party]
-    everything = [entry for entry in result["leakage"] if str(entry.get("party")) == party and as_sent(result, entry)]
-    reasons = [
-        reason for name in needed(result) if (reason := _reason(name, entries if name in PRACTICAL else everything))
-    ]
+    groups = [entry for entry in practical_entries(result, "accuracy") if str(entry.get("party")) == party]
+    reasons = []
+    for name in needed(result):
+        reason = _reason(name, entries if name in PRACTICAL else [*entries, *groups])
+        if reason.endswith(_DID_NOT_RUN) and _ran_elsewhere(result, name):
+            reason = f"{name}: it read something other than the gradients at the cut, which alone a verdict is about"
+        reasons += [reason] if reason else []
     readers = [entry for entry in read(result) if str(entry.get("party")) == party]
     informed = [entry for entry in readers if is_informed(entry)]
     gains = [entry for entry in readers if is_gain(entry)]
@@ -418,10 +421,10 @@ def _left_out(result: Result, entry: Entry) -> str:
     """Return the classes that no informed reader reads because of `attack.positives`, in words; empty for none."""
     classes = (result.get("dataset") or {}).get("classes") or 0
     tried = {one.get("positive_class") for one in entry.get("candidates") or ()}
-    left = [number for number in range(classes) if number not in tried]
+    left = [f"class {number}" for number in range(classes) if number not in tried]
     if classes < 3 or not tried or not left or entry.get("unread"):
         return ""
-    return f"attack.positives leaves out {' and '.join(f'class {number}' for number in left)}"
+    return f"attack.positives leaves out {', '.join(left[:3])}{f' and {len(left) - 3} more' if left[3:] else ''}"
 
 
 def needed(result: Result) -> list[str]:
@@ -434,8 +437,7 @@ def needed(result: Result) -> list[str]:
 def _reason(name: str, entries: Sequence[Entry]) -> str:
     """Return the reason why an attack tested nothing; empty where it did test."""
     here = [entry for entry in entries if entry.get("attack") == name]
-    fields = ("q95",) if name in PRACTICAL else ("q95", "mean")
-    known = [entry for entry in here if any(entry.get(field) is not None for field in fields)]
+    known = [entry for entry in here if entry.get("q95") is not None]
     if not known:
         steps = max((int(entry.get("steps") or 0) for entry in here), default=0)
         none = f"none of its {steps} steps had both classes and what it needs" if steps else _why(here)
@@ -448,4 +450,10 @@ def _reason(name: str, entries: Sequence[Entry]) -> str:
 
 def _why(entries: Sequence[Entry]) -> str:
     """Return the reason why entries have no number: their own, or that nothing ran."""
-    return next((str(e["unavailable"]).rstrip(".") for e in entries if e.get("unavailable")), "did not run")
+    return next((str(e["unavailable"]).rstrip(".") for e in entries if e.get("unavailable")), _DID_NOT_RUN)
+
+
+def _ran_elsewhere(result: Result, name: str) -> bool:
+    """Return True if an attack has a number, but not one of sent gradients at the cut."""
+    named = [entry for entry in result["leakage"] if entry.get("attack") == name]
+    return any(entry.get("q95") is not None or entry.get("mean") is not None for entry in named)

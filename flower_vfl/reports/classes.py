@@ -7,10 +7,13 @@ from string import ascii_uppercase
 from typing import Any, NamedTuple
 
 from flower_vfl.apps.result_schema import names_of
-from flower_vfl.reports.words import listed, number
+from flower_vfl.reports.words import number
 
 MOST_CLASSES = 12
 """Largest number of classes in a table: as many columns of a matrix as a phone shows."""
+
+_NAMED = 5
+"""Largest number of classes without a test row that a sentence names."""
 
 _SHORT = 3
 """Length of the longest class name, in characters, that can head a column of the matrix."""
@@ -93,7 +96,10 @@ class ClassResults(NamedTuple):
         """The classes of which no test row is, in a sentence; empty where there is none."""
         if not self.unseen:
             return ""
-        return f" No test row is of class {listed(self.unseen)}: how well they are recognised is not known."
+        more = f" or {len(self.unseen) - _NAMED:,} more" if len(self.unseen) > _NAMED else ""
+        return (
+            f" No test row is of class {', '.join(self.unseen[:_NAMED])}{more}: how well it is recognised is not known."
+        )
 
 
 def classes_in(result: Mapping[str, Any]) -> ClassResults | None:

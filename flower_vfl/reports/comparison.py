@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from flower_vfl.apps.result_schema import kept_utility
 from flower_vfl.auditing.entries import is_remembered, reached, sends_nothing
-from flower_vfl.auditing.verdict import status_of
+from flower_vfl.auditing.verdict import LEAKS, NO_LEAK, NOT_TESTED, PROVEN, status_of
 from flower_vfl.registry import is_number
 from flower_vfl.reports import words
 from flower_vfl.reports.certified import certificates
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from flower_vfl.reports.run import Run
     from flower_vfl.reports.settings import Setting
 
+SEVERITY = (NO_LEAK, PROVEN, NOT_TESTED, LEAKS)
+"""The statuses of verdicts, the most severe one last."""
+
 OVERLAID = 12
 """Largest number of lines in one figure."""
 
@@ -50,7 +53,7 @@ def of_several(runs: Sequence[Run], folder: Path) -> dict[str, Any]:
         for row in rows
         if row["run"].ended and row["leak"] and isinstance(row["last"].get(measure), float | int)
     ]
-    together = {run.folder: setting for setting in settings for run in setting.runs}
+    together = {run.folder: seeds for setting in settings for seeds in [_together(setting)] for run in setting.runs}
     undefended, against = _write_costs(rows, measure), axes_of(measure)[measure]
     price = trade_off_figure(points, null, utility=against, no_gradients=_baseline(ended, measure)) if points else None
     return {
@@ -100,17 +103,23 @@ def _row(index: int, run: Run, places: Sequence[tuple[str, str]], folder: Path) 
     }
 
 
-def _candidate(row: Mapping[str, Any], measure: str, setting: Setting) -> Candidate:
+def _together(setting: Setting) -> tuple[str, bool]:
+    """Return the status of runs that differ in their seeds only, and True if an interval of one lies above chance."""
+    return status_of([run.result for run in setting.runs]), any(headline_of(run.result).open for run in setting.runs)
+
+
+def _candidate(row: Mapping[str, Any], measure: str, together: tuple[str, bool]) -> Candidate:
     """Return a run as a candidate of the recommendation, named by its defenses and its folder.
 
-    Its verdict is that of all runs that differ from it in their seeds only: a leak that another seed shows is its own.
+    Its status is the more severe one of its own verdict and of that of all runs that differ from it in their seeds
+    only (`together`): a leak that another seed shows is its own.
     """
     run, headline = row["run"], row["headline"]
     worst, proof = headline.worst, None if headline.epsilon is None else headline.epsilon.proof
     return Candidate(
         row,
         f"{'no defense' if words.undefended(run.result) else row['defenses']} (run {run.name})",
-        status_of([one.result for one in setting.runs]),
+        max(headline.status, together[0], key=SEVERITY.index),
         tested=not headline.missing,
         worst=None if worst is None else worst.worst,
         validation=validation(run.result),
@@ -118,7 +127,7 @@ def _candidate(row: Mapping[str, Any], measure: str, setting: Setting) -> Candid
         cost=row["cost"],
         epsilon=None if proof is None else float(proof.epsilon),
         sent=headline.sent,
-        open=any(headline_of(one.result).open for one in setting.runs),
+        open=together[1],
         tone=headline.tone,
     )
 

@@ -90,7 +90,7 @@ def test_the_console_names_classes_of_which_no_test_row_is():
     for known in ([[9, 1], [0, 5]], [[9, 0], [0, 5]]):
         counts = [[*row, 0] for row in known] + [[0, 0, 0]]
         line = classes_in({"classes": describe_classes(PETS, counts)}).line
-        assert line.endswith(f" No test row is of class {PETS[2]}: how well they are recognised is not known.")
+        assert line.endswith(f" No test row is of class {PETS[2]}: how well it is recognised is not known.")
 
 
 def test_the_page_has_each_class_by_its_name_and_the_confusion_matrix(pets_folder):

@@ -4,7 +4,7 @@ import json
 
 from flower_vfl.reports.comparison import of_several
 from flower_vfl.reports.run import load_run
-from tests.auditing.test_verdict import complete, step
+from tests.auditing.test_verdict import complete, informed, step, verdict
 from tests.reports.conftest import write_run
 
 DEFENSE = {"name": "marvell_full", "params": {"s": 4.0}, "read_by": []}
@@ -27,3 +27,12 @@ def test_a_run_is_not_recommended_where_another_seed_of_its_setting_leaks(tmp_pa
     mixed = choice(tmp_path / "mixed", complete(), complete(step("norm", 0.99)))
     assert "Recommended" not in mixed.headline
     assert mixed.tone == "bad"
+
+
+def test_a_run_that_leaks_by_itself_is_not_recommended_beside_clean_seeds(tmp_path):
+    """One p-value rejects for a run alone, and not among two seeds."""
+    weak = informed(0.55, 0.045 / 7)
+    (status,) = {verdict(*complete(weak))["status"]}
+    assert status == "leaks"
+    found = choice(tmp_path, complete(weak), complete())
+    assert found.row["run"].name == "seed-1"

@@ -200,7 +200,7 @@ def _completed(path: Path, dialect: Dialect) -> Dialect:
     """
     if _is_parquet(path):
         return dialect
-    with suppress(OSError, EOFError, zlib.error, UnicodeError, csv.Error), _opened(path) as file:
+    with suppress(OSError, EOFError, zlib.error, UnicodeError), _opened(path) as file:
         if dialect.encoding and file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8:
             dialect = replace(dialect, encoding="")
         file.seek(0)
@@ -208,10 +208,18 @@ def _completed(path: Path, dialect: Dialect) -> Dialect:
             named = _SEPARATOR_LINE.fullmatch(text.readline(_LONGEST_SEPARATOR_LINE))
         if named:
             return replace(dialect, delimiter=named[1], first_line=True)
-        if not dialect.delimiter and len(_names(path, dialect)) == 1:
+        if not dialect.delimiter and _width(path, dialect) < 2:
             others = (replace(dialect, delimiter=other) for other in SEPARATORS)
-            return next((other for other in others if len(_names(path, other)) > 1), dialect)
+            return next((other for other in others if _width(path, other) > 1), dialect)
     return dialect
+
+
+def _width(path: Path, dialect: Dialect) -> int:
+    """Return the number of names in the header; 0 where its quotes end elsewhere than at a delimiter."""
+    try:
+        return len(_names(path, dialect))
+    except csv.Error:
+        return 0
 
 
 def _names(path: Path, dialect: Dialect) -> list[str]:

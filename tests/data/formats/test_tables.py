@@ -69,8 +69,9 @@ def test_a_first_line_that_names_the_delimiter_is_no_row(tmp_path, first, name, 
 @pytest.mark.parametrize(
     ("name", "delimiter"), [("a.csv", ";"), ("a.txt", "\t"), ("a.tsv", ","), ("a.csv.gz", "|"), ("a.tsv", "\t")]
 )
-def test_a_delimiter_that_is_not_given_is_found_in_the_header(tmp_path, name, delimiter):
-    content = f'id{delimiter}"a{delimiter}b"\np1{delimiter}"2,5"\n'.encode()
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_a_delimiter_that_is_not_given_is_found_in_the_header(tmp_path, name, delimiter, quote):
+    content = f'{quote}id{quote}{delimiter}"a{delimiter}b"\np1{delimiter}"2,5"\n'.encode()
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     assert read_table(tmp_path / name).to_pydict() == {"id": ["p1"], f"a{delimiter}b": ["2,5"]}
 
