@@ -402,7 +402,7 @@ def not_run(result: Result, party: str) -> list[str]:
     reasons = []
     for name in needed(result):
         reason = _reason(name, entries if name in PRACTICAL else [*entries, *groups])
-        if reason.endswith(_DID_NOT_RUN) and _ran_elsewhere(result, name):
+        if reason.endswith(_DID_NOT_RUN) and name not in PRACTICAL and _ran_elsewhere(result, party, name):
             reason = f"{name}: it read something other than the gradients at the cut, which alone a verdict is about"
         reasons += [reason] if reason else []
     readers = [entry for entry in read(result) if str(entry.get("party")) == party]
@@ -453,7 +453,7 @@ def _why(entries: Sequence[Entry]) -> str:
     return next((str(e["unavailable"]).rstrip(".") for e in entries if e.get("unavailable")), _DID_NOT_RUN)
 
 
-def _ran_elsewhere(result: Result, name: str) -> bool:
-    """Return True if an attack has a number, but not one of sent gradients at the cut."""
-    named = [entry for entry in result["leakage"] if entry.get("attack") == name]
+def _ran_elsewhere(result: Result, party: str, name: str) -> bool:
+    """Return True if an attack at a party has a number that is not one of sent gradients at the cut."""
+    named = [e for e in result["leakage"] if (e.get("attack"), str(e.get("party"))) == (name, party)]
     return any(entry.get("q95") is not None or entry.get("mean") is not None for entry in named)
