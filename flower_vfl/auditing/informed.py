@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -444,8 +445,7 @@ class InformedAudit:
         """Return one entry of ``result.json``; `lacking` has the reason for each class with too few sampled rows."""
         entry = {**LeakSummary(INFORMED, self._party, phase=AUDIT, source="monitor", defended=self._defended).result()}
         entry |= {"label": INFORMED, "sees": sees, "steps": None, "one_class_steps": None}
-        bare = None if baselines is None else [one for readers in baselines.values() for one in readers]
-        chosen = best(found) if bare is None else best_gain(found, bare)
+        chosen = best(found) if baselines is None else best_gain(found, list(chain(*baselines.values())))
         if chosen is None:
             return {**entry, "unavailable": next(iter(lacking.values()), "no row was sampled")}
         unread = {positive: why for positive, why in lacking.items() if positive not in {one.positive for one in found}}

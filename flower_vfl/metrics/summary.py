@@ -197,7 +197,7 @@ class LeakSummary:
             return None
         rows = sum(self.negatives) + sum(self.positives)
         share = min(1.0, sum(population) / rows) if population else 1.0
-        above, different = int(share * np.sum(values > nulls)), int(share * np.sum(values != nulls))
+        above, different = math.floor(share * np.sum(values > nulls)), math.ceil(share * np.sum(values != nulls))
         return float(binom.sf(above - 1, different, 0.5))
 
     def _p_value(self, value: float, null: float, population: tuple[int, int] | None) -> float:

@@ -181,7 +181,7 @@ class LabelParty(LabelModel):
         logits = self.join([z] if fused else parts, own, apart=True)
         loss, more = checked_pair(self._hooks.loss(logits, labels, z), "loss")
         if loss.numel() != 1:
-            raise ConfigError(f"a defense's `loss` returned a tensor {tuple(loss.shape)}; return a single number")
+            raise ConfigError(f"loss of a defense returned a tensor {tuple(loss.shape)}; return a single number")
         for optimizers in (self.optimizers, *self._learners):
             optimizers.zero_grad()
         wanted = step in self._snapshots or (self._inside_every and is_scored(step, self._inside_every))

@@ -11,13 +11,13 @@ from markupsafe import Markup
 
 from flower_vfl.apps.result_schema import kept_utility
 from flower_vfl.auditing.entries import is_remembered, reached, sends_nothing
-from flower_vfl.auditing.verdict import LEAKS, NO_LEAK, NOT_TESTED, PROVEN, status_of
+from flower_vfl.auditing.verdict import status_of
 from flower_vfl.registry import is_number
 from flower_vfl.reports import words
 from flower_vfl.reports.certified import certificates
 from flower_vfl.reports.choice import Candidate, choice_of
 from flower_vfl.reports.figures import leak_figure, setting_figure, trade_off_figure
-from flower_vfl.reports.headline import headline_of
+from flower_vfl.reports.headline import SEVERITY, headline_of
 from flower_vfl.reports.leaks import largest_null, worst
 from flower_vfl.reports.ranking import validation
 from flower_vfl.reports.run import PAGE
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from flower_vfl.reports.figures.training import CurvePoints
     from flower_vfl.reports.run import Run
     from flower_vfl.reports.settings import Setting
-
-SEVERITY = (NO_LEAK, PROVEN, NOT_TESTED, LEAKS)
-"""The statuses of verdicts, the most severe one last."""
 
 OVERLAID = 12
 """Largest number of lines in one figure."""
@@ -53,7 +50,9 @@ def of_several(runs: Sequence[Run], folder: Path) -> dict[str, Any]:
         for row in rows
         if row["run"].ended and row["leak"] and isinstance(row["last"].get(measure), float | int)
     ]
-    together = {run.folder: seeds for setting in settings for seeds in [_together(setting)] for run in setting.runs}
+    together: dict[Path, tuple[str, bool]] = {}
+    for setting in settings:
+        together |= dict.fromkeys([run.folder for run in setting.runs], _together(setting))
     undefended, against = _write_costs(rows, measure), axes_of(measure)[measure]
     price = trade_off_figure(points, null, utility=against, no_gradients=_baseline(ended, measure)) if points else None
     return {
@@ -119,7 +118,7 @@ def _candidate(row: Mapping[str, Any], measure: str, together: tuple[str, bool])
     return Candidate(
         row,
         f"{'no defense' if words.undefended(run.result) else row['defenses']} (run {run.name})",
-        max(headline.status, together[0], key=SEVERITY.index),
+        max(headline.status, together[0], key=SEVERITY.__getitem__),
         tested=not headline.missing,
         worst=None if worst is None else worst.worst,
         validation=validation(run.result),

@@ -30,7 +30,8 @@ TONES = {LEAKS: "bad", NOT_TESTED: "warn", NO_LEAK: "good", PROVEN: "proof"}
 PLAIN = "plain"
 """The colour of a number that is no verdict."""
 
-_RANK = {NO_LEAK: 0, PROVEN: 1, NOT_TESTED: 2, LEAKS: 3}
+SEVERITY = {NO_LEAK: 0, PROVEN: 1, NOT_TESTED: 2, LEAKS: 3}
+"""The rank of a status, the most severe one last."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,7 @@ class Lines:
         """Severity as a sort key: status, leak found, open interval, leak AUC, gain."""
         gain = self.verdict["gain"]
         leaks, most = self.verdict["leak"]["leaks"], 0.0 if self.worst is None else self.worst.most
-        return _RANK[self.status], leaks, self.open, most, 0.0 if gain is None else float(gain["value"])
+        return SEVERITY[self.status], leaks, self.open, most, 0.0 if gain is None else float(gain["value"])
 
 
 def _of_member(found: Mapping[str, Any]) -> str:

@@ -177,7 +177,7 @@ def test_under_a_defense_the_monitor_also_attacks_the_undefended_gradients():
     assert 1.0 > monitor.epoch_leak == monitor.latest == max(entries["norm", True], entries["cosine", True])
 
 
-def test_the_leak_of_a_step_and_of_an_epoch_is_that_of_scores_turned_around_where_they_are_wrong():
+def test_the_leak_of_a_step_and_of_an_epoch_is_two_sided():
     sent = gradients(1, (10, 3))
     sent[torch.from_numpy(LABELS) == 1] /= 100  # positives are the shortest
     monitor = LeakageMonitor(

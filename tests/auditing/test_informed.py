@@ -240,7 +240,7 @@ def test_a_defense_that_no_named_attack_breaks_is_caught(send, least):
 
 
 def test_a_reader_that_is_mostly_wrong_is_turned_around():
-    """Where each class has the same mean in a batch, rows lie opposite to the others of their class."""
+    """Rows lie opposite to others of their class where each class has the same mean in a batch."""
     y = np.arange(N) % 2
 
     @in_all_bits

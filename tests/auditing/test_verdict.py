@@ -8,10 +8,9 @@ from scipy.stats import binom, norm, rankdata
 
 from flower_vfl.attacks import make_attack
 from flower_vfl.auditing.epsilon import audit_epsilon
-from flower_vfl.auditing.p_values import practical_p_value
 from flower_vfl.auditing.summaries import StepLeaks
 from flower_vfl.auditing.verdict import PRACTICAL, needed, status_of, verdict_of
-from flower_vfl.metrics import LeakSummary, coin_bound, leak_auc, quantile_p_value
+from flower_vfl.metrics import LeakSummary, coin_bound, quantile_p_value
 from tests.auditing.test_epsilon import coins
 from tests.cases import parametrize
 
@@ -204,27 +203,6 @@ def test_a_class_that_leaks_alone_raises_the_alarm_and_is_named():
     assert (found["leak"]["practical"]["class"], found["leak"]["value"]) == ("2", 0.8)
 
 
-@pytest.mark.parametrize(("steps", "value"), [(20, 0.57), (200, 0.56), (187, 0.556), (1000, 0.553)])
-def test_the_p_value_of_a_q95_is_the_tail_of_an_order_statistic(steps, value):
-    chance = norm.sf((value - 0.5) / (0.05 / norm.ppf(0.95)))
-    exact = 2 * binom.sf(steps - math.ceil(0.95 * steps), steps, chance)
-    assert practical_p_value(step("norm", value, steps=steps)) == pytest.approx(exact, rel=1e-6)
-
-
-def test_without_a_p_value_that_over_epochs_is_a_normal_tail_times_epochs_and_sides():
-    exact = 2 * 2 * norm.sf(0.03 / 0.0105)
-    assert practical_p_value({**remembered(values=(0.53, 0.51)), "p_value": 0.02}) == 0.02
-    assert practical_p_value(remembered(values=(0.53, 0.51))) == pytest.approx(exact, rel=1e-3)
-    of_interval = remembered(values=(0.5, 0.53), interval95=[0.53 - 1.96 * 0.0105, 0.53 + 1.96 * 0.0105])
-    assert practical_p_value({**of_interval, "q95_null": None}) == pytest.approx(exact, rel=1e-3)
-
-
-def test_the_p_value_counts_the_classes_that_were_tried():
-    each = [{"class": n, "q95": q, "q95_null": 0.55, "mean": 0.5, "steps": 100} for n, q in enumerate((0.55, 0.58))]
-    alone = practical_p_value(step("norm", 0.58, steps=100, q95_turned=0.5))
-    assert practical_p_value(step("norm", by_class=each)) == pytest.approx(3 * alone)
-
-
 def null_auc(rng, negatives, positives, size, shift=0.0):
     """Return leak AUCs (size,) of normal scores, those of positives moved by `shift` standard deviations."""
     scores = rng.normal(size=(size, negatives + positives))
@@ -294,11 +272,6 @@ def test_single_steps_are_shown_beside_a_leak_where_they_are_read_far_better(q95
     assert not shown or not found["only"]
 
 
-def test_the_p_value_counts_the_quantile_and_the_maximum():
-    assert practical_p_value(step("norm", q95_p_value=0.3, **{**FEW, "max_p_value": 0.1})) == pytest.approx(0.2)
-    assert practical_p_value(step("norm", q95_p_value=0.01, **{**FEW, "max_p_value": 0.1})) == pytest.approx(0.02)
-
-
 def test_a_group_leaks_the_single_steps_of_its_member():
     few = complete(step("norm", q95_p_value=1.0, **FEW))
     found = verdict(*few, *complete(party="a+b"), *complete(party="b"), parties=("a", "b"))["parties"][-1]
@@ -344,26 +317,6 @@ def test_groups_that_match_the_labels_are_a_leak_beside_the_auc():
         assert verdict(*complete(), entry)["status"] == "no leak found"
 
 
-@pytest.mark.parametrize("carries", [False, True])
-def test_the_accuracy_of_groups_is_tested_against_the_same_groups_in_random_order(carries):
-    """Rows keep their groups in all epochs; more than 14 of 120 alarms have a probability of 0.1 % at 5 %."""
-    alarms = 0
-    for seed in range(120):
-        rng = np.random.default_rng(seed)
-        labels, groups = rng.integers(0, 2, 400), rng.integers(0, 2, 400)
-        groups = np.where(rng.random(400) < 0.4, labels, groups) if carries else groups
-        leak = LeakSummary(attack="gradient_clustering", party="a", metric="accuracy")
-        for _ in range(20):
-            for rows in rng.permutation(400).reshape(-1, 20):
-                value, null = (
-                    max(np.mean(some == labels[rows]), np.mean(some != labels[rows]))
-                    for some in (groups[rows], rng.permutation(groups[rows]))
-                )
-                leak.add(value, 10, 10, null=null)
-        alarms += leak.result(population=(200, 200))["p_value"] <= 0.05
-    assert alarms >= 100 if carries else alarms <= binom.isf(0.001, 120, 0.05)
-
-
 @pytest.mark.parametrize(
     ("entry", "why"),
     [
@@ -384,26 +337,6 @@ def test_what_is_needed_without_a_defense_and_with_several_classes():
     assert needed({"leakage": [], "defenses": []}) == ["norm", "direction"]
     turns = {"leakage": [step("norm", by_class=[{"class": 0, "q95": 0.5}])], "defenses": [{"read_by": ["hint"]}]}
     assert needed(turns) == [*PRACTICAL, "hint"]
-
-
-def chance_of_classes(seed, classes, batch, last, steps, epochs):
-    """Return the p-value of a random attack on a run whose classes take turns, with a short last batch an epoch."""
-    rng, leaks = (
-        np.random.default_rng(seed),
-        StepLeaks(make_attack("norm"), "a", "cut", source="monitor", defended=True),
-    )
-    for place in range(steps * epochs):
-        rows = last if place % steps == steps - 1 else batch
-        labels = rng.integers(classes, size=rows) == place % classes
-        value = leak_auc(rng.random(rows), labels) if 0 < labels.sum() < rows else math.nan
-        leaks.add(place % classes, value, int(rows - labels.sum()), int(labels.sum()))
-    return practical_p_value(leaks.result())
-
-
-@parametrize("shape", [(3, 64, 6, 16, 10), (3, 32, 4, 11, 20), (10, 64, 20, 16, 20)], quick=1)
-def test_where_classes_take_turns_short_batches_raise_no_false_alarm(shape):
-    """More than 14 of 120 have a probability of 0.1 % at a rate of 5 %."""
-    assert sum(chance_of_classes(seed, *shape) <= 0.05 for seed in range(120)) <= binom.isf(0.001, 120, 0.05)
 
 
 def test_each_class_is_compared_with_all_its_rows_which_recur():

@@ -483,7 +483,11 @@ class Returning(Iso):
         ("perturb", lambda g: g, "perturb of returning returned a value of type Tensor; return a tensor and a dict"),
         ("perturb", lambda g: (g.numpy(), {}), "a tuple of 2, the first of type ndarray"),
         ("embed", lambda z: z, "embed of a defense returned a value of type Tensor"),
-        ("loss", lambda logits: (logits.square(), {}), r"`loss` returned a tensor \(.*\); return a single number"),
+        (
+            "loss",
+            lambda logits: (logits.square(), {}),
+            r"loss of a defense returned a tensor \(.*\); return a single number",
+        ),
         ("loss", lambda logits: (0.5, {}), "loss of a defense returned a tuple of 2, the first of type float"),
     ],
 )

@@ -194,7 +194,7 @@ def read_header(path: Path, dialect: Dialect = PLAIN_DIALECT) -> pa.Table:
 
 
 def _completed(path: Path, dialect: Dialect) -> Dialect:
-    """Return the dialect of a file with what its beginning tells: a byte order mark, a line sep=;, the delimiter.
+    """Return the dialect of a file, completed from its beginning: a byte order mark, a line sep=;, the delimiter.
 
     Errors of reading are left to those who read on.
     """
