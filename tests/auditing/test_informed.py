@@ -239,6 +239,11 @@ def test_a_defense_that_no_named_attack_breaks_is_caught(send, least):
     assert alone["p_value"] < 1e-6
 
 
+def test_noise_that_another_row_cancels_is_removed_before_a_gradient_is_read():
+    found = entry_of_gradients(Y, cancelling)["candidates"]
+    assert next(one["auc"] for one in found if one["reader"] == "context") > 0.85
+
+
 def test_a_reader_that_is_mostly_wrong_is_turned_around():
     """Rows lie opposite to others of their class where each class has the same mean in a batch."""
     y = np.arange(N) % 2
