@@ -51,6 +51,8 @@ SCHEMA = pa.schema(
 )
 KEYS = SCHEMA.names[:-1]
 
+_UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError)
+
 SNAPSHOTS = "snapshots.parquet"
 SNAPSHOT_SCHEMA = pa.schema(
     [("step", pa.int64()), ("quantity", pa.string()), ("group", pa.string()), ("value", pa.float64())]
@@ -420,11 +422,28 @@ def _collect(folder: Path, journals: list[Path]) -> pa.Table:
         return merged
     tables = [merged]
     for journal in journals:
-        tables.extend(pa.ipc.open_stream(payload).read_all() for payload, _ in frames(journal.read_bytes()))
+        tables.extend(_read_frame(journal, payload) for payload, _ in frames(journal.read_bytes()))
     table = pa.concat_tables(tables)
     unique = table.group_by(KEYS, use_threads=False).aggregate([("value", "last")])
     order = [(key, "ascending") for key in KEYS]
     return unique.rename_columns({"value_last": "value"}).select(SCHEMA.names).sort_by(order).cast(SCHEMA)
+
+
+def _read_frame(journal: Path, payload: bytes) -> pa.Table:
+    try:
+        return _checked(pa.ipc.open_stream(payload).read_all(), SCHEMA)
+    except _UNREADABLE as error:
+        raise InputError(f"{journal} cannot be read as a journal of a run: {error}") from error
+
+
+def _checked(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return a table with the columns of a schema, once its content is known to be that of its types."""
+    table = table.select(schema.names).cast(schema)
+    table.validate(full=True)  # texts that are no UTF-8 would fail only where they are used
+    empty = [name for name in schema.names[:-1] if table[name].null_count]
+    if empty:
+        raise ValueError(f"not every row has a value of {empty[0]!r}")
+    return table
 
 
 def read_table(path: Path, schema: pa.Schema) -> pa.Table:
@@ -438,11 +457,9 @@ def read_table(path: Path, schema: pa.Schema) -> pa.Table:
     if not path.exists():
         return schema.empty_table()
     try:
-        table = pq.read_table(path, columns=schema.names).select(schema.names).cast(schema)
-        table.validate(full=True)  # texts that are no UTF-8 would fail only where they are used
-    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        return _checked(pq.read_table(path, columns=schema.names), schema)
+    except _UNREADABLE as error:
         raise InputError(f"{path} cannot be read as a log of {', '.join(schema.names)}: {error}") from error
-    return table
 
 
 def _frame(rows: list[StepRow], names: list[Series]) -> bytes:

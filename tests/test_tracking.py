@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,8 @@ from flower_vfl.errors import ConfigError, InputError
 from flower_vfl.metrics import Embeddings
 from flower_vfl.tracking import (
     EMBEDDING_SCHEMA,
+    HEADER,
+    MAGIC,
     SCHEMA,
     SINKS,
     SNAPSHOTS,
@@ -255,6 +258,21 @@ def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path, content):
     else:
         (tmp_path / STEPS).write_bytes(content)
     with pytest.raises(InputError, match=re.escape(str(tmp_path / STEPS))):
+        read_steps(tmp_path)
+
+
+def test_a_journal_with_other_content_and_rows_without_a_key_are_refused_by_name(tmp_path):
+    other = pa.BufferOutputStream()
+    with pa.ipc.new_stream(other, pa.schema([("x", pa.int64())])) as writer:
+        writer.write_batch(pa.record_batch([[1]], ["x"]))
+    for payload in (b"junk", other.getvalue().to_pybytes()):
+        (tmp_path / "label.journal").write_bytes(HEADER.pack(MAGIC, len(payload), zlib.crc32(payload)) + payload)
+        with pytest.raises(InputError, match=r"label\.journal cannot be read as a journal of a run"):
+            read_steps(tmp_path)
+    (tmp_path / "label.journal").unlink()
+    columns = {field.name: pa.array([None], field.type) for field in SCHEMA}
+    pq.write_table(pa.table(columns, schema=SCHEMA), tmp_path / STEPS)
+    with pytest.raises(InputError, match=r"steps\.parquet cannot be read .* not every row has a value of 'step'"):
         read_steps(tmp_path)
 
 

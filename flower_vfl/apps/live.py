@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -139,7 +139,7 @@ def _numbers(state: object) -> dict[str, float]:
     return {
         key: value
         for key, value in values
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     }
 
 

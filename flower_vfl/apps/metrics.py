@@ -12,19 +12,15 @@ import threading
 import time
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 
 from flower_vfl.errors import SetupError
+from flower_vfl.loopback import LOOPBACK, NAMES, LoopbackServer
 from flower_vfl.training.observer import Observer
 from flower_vfl.transport.base import Link
 from flower_vfl.version import package_version
 
 _log = logging.getLogger(__name__)
-
-LOOPBACK = "127.0.0.1"
-_HOSTS = (LOOPBACK, "localhost")
-_SECONDS = 5.0
-"""Seconds that one client may take; clients are served one at a time."""
 
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _FAMILIES = {
@@ -130,7 +126,7 @@ def serve_metrics(port: int) -> Generator[tuple[TrainingMetrics, ...]]:
         return
     metrics = TrainingMetrics()
     try:
-        server = HTTPServer((LOOPBACK, port), _handler(metrics))
+        server = LoopbackServer(port, _handler(metrics))
     except OSError as error:
         raise SetupError(
             f"the metrics cannot be served at {LOOPBACK}:{port}: {error.strerror}; set metrics_port to a free port, or "
@@ -147,12 +143,11 @@ def serve_metrics(port: int) -> Generator[tuple[TrainingMetrics, ...]]:
 
 def _handler(metrics: TrainingMetrics) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        timeout = _SECONDS
         server_version, sys_version = "flower-vfl", ""
 
         def do_GET(self) -> None:
             # A web page in a browser of this host must not read it under a host name of its own that resolves to here.
-            if self.headers.get("Host", "").rpartition(":")[0] not in _HOSTS:
+            if self.headers.get("Host", "").rpartition(":")[0] not in NAMES:
                 self.send_error(403)
             elif self.path != "/metrics":
                 self.send_error(404)

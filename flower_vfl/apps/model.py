@@ -292,7 +292,10 @@ def _read(path: Path, *, weights: bool) -> tuple[ModelCard, str, dict[str, Tenso
         version = str(content["version"])
         if content["schema"] == _SCHEMA and _minor(version) == _minor(package_version("flower-vfl")):
             return _card_from_json(content), str(content["weights"]), tensors
-    except (OSError, SafetensorError, InputError, LookupError, TypeError, ValueError, RecursionError) as error:
+    except (
+        *(OSError, SafetensorError, InputError, LookupError, TypeError, ValueError, AttributeError),
+        *(OverflowError, RecursionError),
+    ) as error:
         raise DataError(f"{path} holds no weights that can be used: {error}") from None
     raise DataError(
         f"{path} was written by flower-vfl {version}, this is {package_version('flower-vfl')}: install that version, "

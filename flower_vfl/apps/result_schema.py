@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeGuard
@@ -54,7 +55,12 @@ def checked_result(path: Path) -> dict[str, Any]:
         When it cannot be read or is malformed; the message names the file and the problem.
     """
     try:
-        result = json.loads(path.read_text(encoding="utf8"), parse_constant=partial(_refuse_constant, path))
+        result = json.loads(
+            path.read_text(encoding="utf8"),
+            parse_constant=partial(_refuse_constant, path),
+            parse_int=partial(_number, int, path),
+            parse_float=partial(_number, float, path),
+        )
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:
@@ -132,6 +138,13 @@ def with_class_names(result: Mapping[str, Any], text: str) -> str:
 
 def _refuse_constant(path: Path, constant: str) -> NoReturn:
     raise InputError(f"{path} holds {constant}, which is no number of JSON: null stands for an unknown value.")
+
+
+def _number(kind: Callable[[str], float], path: Path, text: str) -> float:
+    """Return a number of JSON; refuse one that no float holds."""
+    if math.isinf(float(text)):
+        raise InputError(f"{path} holds the number {text[:40]}, which is too large.")
+    return kind(text)
 
 
 def _check_budget(path: Path, budget: Mapping[str, Any]) -> None:

@@ -29,6 +29,9 @@ Fit: TypeAlias = Callable[[FeatureRows, NDArray[np.integer], int], Reader]
 WIDEST_READER = 256
 """Largest number of columns of discriminants and networks; more are projected, see `_narrowing`."""
 
+SQUARABLE = 1e18
+"""Largest distance in units of a column whose square a float32 holds."""
+
 CONSTANT_VARIANCE = 1e-9
 """Variance of a direction, as a part of the largest, below which it counts as constant."""
 
@@ -215,7 +218,8 @@ def bounded_discriminant(x: FeatureRows, y: NDArray[np.integer], classes: int) -
     unit = np.where(unit > 0, unit, _scale(x))
 
     def bounded(rows: FeatureRows) -> FeatureRows:
-        u = (rows - middle) / unit
+        with np.errstate(over="ignore"):
+            u = np.clip((rows - middle) / unit, -SQUARABLE, SQUARABLE)
         return np.concatenate([u / (1 + np.square(u)), np.minimum(np.abs(u), 1)], axis=1)
 
     seen = bounded(x)

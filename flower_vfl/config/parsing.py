@@ -81,7 +81,7 @@ def parse_calls(text: str, key: str, example: str) -> list[dict[str, Any]]:
     [{'name': 'norm'}, {'name': 'hint', 'k': 5, 'measure': 'inner'}]
     """
     found: list[dict[str, Any]] = []
-    pattern = re.compile(r"\s*([A-Za-z_][\w.:-]*)\s*(?:\(([^()]*)\))?\s*(?:,|$)")
+    pattern = re.compile(r"\s*([A-Za-z_][\w.:-]*)\s*+(?:\(([^()]*)\))?\s*(?:,|$)")
     position = 0
     while position < len(text.rstrip()):
         match = pattern.match(text, position)

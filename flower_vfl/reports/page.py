@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 from markupsafe import Markup
 
 from flower_vfl.apps.alone import alone_by
@@ -88,15 +90,29 @@ def render(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Pat
     if len(folders) == 1:
         folders = summarised_runs(folders[0]) or folders
     runs = [load_run(folder) for folder in folders]
-    if len(runs) == 1:
-        target = folders[0] / PAGE
-        html = fill("run.html.j2", **_of_one(runs[0]))
-    else:
-        target = Path(os.path.commonpath([folder.resolve().parent for folder in folders])) / PAGE
-        html = fill("comparison.html.j2", **of_several(runs, (target if out is None else Path(out)).parent))
-    target = target if out is None else Path(out)
+    parent = folders[0] if len(runs) == 1 else Path(os.path.commonpath([one.resolve().parent for one in folders]))
+    target = parent / PAGE if out is None else Path(out)
+    with _refusing(folders):
+        if len(runs) == 1:
+            html = fill("run.html.j2", **_of_one(runs[0]))
+        else:
+            html = fill("comparison.html.j2", **of_several(runs, target.parent))
     write_text_atomic(target, html)
     return target
+
+
+@contextmanager
+def _refusing(folders: Sequence[Path]) -> Iterator[None]:
+    """Name the folders whose files have values of another kind than a run writes, which no check has found."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, TemplateError) as error:
+        raise InputError(
+            f"no report can be made of {', '.join(map(str, folders))}: a value in {RESULT} or in a table beside it is "
+            f"not one that a run writes ({type(error).__name__}: {error})"
+        ) from error
 
 
 def renew(folder: Path) -> None:
@@ -126,7 +142,9 @@ def render_sweep(folder: Path | str) -> Path:
         When there is no sweep, no result yet, or a file cannot be read.
     """
     target = Path(folder) / PAGE
-    write_text_atomic(target, fill("sweep.html.j2", **of_sweep(Path(folder))))
+    with _refusing([Path(folder)]):
+        html = fill("sweep.html.j2", **of_sweep(Path(folder)))
+    write_text_atomic(target, html)
     return target
 
 

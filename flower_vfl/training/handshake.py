@@ -55,11 +55,17 @@ def check_fit(link: Link, config: Config, schedule: Schedule, alignment: str, *,
         "schedule": "it runs with another configuration, or its rows are of other days",
     }
     for name, value in expected.items():
-        if hello.fields.get(name) != value:
-            raise PartyError(
-                f"party {link.party!r} does not fit: its {name} is {hello.fields.get(name)!r}, here it is {value!r}; "
-                f"{cures.get(name, 'give both the same data and configuration')}"
-            )
+        if hello.fields.get(name) == value:
+            continue
+        differs = f"its {name} is {printable(hello.fields.get(name), 20)}, here it is {value!r}"
+        if name == "alignment":  # the message goes to the party, and confirms a guess of all IDs
+            differs = "its alignment is another than here"
+            theirs = printable(hello.fields.get(name), 12)
+            _log.error("the alignment of party %r is %s, here it is %.12s", link.party, theirs, value)
+        raise PartyError(
+            f"party {link.party!r} does not fit: {differs}; "
+            f"{cures.get(name, 'give both the same data and configuration')}"
+        )
     negotiate(link, config, max(schedule.batch_size, schedule.eval_batch_size))
     if link.party in audited:
         link.frame_limit = max(link.frame_limit, config.transport.max_frame_mib * 2**20)

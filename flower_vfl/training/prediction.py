@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from flower_vfl.training.protocols import TrainedStrategy
 from flower_vfl.transport.base import Link
 from flower_vfl.transport.sessions import Sessions
 from flower_vfl.transport.signing import Signer
+
+_log = logging.getLogger(__name__)
 
 _FINISH_TIMEOUT = 3600.0
 """Seconds to wait for the parties' last answers."""
@@ -144,10 +147,10 @@ def _check(link: Link, strategy: TrainedStrategy, ask: PredictionRequest) -> Non
             f"reported {str(ask.weights.get(link.party))[:12]}"
         )
     if (hello.get("rows"), hello.get("count")) != (ask.rows, ask.count):
+        # The message goes to the party, and a digest in it would confirm a guess of all IDs.
+        _log.error("the rows of party %r are %s, here %.12s", link.party, printable(hello.get("rows"), 12), ask.rows)
         raise PartyError(
-            f"party {link.party!r} has other rows: {printable(hello.get('count'), 20)} with the digest "
-            f"{printable(hello.get('rows'), 12)}, "
-            f"here {ask.count} with {ask.rows[:12]}; their IDs and their order must be the same at every party: align "
-            "them first"
+            f"party {link.party!r} has other rows: {printable(hello.get('count'), 20)} of them, here {ask.count}; "
+            "their IDs and their order must be the same at every party: align them first"
         )
     negotiate(link, strategy.base.config, strategy.base.config.training.eval_batch_size)

@@ -250,10 +250,14 @@ def test_a_party_with_another_number_of_rows_does_not_fit():
         start(toy_data(rows=300), toy_data(rows=299), toy_config())
 
 
-def test_a_party_with_other_ids_does_not_fit():
-    other = dataclasses.replace(toy_data(), digest="f00")
-    with pytest.raises(PartyError, match=r"its alignment is 'f00'.*prepare or align"):
-        start(toy_data(), other, toy_config())
+def test_a_party_with_other_ids_does_not_fit_and_learns_nothing_of_the_digest_here(caplog):
+    digest = "0123456789abcdef"
+    here, other = (dataclasses.replace(toy_data(), digest=one) for one in (digest, "f00"))
+    with pytest.raises(PartyError, match=r"its alignment is another than here.*prepare or align") as refused:
+        start(here, other, toy_config())
+    assert not any(digest[at : at + 6] in str(refused.value) for at in range(len(digest) - 5))
+    assert f"is f00, here it is {digest[:12]}" in caplog.text
+    assert digest[:13] not in caplog.text
 
 
 @pytest.mark.parametrize("change", [{"batch_size": 32}, {"epochs": 3}, {"validation": 0.2}])

@@ -108,7 +108,14 @@ def test_a_state_that_another_process_wrote_wrongly_is_read_as_far_as_it_is_one(
     for text in ("", "[]", "{", '"x"', "[" * 100_000):
         (tmp_path / LIVE).write_text(text)
         assert not read_live(tmp_path)
-    wrong = {"step": True, "steps": "9", "epoch": 3, "speed": float("nan"), "parties": {"a": [1], "b": {"queued": 2}}}
+    wrong = {
+        "step": True,
+        "steps": "9",
+        "epoch": 3,
+        "speed": float("nan"),
+        "loss": 10**400,
+        "parties": {"a": [1], "b": {"queued": 2}},
+    }
     (tmp_path / LIVE).write_text(json.dumps(wrong))
     assert read_live(tmp_path) == {"epoch": 3, "parties": {"a": {}, "b": {"queued": 2}}}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import torch
@@ -92,6 +93,8 @@ def test_weights_of_another_version_are_refused_and_those_of_a_patch_are_not(fol
         lambda card: card.update(alignment=None),
         lambda card: card["config"].update(seed="x"),
         lambda card: card.update(classes=3),
+        lambda card: card.update(factories=[]),
+        lambda card: card["alignment"].update(rows=math.inf),
     ],
 )
 def test_a_card_that_is_wrong_is_refused_with_its_path(folder, tmp_path, change):

@@ -122,6 +122,7 @@ def test_a_section_that_is_missing_is_named(tmp_path, key):
         ("{", "is not valid JSON"),
         ("[" * 100_000, "is not valid JSON"),
         ('{"schema": NaN}', "holds NaN, which is no number of JSON"),
+        *((f'{{"schema": {number}}}', "holds the number .*, which is too large") for number in ("1e999", "9" * 400)),
     ],
 )
 def test_what_is_no_object_of_json_is_named(tmp_path, text, words):

@@ -1,6 +1,7 @@
 """Informed readers against scikit-learn and the best rules of known distributions."""
 
 import signal
+import warnings
 import weakref
 
 import numpy as np
@@ -91,6 +92,16 @@ def test_bounded_columns_without_a_median_distance_or_without_any_are_finite():
     x, y = gaussians(400)
     x[:300, 1], x[:, 2] = 0.0, 3.0
     assert np.isfinite(bounded_discriminant(x, y, 2)(x)).all()
+
+
+@pytest.mark.parametrize("small", [1e-25, 1e-37])
+def test_bounded_columns_hold_values_whose_distance_or_its_square_overflows(small):
+    x = np.random.default_rng(0).normal(scale=small, size=(60, 2)).astype(np.float32)
+    x[0] = 100.0
+    y = np.arange(60) % 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.isfinite(bounded_discriminant(x, y, 2)(x)).all()
 
 
 def test_products_are_those_of_scikit_learn_weighed_one_by_one():

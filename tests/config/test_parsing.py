@@ -25,3 +25,8 @@ def test_an_assignment_without_key_or_value_is_refused(assignment):
 )
 def test_defenses_are_read_outermost_first(text, entries):
     assert parse_defenses(text) == entries
+
+
+def test_a_long_text_that_is_no_call_is_refused_without_trying_each_part_of_it():
+    with pytest.raises(ConfigError, match="is not understood"):
+        parse_defenses("a" + " " * 200_000 + "!")

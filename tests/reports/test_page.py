@@ -359,6 +359,13 @@ def test_a_result_of_another_shape_is_refused_with_the_key(run_folder, key, valu
         render([folder])
 
 
+def test_a_value_that_no_check_knows_ends_in_a_message_with_the_folder(run_folder):
+    folder = run_folder(steps=3, epochs=1)
+    change(folder, lambda result: result["leakage"][0].update(steps="many"))
+    with pytest.raises(InputError, match=rf"no report can be made of {folder}: a value in result\.json or .*Error: "):
+        render([folder])
+
+
 @pytest.mark.parametrize(("reached", "words"), [([], "not known, no epoch ended"), ([None, None], "not known")])
 def test_a_budget_of_which_nothing_is_known_is_not_called_kept(run_folder, reached, words):
     folder = run_folder(steps=3, epochs=1)

@@ -242,7 +242,7 @@ class PartyEncoding:
                 _text(content.get("text")),
                 TableReader.from_json(content["reader"]) if "reader" in content else None,
             )
-        except (TypeError, KeyError, ValueError) as error:
+        except (TypeError, KeyError, ValueError, OverflowError) as error:
             raise DataError(f"{path} is no encoding of columns: {error!r}") from None
 
 

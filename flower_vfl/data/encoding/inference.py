@@ -33,6 +33,8 @@ from flower_vfl.errors import DataError
 
 _log = logging.getLogger(__name__)
 
+_SHOWN = 60
+"""Number of characters of a value that a message shows."""
 _ALMOST_ALL = 0.95
 """Share of rows that read as numbers or dates, from which a column is refused for its other rows."""
 _MOSTLY = 0.5
@@ -233,12 +235,13 @@ class _Column:
         if 1.0 - number / len(bad) >= _ALMOST_ALL:
             first = min(np.flatnonzero(bad), key=lambda place: int(self.rows[place]))
             given = self.known[int(first)].as_py()
-            same = len(pc.unique(self.known.filter(pa.array(bad)))) == 1
+            same = len(given) <= _SHOWN and len(pc.unique(self.known.filter(pa.array(bad)))) == 1
             missing = [("missing_values", [given])] if same else []
             cure = set_options(*missing, (f"dtype.{self.name}", "category"))
+            shown = given if len(given) <= _SHOWN else f"{given[:_SHOWN]}..."
             raise DataError(
                 f"{self.file}: column {self.name!r} is {what} but for {number} of {len(bad)} training rows, the first "
-                f"in {named_rows(self.file, [int(self.rows[first])])}, {given!r}; correct them, or set {cure}"
+                f"in {named_rows(self.file, [int(self.rows[first])])}, {shown!r}; correct them, or set {cure}"
             )
 
     def _date(self, why: str, *, named: bool) -> ColumnFormat | None:

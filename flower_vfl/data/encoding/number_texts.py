@@ -22,7 +22,11 @@ _CURRENCIES = SIGNS[1:]
 _NAMED = {",": "decimal comma", ".": "decimal point"}
 _GROUPS = {",": "commas", ".": "points", " ": "spaces", "'": "apostrophes"}
 _SIGN = "|".join(re.escape(sign) for sign in SIGNS)
-_AFFIXED = re.compile(rf"^[-+(]?\s*({_SIGN})?\s*[-+]?\s*[0-9.,' ]*[0-9][0-9.,' ]*\s*({_SIGN})?\s*\)?\s*-?$")
+_SPACES = r"\s*+"  # possessive, as all quantifiers beside it: a text of spaces would take hours otherwise
+_AFFIXED = re.compile(
+    rf"^[-+(]?{_SPACES}({_SIGN})?{_SPACES}[-+]?{_SPACES}(?:[.,' ]*+[0-9])++[.,' ]*+{_SPACES}({_SIGN})?{_SPACES}\)?"
+    rf"{_SPACES}-?$"
+)
 _UNIT = re.compile(r"^[-+(]?\s*(?!0[0-9])[0-9.,' ]*[0-9][.,]?(\s*)((?:[^\W\d_]|[°µ/²³·]){1,12})\s*\)?$")
 _ZERO = re.compile(r"^[-+]?0+([.,]0*)?$")
 _SAMPLE = 2000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -109,7 +110,7 @@ def _open_npz(path: Path, id_name: str) -> StoredArrays:
             raise DataError(f"{path} is one array without IDs; write both into one file with numpy.savez")
         with loaded as file:
             found = {name: file[name] for name in file.files}
-    except (*UNREADABLE, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+    except (*UNREADABLE, zipfile.BadZipFile, zlib.error, lzma.LZMAError, RuntimeError) as error:
         raise DataError(f"{path} is no .npz file of plain arrays: {error}") from None
     strange = [name for name, array in found.items() if not isinstance(array, np.ndarray)]
     if strange:

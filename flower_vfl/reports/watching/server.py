@@ -7,27 +7,23 @@ random token, and a request that names another host or comes from another site i
 from __future__ import annotations
 
 import hmac
+import logging
 import secrets
-import threading
 from collections.abc import Callable
 from functools import cache
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
 
 from flower_vfl.errors import SetupError
+from flower_vfl.loopback import LOOPBACK, NAMES, LoopbackServer
 from flower_vfl.reports.page import TEMPLATES, fill
 from flower_vfl.reports.run import PAGE
 from flower_vfl.reports.watching.follower import Follower
 from flower_vfl.reports.watching.view import RunPage
 
-LOOPBACK = "127.0.0.1"
-_NAMES = (LOOPBACK, "localhost")
-_SECONDS = 5.0
-"""Seconds that a client may take for its request."""
+_log = logging.getLogger(__name__)
 
-_CLIENTS = 16
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'unsafe-inline'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -61,7 +57,7 @@ def refusal(status: HTTPStatus) -> str:
     return fill("refused.html.j2", title=title, sentences=sentences)
 
 
-class WatchServer(ThreadingHTTPServer):
+class WatchServer(LoopbackServer):
     """HTTP server of one run's page at `url`.
 
     Parameters
@@ -79,14 +75,11 @@ class WatchServer(ThreadingHTTPServer):
         When the port is in use, or not this user's.
     """
 
-    daemon_threads = True
-
     def __init__(self, folder: Path, port: int = 0) -> None:
         self.view = RunPage(Follower(folder))
         self.token = secrets.token_urlsafe(24)
-        self._places = threading.BoundedSemaphore(_CLIENTS)
         try:
-            super().__init__((LOOPBACK, port), _Handler)
+            super().__init__(port, _Handler)
         except OSError as error:
             raise SetupError(
                 f"the page cannot be served at {LOOPBACK}:{port}: {error.strerror}; name a free port with --port, or "
@@ -98,27 +91,9 @@ class WatchServer(ThreadingHTTPServer):
         """Address of the page."""
         return f"http://{LOOPBACK}:{self.server_port}/{self.token}/"
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer a request in a thread of its own; close the connection where too many clients are served at once."""
-        if self._places.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer a request, then release its place for another client."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._places.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore the error of a client that has disconnected."""
-
 
 class _Handler(BaseHTTPRequestHandler):
     server: WatchServer
-    timeout = _SECONDS
     server_version, sys_version = "flower-vfl", ""
 
     def do_GET(self) -> None:
@@ -142,6 +117,10 @@ class _Handler(BaseHTTPRequestHandler):
         except OSError:  # there is no report yet
             self._refuse(HTTPStatus.NOT_FOUND)
             return
+        except Exception:  # noqa: BLE001 - the browser gets an answer whatever another process wrote
+            _log.exception("the page of %s cannot be made", self.server.view.follower.folder)
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR)
+            return
         policy = {"Content-Security-Policy": _REPORT_POLICY} if name == PAGE else {}
         self._send(HTTPStatus.OK, kind, text, policy)
 
@@ -150,7 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _trusted(self) -> bool:
         """Return True if a request is of this page or of a user, not of another site, even one with DNS rebinding."""
-        hosts = [f"{name}:{self.server.server_port}" for name in _NAMES]
+        hosts = [f"{name}:{self.server.server_port}" for name in NAMES]
         origin, site = self.headers.get("Origin"), self.headers.get("Sec-Fetch-Site", "none")
         known = origin is None or origin in [f"http://{host}" for host in hosts]
         return self.headers.get("Host") in hosts and known and site in ("none", "same-origin")

@@ -258,6 +258,24 @@ def test_an_array_file_without_ids_is_refused(tmp_path):
         load("files", options={"files": {"a": str(tmp_path / "a.npz")}, "label": ""})
 
 
+@pytest.mark.parametrize("damage", ["encrypted", "lzma"])
+def test_an_array_file_that_is_encrypted_or_damaged_inside_is_refused(tmp_path, damage):
+    path = tmp_path / "a.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA if damage == "lzma" else zipfile.ZIP_STORED) as archive:
+        content = io.BytesIO()
+        np.save(content, IDS)
+        archive.writestr("id.npy", content.getvalue())
+    data = bytearray(path.read_bytes())
+    if damage == "lzma":
+        data[60:90] = bytes(30)
+    else:
+        data[6] |= 1
+        data[data.index(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"a\.npz is no \.npz file of plain arrays"):
+        load("files", options={"files": {"a": str(path)}, "label": ""})
+
+
 def test_objects_in_an_array_file_are_not_built(tmp_path):
     class Spy:
         def __reduce__(self):

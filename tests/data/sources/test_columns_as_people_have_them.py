@@ -514,6 +514,13 @@ def test_a_label_that_marks_none_does_so_with_a_fraction_of_zero_too(tmp_path):
     assert dataset.classes == 2
 
 
+@pytest.mark.parametrize("text", ["1" + " " * 3000 + "!", " " * 3000 + "!", "1 " * 1500 + "!"])
+def test_a_long_text_of_spaces_is_refused_beside_numbers_at_once_and_briefly(prepared, text):
+    with pytest.raises(DataError, match="is numbers but for 1 of") as refused:
+        prepared(x=[text, *(str(row) for row in range(1, ROWS))])
+    assert len(str(refused.value)) < 500
+
+
 def test_a_percentage_is_never_read_beside_a_plain_number(prepared, tmp_path):
     mixed = prepared(out="mixed", x=cycle("12 %", "0.12", "7 %", "3 %"))
     assert read_column(mixed, "x").kind != "number"
