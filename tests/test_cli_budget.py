@@ -63,6 +63,9 @@ def test_a_ledger_is_begun_shown_planned_with_and_given_another_limit(tmp_path):
     assert "2026-11-25T00:00:00 local_head    randomised_response, flip 0.268941 once  1" in shown
     assert "exceeds the limit of 1.5" in rows(path, "--epsilon", 1)[0]
     assert "keeps within the limit of 1.5" in rows(path, "--epsilon", 0.5, "--mechanism", "laplace")[0]
+    assert "it keeps within" in rows(path, "--epsilon", 0.5)[0]
+    flower_vfl("budget", path, "--limit", 1.14)
+    assert "it keeps within the limit of 1.14" in rows(path, "--epsilon", 0.14)[0]  # as floats, the sum is above
     assert "of 4 at delta 1e-06" in flower_vfl("budget", path, "--limit", 4, "--delta", 1e-6).stdout
     assert "of 5 at delta 1e-06" in flower_vfl("budget", path, "--limit", 5).stdout
 
@@ -75,7 +78,7 @@ def test_a_ledger_is_begun_shown_planned_with_and_given_another_limit(tmp_path):
         (["--epsilon", 0], "epsilon is 0: nothing would be left of the labels"),
         (["--epsilon", 1e-9, "--epochs", 6], "epsilon 1e-09 at delta 0 cannot be met"),
         (["--epsilon", 1e-9, "--epochs", 6, "--delta", 1e-6], "epsilon 1e-09 at delta 1e-06 cannot be met"),
-        (["--epsilon", 1e4], "epsilon 10000 cannot be met: above 700 no label would ever change"),
+        (["--epsilon", 1e4], "epsilon 10000 cannot be proven: above 20 the probability"),
         (["--epsilon", -1], "epsilon must be a finite number of at least 0, given -1"),
         (["--epsilon", 1, "--delta", 2], "delta must be a number from 0 to below 1"),
         (["--epsilon", 1, "--epochs", 0], "0 is not in the range x>=1"),

@@ -71,7 +71,7 @@ def compose_epsilon(releases: Iterable[Release], delta: float = 0.0) -> float:
     Returns
     -------
     float
-        Never below the true value; above 0, at most 1e-3 above it.
+        Never below the true value; for a delta above 0 at most 1e-3 above it, where it is below 600.
 
     Raises
     ------

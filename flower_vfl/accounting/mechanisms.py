@@ -23,8 +23,9 @@ from flower_vfl.registry import is_number
 
 Floats = NDArray[np.float64]
 
-_LARGEST = 700.0
-"""Largest target epsilon: beyond it the probability of a changed label, about e^-epsilon, is 0 in double precision."""
+LARGEST_EPSILON = 20.0
+"""Largest target epsilon: beyond it the probability of a changed label, about e^-epsilon, has few or no digits in the
+numbers from 0 to 1 that are drawn, which are multiples of 2^-53."""
 
 
 @dataclass(frozen=True)
@@ -349,12 +350,12 @@ def check_target(epsilon: float) -> None:
     Raises
     ------
     ArgumentError
-        When it is above 700 and finite.
+        When it is above `LARGEST_EPSILON` and finite.
     """
-    if _LARGEST < epsilon < math.inf:
+    if LARGEST_EPSILON < epsilon < math.inf:
         raise ArgumentError(
-            f"epsilon {epsilon:g} cannot be met: above {_LARGEST:g} no label would ever change, and that has no finite "
-            "epsilon; give a smaller one, such as 2, or train without a proof"
+            f"epsilon {epsilon:g} cannot be proven: above {LARGEST_EPSILON:g} the probability that a label changes is "
+            "lost in the digits of the drawn numbers; give a smaller one, such as 2, or train without a proof"
         )
 
 

@@ -123,8 +123,8 @@ def _plan_lines(
             "training.gradients = false, which sends nothing that depends on labels"
         )
     if account is not None:
-        total = account.spent_with([Release(Bounded(epsilon, delta))])
-        words = "keeps within" if total <= account.limit.epsilon else "exceeds"
+        planned = Release(Bounded(epsilon, delta))
+        total, words = account.spent_with([planned]), "keeps within" if account.allows(planned) else "exceeds"
         yield ""
         yield f"With what the ledger has, that is epsilon {total:.4g} at delta {account.limit.delta:g};"
         yield f"it {words} the limit of {account.limit.epsilon:.4g}"

@@ -107,10 +107,11 @@ def auc_interval(scores: Array, labels: Array) -> Interval | None:
     The AUC is the mean over positives of the share of negatives below them, and the mean over negatives of the share of
     positives above them; the two variances add up (DeLong). The interval is symmetric on the scale of the logit,
 
-    .. math:: \operatorname{logit} A \pm z_{0.975} \, \frac{\sqrt{Var(A)}}{A (1 - A)}
+    .. math:: \operatorname{logit} A \pm t_{0.975} \, \frac{\sqrt{Var(A)}}{A (1 - A)}
 
     because the error of an AUC is skewed near 0 and 1, where DeLong's symmetric interval is too narrow
-    (docs/methods/leak.md).
+    (docs/methods/leak.md). With few rows of a class the two variances are uncertain: t is of Student's distribution
+    with the degrees of freedom of Welch and Satterthwaite.
 
     Both variances are 0 where all positives score above all negatives. The interval is then that of k successes in k
     trials by Clopper and Pearson,
@@ -138,7 +139,7 @@ def auc_interval(scores: Array, labels: Array) -> Interval | None:
     >>> [round(bound, 3) for bound in auc_interval([1, 2, 3, 4, 5, 6], [0, 0, 0, 1, 1, 1])]
     [0.292, 1.0]
     """
-    from scipy.special import expit, logit
+    from scipy.special import expit, logit, stdtrit
 
     values, positive = binary(scores, labels)
     refuse_nan(values, "scores")
@@ -149,9 +150,22 @@ def auc_interval(scores: Array, labels: Array) -> Interval | None:
     if auc in (0.0, 1.0):
         least = 0.025 ** (1 / min(below.size, above.size))
         return (least, 1.0) if auc else (0.0, 1.0 - least)
-    error = math.sqrt(below.var(ddof=1) / below.size + above.var(ddof=1) / above.size)
-    half = Z95 * error / (auc * (1 - auc))
+    variances = np.array([part.var(ddof=1) / part.size for part in (below, above)])
+    freedom = welch_freedom(variances, below.size, above.size)
+    half = float(stdtrit(freedom, 0.975)) * math.sqrt(variances.sum()) / (auc * (1 - auc))
     return float(expit(logit(auc) - half)), float(expit(logit(auc) + half))
+
+
+def welch_freedom(variances: NDArray[np.float64], first: int, second: int) -> float:
+    """Return the degrees of freedom of a sum of two means' variances (2,), of so many values each; infinite where it is 0.
+
+    References
+    ----------
+    Welch, *The generalization of "Student's" problem when several different population variances are involved*,
+    Biometrika 34, 1947.
+    """
+    total = float(variances.sum())
+    return total**2 / float((np.square(variances) / (first - 1, second - 1)).sum()) if total > 0.0 else math.inf
 
 
 def placements(values: NDArray[Any], positive: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

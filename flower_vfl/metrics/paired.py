@@ -10,12 +10,16 @@ import numpy as np
 
 from flower_vfl.errors import ArgumentError
 from flower_vfl.metrics.arrays import binary, refuse_nan
-from flower_vfl.metrics.interval import Interval, auc_interval, placements
+from flower_vfl.metrics.interval import Interval, auc_interval, placements, welch_freedom
 from flower_vfl.metrics.leakage import leak_auc
 from flower_vfl.metrics.summary import none_if_nan
 
 if TYPE_CHECKING:
     from flower_vfl.metrics.arrays import Array
+
+
+FEWEST = 4
+"""Fewest rows of each class: with fewer, differences of chance are called certain too often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,7 @@ class AucDifference:
 
 
 def auc_difference(scores: Array, baseline: Array, labels: Array) -> AucDifference | None:
-    r"""Return the AUC of ``scores`` less that of ``baseline``; None below two rows of a class.
+    r"""Return the AUC of ``scores`` less that of ``baseline``; None below `FEWEST` rows of a class.
 
     Both AUCs are means over the same rows, so their errors are correlated and mostly cancel:
 
@@ -69,9 +73,9 @@ def auc_difference(scores: Array, baseline: Array, labels: Array) -> AucDifferen
 
     Examples
     --------
-    >>> found = auc_difference([1, 2, 3, 4, 5, 6], [1, 4, 2, 3, 6, 5], [0, 0, 0, 1, 1, 1])
+    >>> found = auc_difference([1, 2, 3, 4, 5, 6, 7, 8], [1, 4, 2, 8, 3, 6, 5, 7], [0, 0, 0, 0, 1, 1, 1, 1])
     >>> round(found.value, 3), [round(end, 3) for end in found.interval95], round(found.p_value, 3)
-    (0.111, [-0.325, 0.547], 0.259)
+    (0.312, [-0.415, 1.04], 0.141)
     """
     from scipy.special import stdtr, stdtrit
 
@@ -79,7 +83,7 @@ def auc_difference(scores: Array, baseline: Array, labels: Array) -> AucDifferen
     other, _ = binary(baseline, labels)
     for values, name in ((mine, "scores"), (other, "baseline")):
         refuse_nan(values, name)
-    if min(np.count_nonzero(positive), np.count_nonzero(~positive)) < 2:
+    if min(np.count_nonzero(positive), np.count_nonzero(~positive)) < FEWEST:
         return None
     below, above = (a - b for a, b in zip(placements(mine, positive), placements(other, positive), strict=True))
     value = float(below.mean())
@@ -92,7 +96,7 @@ def auc_difference(scores: Array, baseline: Array, labels: Array) -> AucDifferen
             ends = of_mine[0] - of_other[1], of_mine[1] - of_other[0]
         rare = 0.5 ** min(below.size, above.size)  # of k pairs that share no row, all lie in one order
         return AucDifference(value, ends, 0.5 if value == 0.0 else rare if value > 0.0 else 1.0 - rare)
-    freedom = variances.sum() ** 2 / sum(np.square(variances) / (below.size - 1, above.size - 1))
+    freedom = welch_freedom(variances, below.size, above.size)
     half = float(stdtrit(freedom, 0.975)) * error
     return AucDifference(value, (value - half, value + half), float(stdtr(freedom, -value / error)))
 

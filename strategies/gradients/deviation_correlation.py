@@ -68,6 +68,10 @@ class DeviationCorrelation:
     matrix has no negative eigenvalue, and neither have the couplings, direction by direction. All of it is computed
     from labels and stays at the label party.
 
+    A row's own part of its batch's mean makes such a correlation smaller, by the factor :math:`1 - 1 / n` with n rows
+    of the class in a batch: products of two epochs shrink by its square, variances by it. Its mean for batches in
+    random order is divided out, as far as no eigenvalue becomes negative.
+
     Parameters
     ----------
     labels : ndarray of int, (N,)
@@ -80,7 +84,7 @@ class DeviationCorrelation:
         self._epochs: list[Tensor] = []
         self._now = torch.zeros(0, 0)
         self._shared: Tensor | None = None  # of runs that train together; `_now` is its rows from `_low`
-        self._low = 0
+        self._low, self._batch = 0, 0
         self._pending: list[tuple[Tensor, Tensor, Rows, float, Tensor | None]] = []
 
     def add(self, g: Tensor, y: Tensor, rows: Rows, unit: float = 1.0, means: Tensor | None = None) -> None:
@@ -113,6 +117,7 @@ class DeviationCorrelation:
 
     def _find(self, rows: Rows, width: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the places in the sample of those rows (B,) that are in it, and their places in the batch."""
+        self._batch = max(self._batch, len(rows))
         if self._now.shape[1] != width:
             self._rows, self._epochs = sample(self._labels, width), []
             self._begin(width)
@@ -131,7 +136,8 @@ class DeviationCorrelation:
     def correlations(self, epochs: int) -> NDArray[np.float64] | None:
         """Return k of negatives and of positives over the latest epochs, (2, T, T).
 
-        None if too few rows of a class occurred in each of them (`ENOUGH_ROWS`): then the correlation is unknown.
+        None if too few rows of a class occurred in each of them (`ENOUGH_ROWS`), or batches have no two rows of it: then
+        the correlation is unknown.
         Without deviations in a class, an epoch correlates with no other.
         """
         recurring = self._recurring(epochs)
@@ -142,7 +148,7 @@ class DeviationCorrelation:
             vectors = deviations.reshape(epochs, -1)
             lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
             vectors = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0.0)
-            found[label] += (1.0 - np.eye(epochs)) * (vectors @ vectors.T)
+            found[label] += self._whole((1.0 - np.eye(epochs)) * (vectors @ vectors.T), label)
         return found
 
     def couplings(self, epochs: int) -> NDArray[np.float64] | None:
@@ -159,13 +165,27 @@ class DeviationCorrelation:
         for label, deviations in enumerate(recurring):
             standard = np.concatenate([rows @ _inverse_root(rows.T @ rows) for rows in deviations], axis=1)
             between = 1.0 - np.kron(np.eye(epochs), np.ones((width, width)))
-            found[label] += between * (standard.T @ standard)
+            found[label] += self._whole(between * (standard.T @ standard), label)
         return found
+
+    def _whole(self, between: NDArray[np.float64], label: int) -> NDArray[np.float64]:
+        """Return correlations between epochs without the part by which means of batches make them smaller."""
+        gain = 1.0 / self._kept_part(label)
+        least = float(np.linalg.eigvalsh(between)[0])
+        return between * (min(gain, max(1.0, -1.0 / least)) if least < 0.0 else gain)
+
+    def _kept_part(self, label: int) -> float:
+        """Return the mean of 1 - 1 / n over rows of a class, n - 1 of the others being in its batch at random."""
+        mine, rows = int(np.count_nonzero(self._labels == label)), len(self._labels)
+        share = (mine - 1) / max(1, rows - 1)
+        if share <= 0.0 or self._batch < 2:
+            return 0.0
+        return 1.0 - (1.0 - (1.0 - share) ** self._batch) / (self._batch * share)
 
     def _recurring(self, epochs: int) -> list[NDArray[np.float64]] | None:
         """Return the deviations (T, n, D) of each class's rows that occurred in all latest epochs; None for too few."""
         latest = self._epochs[-epochs:]
-        if len(latest) < epochs or not len(self._rows):
+        if len(latest) < epochs or not len(self._rows) or not all(map(self._kept_part, (0, 1))):
             return None
         deviations = torch.stack(latest)
         occurred = deviations.isfinite().all(dim=2).all(dim=0)
@@ -180,11 +200,12 @@ class DeviationCorrelation:
     def state(self) -> dict[str, Any]:
         """Return the state as tensors; the sample derives from the labels."""
         self._process_pending()
-        return {"epochs": list(self._epochs), "now": self._now.clone()}
+        return {"epochs": list(self._epochs), "now": self._now.clone(), "batch": self._batch}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `state` returned."""
         self._epochs, self._now, self._shared, self._pending = list(state["epochs"]), state["now"].clone(), None, []
+        self._batch = state["batch"]
         width = self._now.shape[1]
         self._rows = sample(self._labels, width) if width else self._rows[:0]  # without a width no batch was added
 

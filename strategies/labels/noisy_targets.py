@@ -25,7 +25,8 @@ def noisy_targets(labels: Tensor, *, classes: int, epsilon: float, draws: Keystr
     are private over all epochs; drawn again, they would cost epsilon each time.
 
     The distribution is discrete because the last digits of a floating-point number would reveal the label. Its tails
-    end where double precision does, beyond 36 b, which has a probability below 1e-15.
+    end beyond 73 b, which has a probability of :math:`2^{-106}`: a larger noise would prove the label, so up to
+    `LARGEST_EPSILON` a delta below 1e-22 belongs to epsilon.
 
     Parameters
     ----------
@@ -59,8 +60,9 @@ def noisy_targets(labels: Tensor, *, classes: int, epsilon: float, draws: Keystr
     whole = check_labels(labels, classes)
     clean = whole.double() if classes == 2 else torch.nn.functional.one_hot(whole, classes).double()
     decay = 1.0 / (scale_of(epsilon, classes) * GRID)
-    uniform = torch.from_numpy(draws.uniform(2, *clean.shape)).to(clean.device)
-    one, other = torch.floor(-torch.log1p(-uniform) / decay)
+    # The second draw fills the digits below those of the first, which matter for the smallest numbers alone.
+    coarse, fine = (torch.from_numpy(draws.uniform(2, *clean.shape)).to(clean.device) for _ in range(2))
+    one, other = torch.floor(-torch.log((1.0 - coarse) - 2.0**-53 * fine) / decay)
     noise: Tensor = (one - other) / GRID
     return (clean + noise).float()
 

@@ -96,7 +96,7 @@ def with_prior(labels: Tensor, prior: Tensor, *, epsilon: float, draws: Keystrea
     """
     probability = response_probabilities(labels, prior, epsilon=epsilon)
     below = probability.cumsum(dim=1)
-    below /= below[:, -1:]  # rounded, the sum may not be 1
+    below = below / below[:, -1:]  # rounded, the sum may not be 1
     drawn = torch.from_numpy(draws.uniform(len(labels), 1)).to(below.device)
     return (below <= drawn).sum(dim=1).to(labels.dtype)
 

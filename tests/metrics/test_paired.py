@@ -62,15 +62,18 @@ def test_p_value_of_few_positives_rejects_chance_at_its_rate():
     assert 150 <= rejected <= 250  # 200 expected; outside with probability 3e-4
 
 
-@pytest.mark.parametrize(("rows", "expected"), [(2, 0.25), (10, 0.5**10)])
+@pytest.mark.parametrize(("rows", "expected"), [(4, 0.5**4), (10, 0.5**10)])
 def test_p_value_of_a_perfect_score_is_that_of_its_pairs_of_rows(rows, expected):
     y = np.repeat([0, 1], rows)
     assert auc_difference(y, np.zeros(2 * rows), y).p_value == expected
     assert auc_difference(-y, np.zeros(2 * rows), y).p_value == 1.0 - expected
 
 
-def test_one_row_of_a_class_gives_no_difference():
-    assert auc_difference([1, 2, 3], [1, 2, 3], [0, 0, 1]) is None
+@pytest.mark.parametrize("few", [1, 3])
+def test_few_rows_of_a_class_give_no_difference(few):
+    y = np.arange(20) < few
+    assert auc_difference(np.arange(20), np.zeros(20), y) is None
+    assert auc_difference(np.arange(20), np.zeros(20), ~y) is None
 
 
 def test_nan_and_other_lengths_are_refused():

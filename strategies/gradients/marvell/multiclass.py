@@ -336,8 +336,14 @@ def _by_group(spreads: Floats, width: int, precision: float) -> Floats:
 def _with_all_spreads(variances: Floats, number: Floats, running: ClassMoments, rms: float, width: int) -> Floats:
     """Return variances with a spread of classes of fewer than two rows: that of all others, or the running estimate."""
     several = number > 1
-    if several.all() or not several.any():
+    if several.all():
         return variances
+    if not several.any():
+        if not running.known.any():
+            return variances
+        known = running.spreads * rms**2 / width
+        known = np.where(running.known, known, known[running.known].mean())
+        return np.broadcast_to(known, variances.shape)
     pooled = variances[:, several] @ (number[several] / number[several].sum())
     sizes = np.ones(len(variances))
     sizes[-1] = width - len(variances) + 1

@@ -22,6 +22,19 @@ def drawn(labels, epsilon, classes=2):
     return noisy_targets(labels, classes=classes, epsilon=epsilon, draws=keystream(1))
 
 
+class Largest:
+    """A stream of the largest numbers below 1 that `Keystream.uniform` gives."""
+
+    def uniform(self, *shape):
+        return np.full(shape, 1.0 - 2.0**-53) * np.array([1.0, 0.0]).reshape(2, *[1] * (len(shape) - 1))
+
+
+def test_the_tails_end_where_a_noise_has_a_probability_that_no_epsilon_notices():
+    """A larger noise would prove its label; numbers of 53 binary digits alone end at 36.7 / epsilon."""
+    target = noisy_targets(torch.tensor([0]), classes=2, epsilon=1.0, draws=Largest())
+    assert target.item() == pytest.approx(106 * math.log(2), rel=0.01)
+
+
 @pytest.mark.parametrize(("epsilon", "classes", "scale"), [(0.5, 2, 2.0), (2.0, 2, 0.5), (1.0, 4, 2.0)])
 def test_the_noise_has_the_discrete_laplace_law_around_the_label(epsilon, classes, scale):
     rows = 200_000

@@ -236,6 +236,17 @@ def test_a_class_that_the_batch_lacks_has_its_running_estimates():
     assert estimate(fewer[kept], labels[kept], ManyEstimates(C)).known.tolist() == [0, 1, 3]
 
 
+def test_a_batch_with_one_row_of_each_class_has_the_running_spreads():
+    g, y = batch(rows=2000)
+    memory = ManyEstimates(C)
+    whole = estimate(g, y, memory)
+    memory.add(whole, y)
+    single = [int((y == label).nonzero()[0]) for label in range(C)]
+    model = estimate(g[single], y[single], memory)
+    spread, expected = (m.problem.sizes @ m.problem.variances / m.rms**2 for m in (model, whole))
+    assert spread == pytest.approx(expected, rel=1e-6)
+
+
 @pytest.mark.parametrize("present", [[0, 1, 3], [3]])
 def test_the_logged_power_is_that_of_the_rows_of_the_batch(present):
     """Noise is also computed for a class that the batch lacks, but its power is not logged."""
