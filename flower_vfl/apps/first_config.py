@@ -149,13 +149,16 @@ def write_first_config(
         raise ConfigError(f"a configuration is a .toml file: --out {out}.toml")
     if out.exists():
         raise ConfigError(f"{out} exists already; name another file with --out")
-    given = _given_options(files, options or {})
+    options = options or {}
+    given = _given_options(files, {name: text for name, text in options.items() if name.partition(".")[0] != "dtype"})
     tables = {**files, **({LABELS: Path(given.labels_file)} if given.labels_file else {})}
     headers = {party: _header(path, given.dialect(party)) for party, path in tables.items()}
     id_column = _id_column(headers, id_column, label, ask)
     labelled = {LABELS: headers[LABELS]} if given.labels_file else headers
     label = label or _choice("--label", "column of the label", _columns(labelled, id_column), "", ask)
     holder = _label_party(labelled, label, label_party, id_column, ask, alone=bool(given.labels_file))
+    # The type "integer" is for the ID alone, so types are checked once its column is known.
+    given = _given_options(files, options, id=id_column, label=label)
     chosen = {"id": id_column, "label": label, "label_party": holder, "join": "inner", "missing": "mean"}
     written = {**chosen, **given.model_dump(exclude_unset=True)}
     if not given.labels_file and set(headers[holder]) <= {id_column, label} and len(files) > 1:
@@ -186,15 +189,15 @@ def check_first_config(path: Path) -> Dataset:
         ) from None
 
 
-def _given_options(files: Mapping[str, Path], options: Mapping[str, str]) -> FilesOptions:
-    """Return the files and the further options, checked."""
+def _given_options(files: Mapping[str, Path], options: Mapping[str, str], **columns: str) -> FilesOptions:
+    """Return the files, the further options and the columns of ID and label, checked."""
     for key, instead in _ARGUMENTS.items():
         if key in {name.partition(".")[0] for name in options}:
             raise ConfigError(f"--set {key} is not for init: use {instead}")
     paths = {party: str(path.resolve()) for party, path in files.items()}
     labels = options.get("labels_file", "")
     own = {"labels_file": str(Path(labels).expanduser().resolve())} if labels else {}
-    given = build_options(Files(), {"files": paths, **options, **own})
+    given = build_options(Files(), {"files": paths, **options, **own, **columns})
     if not isinstance(given, FilesOptions):
         raise TypeError(type(given))
     return given

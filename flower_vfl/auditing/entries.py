@@ -11,6 +11,9 @@ Entry = Mapping[str, Any]
 Result = Mapping[str, Any]
 """The content of ``result.json``."""
 
+LEVEL = 0.05
+"""The rate of false alarms over all tests of a run: of runs called leaking although their gradients carry nothing."""
+
 TRAIN, REMEMBERED = "train", "remembered"
 AUDIT, JOINT = "audit", "joint"
 
@@ -112,17 +115,21 @@ def turns(entry: Entry) -> bool:
     """Return True if scores of single steps are nearly always wrong, so that turned around they read more labels.
 
     The side is chosen once, for all steps of a run: scores are turned around where they are wrong on average as
-    clearly as random ones are right in one step of twenty.
+    clearly as random ones are right in one step of twenty, and where the larger side is not that of random scores.
 
     Examples
     --------
     >>> turns({"q95": 0.2, "q95_null": 0.55, "mean": 0.1, "q95_turned": 0.95}), turns({"q95": 0.54, "mean": 0.5})
     (True, False)
+    >>> turns({"q95": 0.75, "q95_null": 0.68, "mean": 0.35, "q95_turned": 0.88, "q95_p_value": 1e-6})
+    True
     """
     q95, mean = entry.get("q95"), entry.get("mean")
     if q95 is None or mean is None or is_remembered(entry):
         return False
-    return bool(mean < 1.0 - null_of(entry) and turned(entry) > q95)
+    p_value = entry.get("q95_p_value")
+    clear = mean < 1.0 - null_of(entry) or (p_value is not None and p_value <= LEVEL)
+    return bool(clear and turned(entry) > q95)
 
 
 def reached(entry: Entry) -> float:

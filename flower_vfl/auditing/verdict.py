@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from flower_vfl.auditing.entries import (
     AUDIT,
+    LEVEL,
     TRAIN,
     Entry,
     Result,
@@ -29,9 +30,6 @@ from flower_vfl.auditing.proof import measurement_of, proof_of, refutation_p_val
 
 LEAKS, NO_LEAK, NOT_TESTED, PROVEN = "leaks", "no leak found", "not tested", "proven"
 """The values of a verdict's ``status``."""
-
-LEVEL = 0.05
-"""The rate of false alarms over all tests of a run: of runs called leaking although their gradients carry nothing."""
 
 FEWEST_STEPS = 20
 """Smallest number of scored steps for a 95 % quantile: of fewer it is just the largest value."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
@@ -34,6 +35,12 @@ class Method(StrEnum):
     hash = "hash"
 
 
+def _names_data(source: str, set_: Sequence[str]) -> bool:
+    """Return True if a TOML file or an assignment names the data."""
+    section = tomllib.loads(Path(source).read_text(encoding="utf8")).get("data")
+    return "name" in (section or ()) or any(one.partition("=")[0].strip() == "data.name" for one in set_)
+
+
 def run(
     source: Annotated[
         str,
@@ -51,11 +58,10 @@ def run(
 ) -> None:
     """Train, attack and measure one configuration."""
     from flower_vfl.config import load_config
-    from flower_vfl.config.schema import DataConfig
 
     check_source(source)
     config = load_config(source, parse_assignments(set_ or []))
-    if source.endswith(".toml") and config.data == DataConfig():
+    if source.endswith(".toml") and not _names_data(source, set_ or []):
         typer.echo(f"{source} is about {config.data.name}, the data of a file whose [data] names none", err=True)
     folder = folder_of(out, source, resume=resume)
     check_engine(engine, resources, address)

@@ -157,7 +157,14 @@ def auc_interval(scores: Array, labels: Array) -> Interval | None:
 
 
 def welch_freedom(variances: NDArray[np.float64], first: int, second: int) -> float:
-    """Return the degrees of freedom of a sum of two means' variances (2,), of so many values each; infinite where it is 0.
+    """Return the degrees of freedom of the sum of two means' variances (2,), infinite where both are 0.
+
+    Parameters
+    ----------
+    variances
+        (2,) variances of the means.
+    first, second
+        Number of values of each.
 
     References
     ----------

@@ -170,13 +170,14 @@ class JoinedEmbeddings:
         self.leaf = joined([embedding.detach() for embedding in embeddings.values()], labels).requires_grad_()
         self.parts = self._parts(self.leaf)
 
-    def slopes(self, logits: Tensor) -> Tensor:
+    def slopes(self, logits: Tensor) -> Tensor | None:
         """Return each row's derivative of its logit (..., B) by all embeddings, (..., B, D); the graph is kept.
 
+        None where logits do not depend on the embeddings: a defense's private network predicts from detached ones.
         Dividing gradients by p1 - y would give the same, except for a weighted loss, clipped gradients and residuals
         that vanish.
         """
-        return torch.autograd.grad(logits.sum(), self.leaf, retain_graph=True, materialize_grads=True)[0]
+        return torch.autograd.grad(logits.sum(), self.leaf, retain_graph=True, allow_unused=True)[0]
 
     def backward(self, loss: Tensor, *, keep_graph: bool = False) -> Tensor:
         """Compute the gradients of a scalar loss by all weights and embeddings, and return the latter, (..., B, D)."""

@@ -321,11 +321,17 @@ class Headline:
                 f"The {gain['over']} of {worst.title[0].lower()}{worst.title[1:]} alone reveal labels with an AUC of "
                 f"{number(gain['baseline'])}; with the gradients it is {number(gain['reached'])} ({worst.gain})."
             )
-        alone = (
-            ""
-            if worst.value is None
-            else f" The gradients alone reach {number(worst.value)}, which includes what the columns tell."
-        )
+        leak = worst.verdict["leak"]
+        attack, reader = leak.get("practical"), leak.get("informed")
+        readers = [
+            *(
+                [f"{attack['label']} to {number(attack['reached'])} (guessing {number(attack['null'])})"]
+                if attack
+                else []
+            ),
+            *([f"a fitted reader to {number(reader['reached'])}"] if reader else []),
+        ]
+        alone = f" The gradients alone bring {listed(readers)}." if readers else ""
         return f"{added}{alone if worst.gain else ''}"
 
     @property

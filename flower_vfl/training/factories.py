@@ -30,7 +30,7 @@ def schedule_of(
     ConfigError
         When training is in time order, and the data has no periods or there are several epochs.
     """
-    training = config.training.fitted(rows)
+    training = config.fitted(rows).training
     epochs = epochs or training.epochs
     lengths = _lengths(periods, epochs) if training.order == "time" else ()
     return Schedule(

@@ -40,6 +40,11 @@ SERVES = frozenset(
 )
 """Keys that may have any value, the same for all runs of a stack; a stack follows them as a single run does."""
 
+REASONS: Mapping[str, str] = {
+    "training.epochs": "a run may end early: set training.epochs to a number, or training.patience to 0",
+}
+"""What keeps a run out of a stack, where it is not that the key is set."""
+
 TAKES: Mapping[str, Callable[[Config], bool]] = {
     "precision": lambda config: config.precision != "bfloat16",
     "sinks": lambda config: not config.sinks,
@@ -117,7 +122,7 @@ def _obstacles(config: Config) -> Iterator[str]:
     for key in leaf_paths(type(config)):
         if key in TAKES:
             if not TAKES[key](config):
-                yield f"{key} is set, which each run does for itself"
+                yield REASONS.get(key, f"{key} is set, which each run does for itself")
         elif key not in VARIES | SERVES:
             yield f"{key} is a key that nobody has decided about: put it into VARIES, SERVES or TAKES"
     try:

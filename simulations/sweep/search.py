@@ -158,7 +158,7 @@ def search_space(config: Config, data: VerticalData, trials: int) -> list[dict[s
         rate = math.exp(draw.uniform(*map(math.log, _RATES)))
         drawn = {key: draw.choice(values) for key, values in space.items()}
         found.append({"training.learning_rate": float(f"{rate:.2g}"), **drawn})
-    return found
+    return found[:trials]
 
 
 def _at(values: Mapping[str, Any], key: str) -> Any:

@@ -136,9 +136,8 @@ class DeviationCorrelation:
     def correlations(self, epochs: int) -> NDArray[np.float64] | None:
         """Return k of negatives and of positives over the latest epochs, (2, T, T).
 
-        None if too few rows of a class occurred in each of them (`ENOUGH_ROWS`), or batches have no two rows of it: then
-        the correlation is unknown.
-        Without deviations in a class, an epoch correlates with no other.
+        None if too few rows of a class occurred in each of them (`ENOUGH_ROWS`), or no batch has two rows of it: then
+        the correlation is unknown. Without deviations in a class, an epoch correlates with no other.
         """
         recurring = self._recurring(epochs)
         if recurring is None:

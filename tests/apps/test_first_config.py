@@ -119,6 +119,14 @@ def test_options_of_the_files_are_used_and_written(tmp_path):
     assert written["missing_values"] == ["-999", "unknown"]
 
 
+def test_the_id_column_that_headers_give_may_be_of_whole_numbers(tmp_path):
+    assert begin(tmp_path, label="default", options={"dtype.customer": "integer"}) == "bank"
+    assert load_config(str(tmp_path / "run.toml")).data.options["dtype"] == {"customer": "integer"}
+    (tmp_path / "run.toml").unlink()
+    with pytest.raises(ConfigError, match=r"'income' is one of .*, or for the ID integer; given 'integer'"):
+        begin(tmp_path, label="default", options={"dtype.income": "integer"})
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

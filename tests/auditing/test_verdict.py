@@ -7,6 +7,7 @@ import pytest
 from scipy.stats import binom, norm, rankdata
 
 from flower_vfl.attacks import make_attack
+from flower_vfl.auditing.entries import reached
 from flower_vfl.auditing.epsilon import audit_epsilon
 from flower_vfl.auditing.summaries import StepLeaks
 from flower_vfl.auditing.verdict import PRACTICAL, needed, status_of, verdict_of
@@ -61,6 +62,13 @@ def verdict(*leakage, defenses=DEFENDED, parties=("a",), **more):
     return verdict_of(
         {"leakage": list(leakage), "defenses": list(defenses), "parties": {"features": list(parties)}, **more}
     )
+
+
+def test_all_pages_show_of_turned_scores_what_the_verdict_shows():
+    """The mean is not far from guessing, but the larger side is not that of random scores."""
+    entry = step("shell", 0.754, q95_turned=0.88, q95_null=0.682, mean=0.353, q95_p_value=1e-6)
+    found = verdict(*complete(entry))["parties"][0]["leak"]["practical"]
+    assert found["reached"] == reached(entry) == 0.88
 
 
 def test_nothing_that_leaks_and_everything_that_ran_is_no_leak_found():

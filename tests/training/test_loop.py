@@ -75,6 +75,12 @@ def test_no_snapshot_leaves_no_file(tmp_path):
     assert not (tmp_path / "run" / "snapshots.parquet").exists()
 
 
+def test_predictions_that_no_gradient_shows_have_no_snapshot(tmp_path):
+    """Behind `local_head` the label party predicts from a network of its own, whose slopes the parties never get."""
+    trained(tmp_path / "run", defenses=[{"name": "local_head"}], attack={"snapshots": [2]})
+    assert not (tmp_path / "run" / "snapshots.parquet").exists()
+
+
 def test_snapshots_change_no_weight_on_any_transport():
     data = toy_data(rows=200)
     weights = [

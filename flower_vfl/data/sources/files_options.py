@@ -90,7 +90,8 @@ class FilesOptions(Options):
             kind, _, text = given.partition(":")
             if kind not in (*COLUMN_KINDS, *(["integer"] if column == self.id else [])) or (text and kind != "date"):
                 raise ValueError(
-                    f"dtype of column {column!r} is one of {', '.join(COLUMN_KINDS)}, or date:FORMAT; given {given!r}"
+                    f"dtype of column {column!r} is one of {', '.join(COLUMN_KINDS)}, or date:FORMAT, or for the ID "
+                    f"integer; given {given!r}"
                 )
             DateFormat(text)
         self._check_dialects()

@@ -63,7 +63,7 @@ OWN = "tests.simulations.sweep.test_grouping"
     ("changes", "words"),
     [
         ({"training.patience": 2}, "training.patience is set"),
-        ({"training.epochs": "auto"}, "training.epochs is set"),
+        ({"training.epochs": "auto"}, "a run may end early: set training.epochs to a number"),
         ({"training.clip_norm": 1.0}, "training.clip_norm is set"),
         ({"training.order": "time", "training.epochs": 1, "training.validation": 0.0}, "training.order"),
         ({"attack.max_leak": 0.9}, "attack.max_leak is set"),

@@ -61,6 +61,16 @@ def test_the_time_of_a_trial_is_that_of_its_steps_and_its_evaluations():
     assert PROBE.seconds(config) == pytest.approx(1.0 + steps * 0.1 + 3 * (40 + 100) * 0.001 + 2.0)
 
 
+def test_a_plan_counts_the_steps_of_a_run_where_labels_are_randomised():
+    """There "auto" makes a shorter run, see `STEPS_ON_NOISE`."""
+    config = load_config("census", {"training.epochs": "auto", "training.batch_size": "auto", "defenses": "local_head"})
+    plain = load_config("census", {"training.epochs": "auto", "training.batch_size": "auto"})
+    probe = Probe(0.0, 1.0, 0.0, 0.0, 0, 0, 2000, 400, 1)
+    fitted = config.fitted(2000).training
+    assert probe.steps(config) == fitted.epochs * math.ceil(1800 / fitted.batch_size)
+    assert probe.seconds(config) < probe.seconds(plain) / 4
+
+
 @pytest.mark.slow
 def test_the_schedule_of_the_computation_is_that_of_the_run():
     config = load_config("toy-gap", {"training.epochs": "2"})

@@ -50,6 +50,7 @@ def test_of_tables_ensembles_are_tried_and_two_with_the_given_settings_first(row
     assert third == {**second, "model.numeric_embedding": numbers}
     assert {one["model.ensemble"] for one in others} == {1, 4}
     assert all(one["model.cut"] % one["model.ensemble"] == 0 for one in (given, second, third, *others))
+    assert search_space(config, data, 2) == [given, second]
     odd = build_config({"data": {"name": "synthetic"}, "model": {"cut": 10}})  # which is no multiple of 4
     assert not any("model.ensemble" in one for one in search_space(odd, data, 9))
 
