@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -14,6 +15,19 @@ import pytest
 from flower_vfl.cli import main
 
 COLUMNS = "200"
+
+NUMBER = re.compile(r"\d+\.\d+")
+APART = 0.005
+"""Largest relative difference of two numbers: processors round differently, and a training amplifies that."""
+
+
+def assert_alike(found, shown):
+    """Assert that an output is the one that a page shows, up to line ends and last digits."""
+    found, shown = (" ".join(text.split()) for text in (found, shown))
+    assert NUMBER.sub("#", found) == NUMBER.sub("#", shown)
+    assert [float(number) for number in NUMBER.findall(found)] == [
+        pytest.approx(float(number), rel=APART, abs=APART) for number in NUMBER.findall(shown)
+    ]
 
 
 def flower_vfl(*arguments):

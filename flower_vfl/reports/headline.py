@@ -324,14 +324,11 @@ class Headline:
         leak = worst.verdict["leak"]
         attack, reader = leak.get("practical"), leak.get("informed")
         readers = [
-            *(
-                [f"{attack['label']} to {number(attack['reached'])} (guessing {number(attack['null'])})"]
-                if attack
-                else []
-            ),
-            *([f"a fitted reader to {number(reader['reached'])}"] if reader else []),
+            attack and f"{attack['label']} {number(attack['reached'])} (guessing {number(attack['null'])})",
+            reader and f"a fitted reader {number(reader['reached'])}",
         ]
-        alone = f" The gradients alone bring {listed(readers)}." if readers else ""
+        known = list(filter(None, readers))
+        alone = f" From the gradients alone: {listed(known)}." if known else ""
         return f"{added}{alone if worst.gain else ''}"
 
     @property

@@ -217,7 +217,7 @@ def test_a_proof_comes_first_and_what_was_measured_beside_it(audit, sentence, to
     assert (headline.tone, headline.status) == (tone, status)
     assert headline.sentence in headline.line
     assert "with the gradients it is 0.901" in headline.line
-    assert "The gradients alone bring norm to 0.900 (guessing 0.550) and a fitted reader to 0." in headline.line
+    assert "From the gradients alone: norm 0.900 (guessing 0.550) and a fitted reader 0." in headline.line
 
 
 def test_a_proof_of_a_large_epsilon_is_amber():

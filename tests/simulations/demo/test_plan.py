@@ -16,7 +16,7 @@ def test_the_first_two_runs_are_undefended_and_recommended_with_equal_settings()
     assert first.model_copy(update={"defenses": second.defenses, "training": second.training}) == second
     assert first.training.model_copy(update={"patience": 0}) == second.training
     assert {(*(d["name"] for d in config.defenses),) for config in configs.values()} == {
-        *((name,) for name in ("marvell_full", "local_head", "marvell", "max_norm", "iso", "potential_energy")),
+        *((name,) for name in ("marvell_full", "local_head", "marvell", "max_norm", "iso")),
         (),
     }
 
