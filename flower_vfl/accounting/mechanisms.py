@@ -23,7 +23,7 @@ from flower_vfl.registry import is_number
 
 Floats = NDArray[np.float64]
 
-LARGEST_EPSILON = 20.0
+LARGEST_TARGET = 20.0
 """Largest target epsilon: beyond it the probability of a changed label, about e^-epsilon, has few or no digits in the
 numbers from 0 to 1 that are drawn, which are multiples of 2^-53."""
 
@@ -350,11 +350,11 @@ def check_target(epsilon: float) -> None:
     Raises
     ------
     ArgumentError
-        When it is above `LARGEST_EPSILON` and finite.
+        When it is above `LARGEST_TARGET` and finite.
     """
-    if LARGEST_EPSILON < epsilon < math.inf:
+    if LARGEST_TARGET < epsilon < math.inf:
         raise ArgumentError(
-            f"epsilon {epsilon:g} cannot be proven: above {LARGEST_EPSILON:g} the probability that a label changes is "
+            f"epsilon {epsilon:g} cannot be proven: above {LARGEST_TARGET:g} the probability that a label changes is "
             "lost in the digits of the drawn numbers; give a smaller one, such as 2, or train without a proof"
         )
 

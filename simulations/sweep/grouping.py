@@ -43,7 +43,7 @@ SERVES = frozenset(
 REASONS: Mapping[str, str] = {
     "training.epochs": "a run may end early: set training.epochs to a number, or training.patience to 0",
 }
-"""What keeps a run out of a stack, where it is not that the key is set."""
+"""Reasons why a run is in no stack, other than that the key is set."""
 
 TAKES: Mapping[str, Callable[[Config], bool]] = {
     "precision": lambda config: config.precision != "bfloat16",

@@ -26,7 +26,7 @@ def noisy_targets(labels: Tensor, *, classes: int, epsilon: float, draws: Keystr
 
     The distribution is discrete because the last digits of a floating-point number would reveal the label. Its tails
     end beyond 73 b, which has a probability of :math:`2^{-106}`: a larger noise would prove the label, so up to
-    `LARGEST_EPSILON` a delta below 1e-22 belongs to epsilon.
+    `LARGEST_TARGET` a delta below 1e-22 belongs to epsilon.
 
     Parameters
     ----------
