@@ -135,7 +135,7 @@ def auc_interval(scores: Array, labels: Array) -> Interval | None:
     Examples
     --------
     >>> [round(bound, 3) for bound in auc_interval([1, 2, 3, 4, 5, 6], [0, 0, 1, 0, 1, 1])]
-    [0.261, 0.995]
+    [0.088, 0.998]
     >>> [round(bound, 3) for bound in auc_interval([1, 2, 3, 4, 5, 6], [0, 0, 0, 1, 1, 1])]
     [0.292, 1.0]
     """
