@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from flower_vfl.config import preset_names, preset_text, sweep_names
+from flower_vfl.config import canonical_key, preset_names, preset_text, sweep_names
 from flower_vfl.config.reference import ConfigKey, all_keys, find_keys, sections
 from flower_vfl.data.sources.names import check_name
 from flower_vfl.errors import ConfigError, suggestion
@@ -124,6 +124,10 @@ def print_key(name: str) -> None:
     (key,) = found
     allowed = {"Allowed": key.allowed} if key.allowed else {}
     use = {"Set it with": f"--set {key.name}=..."}
+    if canonical_key(name) != key.name:
+        use["Its entries"] = (
+            f"{canonical_key(name)} is one of them; `flower-vfl data list NAME` lists those of a data set"
+        )
     _explain(key.name, f"{_capital(key.what)}.", {"Type": key.kind, "Default": key.default, **allowed, **use})
 
 

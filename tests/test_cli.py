@@ -569,6 +569,9 @@ def test_a_key_of_the_configuration_is_explained_and_a_section_listed():
     for words in ('Type whole number or "auto"', 'Default "auto"', "Allowed at least 0", "Stop after so many epochs"):
         assert words in shown
     assert flower_vfl("config", "training-patience").stdout == flower_vfl("config", "training.patience").stdout
+    entry = " ".join(flower_vfl("config", "data.options.foo").stdout.split())
+    assert "data.options.foo is one of them; flower-vfl data list NAME lists those of a data set" in entry
+    assert "Its entries" not in shown
     section = flower_vfl("config", "checkpoint").stdout.splitlines()
     assert [line.split()[0] for line in section[1:]] == ["checkpoint.every", "checkpoint.keep"]
     assert {line.split()[0] for line in flower_vfl("config").stdout.splitlines()} >= set(leaf_paths())

@@ -268,7 +268,8 @@ def _id_column(headers: Mapping[str, Sequence[str]], given: str, label: str, ask
     if not shared:
         found = "; ".join(f"{party}: {', '.join(map(repr, names[:_NAMES]))}" for party, names in headers.items())
         raise ConfigError(
-            f"no column is in all files; an ID column of one name must be in each. First columns: {found}"
+            "no column is in all files; an ID column of one name must be in each, so rename it where it has another. "
+            f"First columns: {found}"
         )
     usual = next((name for name in shared if name.lower() in ("id", "uid", "key")), shared[0])
     chosen = given or (shared[0] if len(shared) == 1 else _choice("--id", "column of the ID", shared, usual, ask))

@@ -43,7 +43,7 @@ def test_what_the_headers_leave_open_is_asked_and_written_to_the_file(tmp_path):
         ({"label": "default", "id_column": "income"}, "the file of shop has no ID column 'income'"),
         (
             {"label": "default", "shop": "town,spent\nUlm,4\n"},
-            "First columns: bank: 'customer', 'income', 'default'; shop: 'town', 'spent'",
+            "where it has another. First columns: bank: 'customer', 'income', 'default'; shop: 'town', 'spent'",
         ),
         ({"label": "customer"}, "'customer' is the column of the ID, which cannot be the label"),
         ({"label": "income", "id_column": "income"}, "'income' is the column of the ID, which cannot be the label"),
