@@ -38,6 +38,7 @@ class LoopbackServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = MOST_REQUESTS
 
     def __init__(self, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
         self._open: dict[socket.socket, None] = {}
@@ -58,8 +59,8 @@ class LoopbackServer(ThreadingHTTPServer):
         """Answer a request until its deadline."""
         deadline = threading.Timer(REQUEST_SECONDS, _end, [request])
         deadline.daemon = True
-        deadline.start()
         try:
+            deadline.start()
             super().process_request_thread(request, client_address)
         finally:
             deadline.cancel()

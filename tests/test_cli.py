@@ -673,7 +673,6 @@ def test_a_partys_part_is_written_for_its_host(tmp_path):
     assert sorted(path.name for path in (tmp_path / "part").iterdir()) == ["a", "ids", "manifest.json"]
 
 
-@pytest.mark.slow
 def test_only_a_file_that_names_no_data_is_said_to_be_about_the_usual_data(tmp_path):
     path, refused = tmp_path / "run.toml", ("--engine", "flower", "--alone")  # refused before anything runs
     for text, more, shown in (
@@ -681,6 +680,7 @@ def test_only_a_file_that_names_no_data_is_said_to_be_about_the_usual_data(tmp_p
         ("[data]\noptions = {}\n", (), True),
         ('[data]\nname = "census-income"\n', (), False),
         ("seed = 1\n", ("--set", "data.name=census-income"), False),
+        ("seed = 1\n", ("--set", "data-name=census-income"), False),
     ):
         path.write_text(text)
         done = flower_vfl("run", path, *refused, *more)
@@ -688,6 +688,7 @@ def test_only_a_file_that_names_no_data_is_said_to_be_about_the_usual_data(tmp_p
         assert ("the data of a file whose [data] names none" in done.stderr) is shown
 
 
+@pytest.mark.slow
 def test_a_users_own_files_are_prepared_and_run(tmp_path):
     import numpy as np
 

@@ -4,7 +4,7 @@ import socket
 import threading
 import time
 import urllib.request
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler
 
 import pytest
@@ -53,8 +53,8 @@ def test_a_request_that_does_not_end_is_closed_at_its_deadline(monkeypatch):
     monkeypatch.setattr(loopback, "REQUEST_SECONDS", 1.0)
     with served() as server, slow_clients(server, 1) as (client,):
         client.settimeout(0.05)
-        ended = False
-        while not ended:  # each byte would begin a timeout of the socket again
+        ended, began = False, time.monotonic()
+        while not ended and time.monotonic() < began + 60:  # each byte would begin a timeout of the socket again
             try:
                 client.sendall(b"x")
                 ended = client.recv(1) == b""
@@ -62,6 +62,7 @@ def test_a_request_that_does_not_end_is_closed_at_its_deadline(monkeypatch):
                 time.sleep(0.05)
             except ConnectionError:
                 ended = True
+        assert ended
 
 
 @pytest.mark.parametrize("number", [1, MOST_REQUESTS, 3 * MOST_REQUESTS])
@@ -72,3 +73,14 @@ def test_slow_clients_keep_no_other_from_an_answer_and_no_server_from_its_end(nu
         urllib.request.urlopen(f"http://{LOOPBACK}:{server.server_port}/", timeout=30) as answer,
     ):
         assert answer.read() == b"hello"
+
+
+def test_of_too_many_requests_the_oldest_is_closed(monkeypatch):
+    monkeypatch.setattr(loopback, "REQUEST_SECONDS", 600.0)
+    with served() as server, slow_clients(server, MOST_REQUESTS + 1) as (oldest, *others):
+        with suppress(ConnectionError):
+            assert oldest.recv(1) == b""
+        for client in others:
+            client.settimeout(0.0)
+            with pytest.raises(BlockingIOError):
+                client.recv(1)

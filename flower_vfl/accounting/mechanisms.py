@@ -345,7 +345,7 @@ def check_delta(delta: object) -> None:
 
 
 def check_target(epsilon: float) -> None:
-    """Refuse a target epsilon so large that no label would change.
+    """Refuse a target epsilon so large that the probability of a changed label is lost in the digits of the draws.
 
     Raises
     ------
@@ -355,7 +355,8 @@ def check_target(epsilon: float) -> None:
     if LARGEST_TARGET < epsilon < math.inf:
         raise ArgumentError(
             f"epsilon {epsilon:g} cannot be proven: above {LARGEST_TARGET:g} the probability that a label changes is "
-            "lost in the digits of the drawn numbers; give a smaller one, such as 2, or train without a proof"
+            "lost in the digits of the drawn numbers; give a smaller one, such as 2, or a larger flip, or train without a "
+            "proof"
         )
 
 

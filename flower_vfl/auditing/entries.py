@@ -115,7 +115,8 @@ def turns(entry: Entry) -> bool:
     """Return True if scores of single steps are nearly always wrong, so that turned around they read more labels.
 
     The side is chosen once, for all steps of a run: scores are turned around where they are wrong on average as
-    clearly as random ones are right in one step of twenty, and where the larger side is not that of random scores.
+    clearly as random ones are right in one step of twenty, and where the larger side is hardly
+    that of random scores, at a tenth of the level because about ten attacks and readers are tested.
 
     Examples
     --------
@@ -128,7 +129,7 @@ def turns(entry: Entry) -> bool:
     if q95 is None or mean is None or is_remembered(entry):
         return False
     p_value = entry.get("q95_p_value")
-    clear = mean < 1.0 - null_of(entry) or (p_value is not None and p_value <= LEVEL)
+    clear = mean < 1.0 - null_of(entry) or (p_value is not None and p_value <= LEVEL / 10)
     return bool(clear and turned(entry) > q95)
 
 

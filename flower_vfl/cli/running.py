@@ -37,8 +37,10 @@ class Method(StrEnum):
 
 def _names_data(source: str, set_: Sequence[str]) -> bool:
     """Return True if a TOML file or an assignment names the data."""
+    from flower_vfl.config import canonical_key
+
     section = tomllib.loads(Path(source).read_text(encoding="utf8")).get("data")
-    return "name" in (section or ()) or any(one.partition("=")[0].strip() == "data.name" for one in set_)
+    return "name" in (section or ()) or any(canonical_key(one.partition("=")[0].strip()) == "data.name" for one in set_)
 
 
 def run(

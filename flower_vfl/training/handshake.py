@@ -57,7 +57,7 @@ def check_fit(link: Link, config: Config, schedule: Schedule, alignment: str, *,
     for name, value in expected.items():
         if hello.fields.get(name) == value:
             continue
-        differs = f"its {name} is {printable(hello.fields.get(name), 20)}, here it is {value!r}"
+        differs = f"its {name} is {printable(hello.fields.get(name), 20)}, here it is {printable(value, 20)}"
         if name == "alignment":  # the message goes to the party, and confirms a guess of all IDs
             differs = "its alignment is another than here"
             theirs = printable(hello.fields.get(name), 12)

@@ -174,12 +174,17 @@ class DeviationCorrelation:
         return between * (min(gain, max(1.0, -1.0 / least)) if least < 0.0 else gain)
 
     def _kept_part(self, label: int) -> float:
-        """Return the mean of 1 - 1 / n over rows of a class, n - 1 of the others being in its batch at random."""
+        """Return the factor of a class by which means of batches make its correlations smaller.
+
+        It is the mean of 1 - 1 / n over its rows, n - 1 of the others being in the batch at random. Batches with a part
+        of the table have the same rows in that part of the cases; then their means recur too, and take nothing away.
+        """
         mine, rows = int(np.count_nonzero(self._labels == label)), len(self._labels)
         share = (mine - 1) / max(1, rows - 1)
         if share <= 0.0 or self._batch < 2:
             return 0.0
-        return 1.0 - (1.0 - (1.0 - share) ** self._batch) / (self._batch * share)
+        lost = (1.0 - (1.0 - share) ** self._batch) / (self._batch * share)
+        return 1.0 - lost * (1.0 - min(1.0, self._batch / rows))
 
     def _recurring(self, epochs: int) -> list[NDArray[np.float64]] | None:
         """Return the deviations (T, n, D) of each class's rows that occurred in all latest epochs; None for too few."""
@@ -197,7 +202,7 @@ class DeviationCorrelation:
         self._now, self._shared = torch.full((len(self._rows), width), torch.nan), None
 
     def state(self) -> dict[str, Any]:
-        """Return the state as tensors; the sample derives from the labels."""
+        """Return what was measured; the sample derives from the labels."""
         self._process_pending()
         return {"epochs": list(self._epochs), "now": self._now.clone(), "batch": self._batch}
 

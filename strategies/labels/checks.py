@@ -34,7 +34,7 @@ def check_task(base: VerticalStrategy, name: str, epsilon: float, *, every_class
         When all rows that are trained on have one class, a class has no row though each needs one, or all randomised
         labels together carry less than one bit of the true ones.
     ArgumentError
-        When epsilon is so large that no label changes.
+        When epsilon is so large that the probability of a changed label is lost in the digits of the draws.
     """
     labels = base.labels
     schedule = schedule_of(base.config, len(labels.train), len(labels.test), periods=base.periods)

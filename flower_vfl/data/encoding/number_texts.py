@@ -27,7 +27,7 @@ _AFFIXED = re.compile(
     rf"^[-+(]?{_SPACES}({_SIGN})?{_SPACES}[-+]?{_SPACES}(?:[.,' ]*+[0-9])++[.,' ]*+{_SPACES}({_SIGN})?{_SPACES}\)?"
     rf"{_SPACES}-?$"
 )
-_UNIT = re.compile(r"^[-+(]?\s*(?!0[0-9])[0-9.,' ]*[0-9][.,]?(\s*)((?:[^\W\d_]|[°µ/²³·]){1,12})\s*\)?$")
+_UNIT = re.compile(r"^[-+(]?\s*+(?!0[0-9])(?:[.,' ]*+[0-9])++[.,]?(\s*)((?:[^\W\d_]|[°µ/²³·]){1,12})\s*\)?$")
 _ZERO = re.compile(r"^[-+]?0+([.,]0*)?$")
 _SAMPLE = 2000
 _LETTERS = frozenset("kKmMghsl")

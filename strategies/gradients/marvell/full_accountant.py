@@ -124,8 +124,8 @@ class FullAccountant:
     def end_epoch(self, rho: float) -> dict[str, float]:
         """Close the epoch; return the joint divergence of all releases and the latest correlation of deviations.
 
-        The result is empty if no batch of the epoch had both classes, if too few rows occurred in each epoch to
-        estimate a correlation, and after more epochs than can be accounted for.
+        The result is empty if no batch of the epoch had both classes, if too few rows, or no two of a class in a batch,
+        occurred in each epoch to estimate a correlation, and after more epochs than can be accounted for.
         """
         if not self._batches:
             self.largest = math.inf

@@ -69,6 +69,38 @@ def test_the_mean_of_a_small_batch_does_not_make_the_recurring_share_smaller(row
     assert np.diagonal(between, axis1=1, axis2=2) == pytest.approx(0.8, abs=0.1)
 
 
+def test_means_of_batches_that_are_the_whole_table_take_nothing_away():
+    """They recur with their rows; with half of the table in a batch they do so in half of the cases."""
+    labels, found = (np.arange(400) < 200).astype(np.int64), []
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        recurring, recurrence = rng.standard_normal((400, WIDTH)), DeviationCorrelation(labels)
+        for _ in range(2):
+            g = np.sqrt(0.5) * recurring + np.sqrt(0.5) * rng.standard_normal((400, WIDTH))
+            recurrence.add(torch.tensor(g), torch.tensor(labels), np.arange(400))
+            recurrence.end_epoch()
+        found.append(recurrence.correlations(2)[:, 0, 1])
+    assert np.mean(found) == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize("batch", [40, 20])
+def test_of_a_rare_class_in_large_batches_the_recurring_share_is_not_too_large(batch):
+    """With 4 of 40 rows in each whole batch, a division by 1 - 1 / n would read 0.7 of a share of 0.5."""
+    labels, found = (np.arange(40) % 10 == 0).astype(np.int64), []
+    for seed in range(300):
+        rng = np.random.default_rng(seed)
+        recurring, recurrence = rng.standard_normal((40, WIDTH)), DeviationCorrelation(labels)
+        for _ in range(2):
+            g = np.sqrt(0.5) * recurring + np.sqrt(0.5) * rng.standard_normal((40, WIDTH))
+            order = rng.permutation(40)
+            for low in range(0, 40, batch):
+                part = order[low : low + batch]
+                recurrence.add(torch.tensor(g[part]), torch.tensor(labels[part]), part)
+            recurrence.end_epoch()
+        found.append(recurrence.correlations(2)[1, 0, 1])
+    assert np.mean(found) == pytest.approx(0.5, abs=0.05)
+
+
 def test_batches_without_two_rows_of_a_class_tell_nothing_of_its_deviations():
     labels = (np.arange(64) == 7).astype(np.int64)
     recurrence = DeviationCorrelation(labels)
