@@ -355,8 +355,8 @@ def check_target(epsilon: float) -> None:
     if LARGEST_TARGET < epsilon < math.inf:
         raise ArgumentError(
             f"epsilon {epsilon:g} cannot be proven: above {LARGEST_TARGET:g} the probability that a label changes is "
-            "lost in the digits of the drawn numbers; give a smaller one, such as 2, or a larger flip, or train without a "
-            "proof"
+            "lost in the digits of the drawn numbers; give a smaller one, such as 2, or a larger flip, or train "
+            "without a proof"
         )
 
 
