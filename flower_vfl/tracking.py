@@ -17,6 +17,7 @@ import re
 import struct
 import time
 import zlib
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -50,8 +51,6 @@ SCHEMA = pa.schema(
     ]
 )
 KEYS = SCHEMA.names[:-1]
-
-_UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError)
 
 SNAPSHOTS = "snapshots.parquet"
 SNAPSHOT_SCHEMA = pa.schema(
@@ -405,7 +404,7 @@ def read_embeddings(folder: Path | str) -> list[Embeddings]:
         rows = table.filter(pc.and_(pc.equal(table["party"], keys["party"]), pc.equal(table["view"], keys["view"])))
         widths = pc.list_value_length(rows["z"]).unique().to_pylist()
         z = rows["z"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
-        if len(widths) != 1 or not widths[0] or any(rows[name].null_count for name in rows.column_names):
+        if len(widths) != 1 or not widths[0] or rows["z"].null_count:
             raise InputError(f"{path} cannot be read: rows of party {keys['party']!r} have {widths} numbers")
         positions, labels = rows["row"].to_numpy(), rows["label"].to_numpy()
         found.append(Embeddings(**keys, rows=positions, labels=labels, z=z.reshape(-1, widths[0])))
@@ -417,23 +416,24 @@ def _journals(folder: Path) -> list[Path]:
 
 
 def _collect(folder: Path, journals: list[Path]) -> pa.Table:
-    merged = read_table(folder / STEPS, SCHEMA)
+    tables = [read_table(folder / STEPS, SCHEMA)]
     if not journals:
-        return merged
-    tables = [merged]
+        return tables[0]
     for journal in journals:
-        tables.extend(_read_frame(journal, payload) for payload, _ in frames(journal.read_bytes()))
-    table = pa.concat_tables(tables)
-    unique = table.group_by(KEYS, use_threads=False).aggregate([("value", "last")])
+        with _refusing(f"{journal} cannot be read as a journal of a run"):
+            for payload, _ in frames(journal.read_bytes()):
+                tables.append(_checked(pa.ipc.open_stream(payload).read_all(), SCHEMA))
+    unique = pa.concat_tables(tables).group_by(KEYS, use_threads=False).aggregate([("value", "last")])
     order = [(key, "ascending") for key in KEYS]
     return unique.rename_columns({"value_last": "value"}).select(SCHEMA.names).sort_by(order).cast(SCHEMA)
 
 
-def _read_frame(journal: Path, payload: bytes) -> pa.Table:
+@contextmanager
+def _refusing(words: str) -> Iterator[None]:
     try:
-        return _checked(pa.ipc.open_stream(payload).read_all(), SCHEMA)
-    except _UNREADABLE as error:
-        raise InputError(f"{journal} cannot be read as a journal of a run: {error}") from error
+        yield
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        raise InputError(f"{words}: {error}") from error
 
 
 def _checked(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -456,10 +456,8 @@ def read_table(path: Path, schema: pa.Schema) -> pa.Table:
     """
     if not path.exists():
         return schema.empty_table()
-    try:
+    with _refusing(f"{path} cannot be read as a log of {', '.join(schema.names)}"):
         return _checked(pq.read_table(path, columns=schema.names), schema)
-    except _UNREADABLE as error:
-        raise InputError(f"{path} cannot be read as a log of {', '.join(schema.names)}: {error}") from error
 
 
 def _frame(rows: list[StepRow], names: list[Series]) -> bytes:
@@ -501,8 +499,6 @@ def _cut_torn_tail(path: Path) -> None:
     data = path.read_bytes()
     whole = max((end for _, end in frames(data)), default=0)
     if whole < len(data):
-        log.warning(
-            "%s: the last %d bytes were left half-written by a kill; they are cut off.", path, len(data) - whole
-        )
+        log.warning("%s: the last %d bytes, half-written at a kill, are cut off.", path, len(data) - whole)
         with path.open("rb+") as file:
             file.truncate(whole)

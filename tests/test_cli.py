@@ -695,7 +695,7 @@ def test_a_users_own_files_are_prepared_and_run(tmp_path):
     rng = np.random.default_rng(0)
     ids = [f"p{i:04d}" for i in range(400)]
     x, z = rng.normal(size=400), rng.normal(size=400)
-    label = (x + z + rng.normal(size=400) > 0).astype(int)  # no network separates them, and training ends early
+    label = (x + z + 0.2 * rng.normal(size=400) > 0).astype(int)  # with noise, so that training ends early
     (tmp_path / "left.csv").write_text(
         "id,x,city\n" + "".join(f"{i},{v:.4f},c{k % 3}\n" for k, (i, v) in enumerate(zip(ids, x, strict=True)))
     )
@@ -715,7 +715,7 @@ def test_a_users_own_files_are_prepared_and_run(tmp_path):
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["status"] == "early stopping"
-    assert result["utility"]["last"]["test_auc"] > 0.85
+    assert result["utility"]["last"]["test_auc"] > 0.95
 
 
 def test_init_says_how_many_people_the_files_share_where_some_are_left_out(tmp_path):

@@ -66,9 +66,11 @@ def test_the_example_app_runs_with_flwr_run_and_says_what_leaked_and_where_resul
         command = ["flwr", "run", str(ROOT / "examples" / "own-app"), "--stream", "--federation-config", workers]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=180)
     log = done.stdout + done.stderr
+    assert "Proven: epsilon 1.0 for each person's label" in log, log[-4000:]
     page = (ROOT / "docs" / "tutorials" / "flower-users.md").read_text(encoding="utf8")
     for line in ("epoch 1: ", "epoch 10: ", "Proven: "):
         shown, found = (text.partition(f"INFO {mark}:      {line}")[2] for text, mark in ((page, ""), (log, "\x1b[0m")))
+        assert shown, line
         assert_alike(found.partition("\n")[0], shown.partition("\nINFO")[0].partition("\n...")[0])
     (report,) = (tmp_path / "runs").glob("run-*/report.html")
     assert f"report: {report}" in log

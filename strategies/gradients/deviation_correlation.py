@@ -116,7 +116,10 @@ class DeviationCorrelation:
         now.index_copy_(0, there, away.div_(unit).float())  # `now[there] =` takes twice as long
 
     def _find(self, rows: Rows, width: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the places in the sample of those rows (B,) that are in it, and their places in the batch."""
+        """Return the places in the sample of those rows (B,) that are in it, and their places in the batch.
+
+        The size of the largest batch is kept.
+        """
         self._batch = max(self._batch, len(rows))
         if self._now.shape[1] != width:
             self._rows, self._epochs = sample(self._labels, width), []
@@ -147,7 +150,7 @@ class DeviationCorrelation:
             vectors = deviations.reshape(epochs, -1)
             lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
             vectors = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0.0)
-            found[label] += self._whole((1.0 - np.eye(epochs)) * (vectors @ vectors.T), label)
+            found[label] += self._without_batch_means((1.0 - np.eye(epochs)) * (vectors @ vectors.T), label)
         return found
 
     def couplings(self, epochs: int) -> NDArray[np.float64] | None:
@@ -164,16 +167,16 @@ class DeviationCorrelation:
         for label, deviations in enumerate(recurring):
             standard = np.concatenate([rows @ _inverse_root(rows.T @ rows) for rows in deviations], axis=1)
             between = 1.0 - np.kron(np.eye(epochs), np.ones((width, width)))
-            found[label] += self._whole(between * (standard.T @ standard), label)
+            found[label] += self._without_batch_means(between * (standard.T @ standard), label)
         return found
 
-    def _whole(self, between: NDArray[np.float64], label: int) -> NDArray[np.float64]:
-        """Return correlations between epochs without the part by which means of batches make them smaller."""
-        gain = 1.0 / self._kept_part(label)
+    def _without_batch_means(self, between: NDArray[np.float64], label: int) -> NDArray[np.float64]:
+        """Return correlations between epochs divided by `_shrinkage`, as far as no eigenvalue becomes negative."""
+        gain = 1.0 / self._shrinkage(label)
         least = float(np.linalg.eigvalsh(between)[0])
         return between * (min(gain, max(1.0, -1.0 / least)) if least < 0.0 else gain)
 
-    def _kept_part(self, label: int) -> float:
+    def _shrinkage(self, label: int) -> float:
         """Return the factor of a class by which means of batches make its correlations smaller.
 
         It is the mean of 1 - 1 / n over its rows, n - 1 of the others being in the batch at random. Batches with a part
@@ -189,7 +192,7 @@ class DeviationCorrelation:
     def _recurring(self, epochs: int) -> list[NDArray[np.float64]] | None:
         """Return the deviations (T, n, D) of each class's rows that occurred in all latest epochs; None for too few."""
         latest = self._epochs[-epochs:]
-        if len(latest) < epochs or not len(self._rows) or not all(map(self._kept_part, (0, 1))):
+        if len(latest) < epochs or not len(self._rows) or not all(map(self._shrinkage, (0, 1))):
             return None
         deviations = torch.stack(latest)
         occurred = deviations.isfinite().all(dim=2).all(dim=0)

@@ -176,3 +176,26 @@ def test_importing_it_loads_neither_the_library_nor_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def responses(epsilons):
+    """Return the probabilities under labels 0 and 1 of each outcome of randomised responses with these epsilons."""
+    found = {(): (1.0, 1.0)}
+    for epsilon in epsilons:
+        right = 1.0 / (1.0 + math.exp(-epsilon))
+        answers = {0: (right, 1.0 - right), 1: (1.0 - right, right)}
+        found = {(*k, o): (p * a, q * b) for k, (p, q) in found.items() for o, (a, b) in answers.items()}
+    return found
+
+
+def test_a_choice_by_the_outcome_before_exceeds_a_delta_that_each_choice_alone_keeps():
+    """The example of docs/methods/label-privacy.md: composition holds for settings that were fixed beforehand."""
+    first, choices, delta = 0.05, ([0.977], [0.24] * 5), 0.01
+    for choice in choices:
+        assert compose_epsilon([Release(RandomisedResponse(epsilon)) for epsilon in (first, *choice)], delta) <= 1.0
+    chosen = {
+        (o, *k): (p * a, q * b)
+        for (o,), (p, q) in responses([first]).items()
+        for k, (a, b) in responses(choices[o]).items()
+    }
+    assert sum(max(p - math.e * q, 0.0) for p, q in chosen.values()) == pytest.approx(0.0136, abs=5e-5)

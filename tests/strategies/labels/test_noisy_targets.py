@@ -23,7 +23,7 @@ def drawn(labels, epsilon, classes=2):
 
 
 class Largest:
-    """A stream of the largest numbers below 1 that `Keystream.uniform` gives."""
+    """A stream that gives the largest number of `Keystream.uniform` to the first of two noises, and 0 to the other."""
 
     def uniform(self, *shape):
         return np.full(shape, 1.0 - 2.0**-53) * np.array([1.0, 0.0]).reshape(2, *[1] * (len(shape) - 1))

@@ -89,9 +89,8 @@ def test_answers_are_drawn_with_these_probabilities_and_never_outside_of_the_lik
 
 
 def test_a_single_label_is_answered():
-    assert with_prior(torch.tensor([1]), torch.tensor([[0.5, 0.4, 0.1]]), epsilon=9.0, draws=keystream(1)).tolist() == [
-        1
-    ]
+    prior = torch.tensor([[0.5, 0.4, 0.1]])
+    assert with_prior(torch.tensor([1]), prior, epsilon=9.0, draws=keystream(1)).tolist() == [1]
 
 
 def test_each_label_has_the_prior_of_its_own_row():
