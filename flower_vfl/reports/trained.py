@@ -66,12 +66,11 @@ def of_run(run: Run) -> dict[str, Any]:
 def of_settings(settings: Sequence[Setting], *, lines: int) -> dict[str, Any]:
     """Return the values of ``comparison.html.j2`` about trained models, with a line or a panel for `lines` settings."""
     shown = [(setting, _first_view(setting.runs[0])) for setting in settings[:lines]]
-    known = [(setting.title, _thinned(sample), setting.runs[0]) for setting, sample in shown if sample is not None]
+    known = [(setting.title, _thinned(sample)) for setting, sample in shown if sample is not None]
     return {
         "protections": _protections(settings),
         "rebuild_figure": _rebuild_of_settings(settings[:lines]),
-        "angles": [_angles(title, sample) for title, sample, _ in known],
-        "maps": [figure for title, sample, run in known for figure in _maps([title], [sample], run)],
+        "angles": [_angles(title, sample) for title, sample in known],
     }
 
 

@@ -288,7 +288,7 @@ def test_of_more_settings_than_lines_all_are_points_against_utility(trained_fold
         change(folder, lambda result, auc=auc: result["utility"]["last"].update(test_auc=auc))
     found = of_settings(settings_of([load_run(folder) for folder in folders]), lines=2)
     assert {"1", "2", "4"} <= set(texts(found["protections"][0]))
-    assert len(found["maps"]) == 2
+    assert len(found["angles"]) == 2
     assert not any("4" in text for text in texts(found["rebuild_figure"]) if "alpha" in text)
 
 
