@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from flower_vfl.reports.run import Run
     from flower_vfl.reports.settings import Setting
 
-MOST_EMBEDDINGS = 500
+MOST_EMBEDDINGS = 300
 """Largest number of embeddings in one figure."""
 
 PERPLEXITY, ITERATIONS, FEWEST_EMBEDDINGS = 30.0, 500, 10
