@@ -66,6 +66,9 @@ class Training:
         The defense with a proven guarantee, and its parameters.
     release : Release
         The mechanism and the number of times that it is applied to each label.
+    canaries : bytes
+        Rows whose labels are replaced before the mechanism is applied, and their labels; empty without any. The noise
+        of a mechanism that follows from labels is another one for all rows where a single label is another one.
     """
 
     rows: str
@@ -74,11 +77,12 @@ class Training:
     name: str
     defense: str
     release: Release
+    canaries: bytes = b""
 
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """One training on the account; `rows`, `labels` and `secret` are digests under the ledger's key."""
+    """One training on the account; `rows`, `labels`, `secret` and canaries are digests under the ledger's key."""
 
     time: str
     rows: str
@@ -270,13 +274,14 @@ def _digest(key: bytes, purpose: str, *parts: bytes) -> str:
 
 def _entry(training: Training, key: bytes, time: str) -> LedgerEntry:
     labels = np.ascontiguousarray(training.labels, dtype="<i8").tobytes()
+    canaries = f" with canaries {_digest(key, 'canaries', training.canaries)}" if training.canaries else ""
     return LedgerEntry(
         time,
         _digest(key, "rows", training.rows.encode(), str(len(training.labels)).encode()),
         _digest(key, "labels", labels),
         _digest(key, "secret", str(training.secret).encode()),
         training.name,
-        training.defense,
+        training.defense + canaries,
         training.release,
     )
 

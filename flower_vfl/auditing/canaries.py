@@ -68,6 +68,10 @@ class Canaries:
         found[self.rows] = self.coins
         return found
 
+    def into_bytes(self) -> bytes:
+        """Return rows and coins as bytes, empty without canaries: other canaries are other labels to a defense."""
+        return np.concatenate([self.rows, self.coins]).astype("<i8").tobytes()
+
 
 NO_CANARIES = Canaries(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 """The canaries of a run that replaces no label."""

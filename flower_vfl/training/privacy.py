@@ -8,13 +8,15 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flower_vfl.accounting.ledger import PrivacyLedger, Training
 from flower_vfl.config import Config
 from flower_vfl.errors import ConfigError, PermissionDeniedError
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from flower_vfl.protocol.schedule import Schedule
     from flower_vfl.training.protocols import TrainedDefense, TrainedStrategy
 
@@ -45,7 +47,7 @@ def ledger_of(config: Config, *, simulation: bool) -> PrivacyLedger | None:
 
 
 def open_account(
-    strategy: TrainedStrategy, schedule: Schedule, *, simulation: bool, name: str = ""
+    strategy: TrainedStrategy, schedule: Schedule, labels: NDArray[Any], *, simulation: bool, name: str = ""
 ) -> Callable[[], None]:
     """Check the epsilon of a training against the limit of its ledger; return the function that charges it.
 
@@ -55,6 +57,8 @@ def open_account(
         The outermost strategy.
     schedule : Schedule
         The steps of the training.
+    labels : NDArray
+        (N,) true labels of the training rows; the strategy's own ones have canaries.
     simulation : bool
         True if all parties are on this machine.
     name : str
@@ -97,9 +101,8 @@ def open_account(
         )
     settings = ", ".join(f"{key}={value}" for key, value in defense.params.items())
     described = f"{defense.name}({settings})"  # with the same secret, other settings may draw other noise
-    if base.config.attack.canaries:  # and so may other labels, to which the defense is applied
-        described += f" with {base.config.attack.canaries} canaries"
-    training = Training(base.alignment, base.labels.train, base.secret.seed("privacy ledger"), name, described, release)
+    secret, canaries = base.secret.seed("privacy ledger"), base.canaries.into_bytes()
+    training = Training(base.alignment, labels, secret, name, described, release, canaries)
     ledger.check(training)
     return partial(_charge, strategy, ledger, training)
 

@@ -101,8 +101,10 @@ class TrainingRun:
         self._check_bound(schedule)
         for one in strategy.hook_targets:
             one.begin()
-        charge = open_account(strategy, schedule, simulation=simulation, name=context.offer.get(TRAINING, ""))
+        labels = base.labels.train  # the true ones
         base.plant_canaries(np.setdiff1d(np.arange(schedule.rows), schedule.held_out))
+        name = context.offer.get(TRAINING, "")
+        charge = open_account(strategy, schedule, labels, simulation=simulation, name=name)
         prepared, log = prepare_labels(strategy)
         strategy.summary()
         audited = _audited(base) if simulation else []

@@ -131,15 +131,21 @@ def test_a_training_that_is_interrupted_before_its_first_step_costs_nothing(ledg
     assert train(setting, out=tmp_path / "again").summary["account"]["trainings"] == 1
 
 
-def test_canaries_are_other_labels_for_the_same_defense(ledger):
-    """Repeated with the same secret, each number of canaries would have another draw of all labels, at no cost."""
-    plain = config(ledger)
-    train(plain)
-    with_canaries = plain.model_copy(
-        update={"attack": plain.attack.model_copy(update={"informed": 1, "canaries": 100})}
-    )
+@pytest.mark.parametrize("other", [{"canaries": 0}, {"canaries": 101}, {"validation": 0.2}])
+def test_other_canaries_are_other_labels_for_the_same_defense(ledger, other):
+    """Repeated with the same secret, each would have another draw of all labels, at no cost."""
+    data = toy_data(rows=1500, test_rows=60)
+
+    def trained(*, canaries=100, validation=0.1):
+        plain = config(ledger)
+        attack = plain.attack.model_copy(update={"informed": 1, "canaries": canaries})
+        training = plain.training.model_copy(update={"validation": validation, "epochs": 1})
+        run(plain.model_copy(update={"attack": attack, "training": training}), data=lambda _: data)
+
+    trained()
+    trained()  # the same draws again
     with pytest.raises(PermissionDeniedError, match="Use a new secret"):
-        train(with_canaries)
+        trained(**other)
     assert len(ledger.read().entries) == 1
 
 
@@ -159,7 +165,7 @@ def strategy(wrap, **sections):
 
 def opened(strategy, *, epochs=0, simulation=False):
     schedule = schedule_of(strategy.base.config, 40, 0, epochs)
-    return open_account(strategy, schedule, simulation=simulation)
+    return open_account(strategy, schedule, strategy.base.labels.train, simulation=simulation)
 
 
 def test_a_deployed_label_party_names_its_ledger_on_its_host_alone(ledger, monkeypatch):
