@@ -42,12 +42,15 @@ def build_conditional(strategy: TrainedStrategy, steps: int) -> ConditionalAudit
     """Build the conditional oracle of a simulation with this number of steps; None where it does not apply.
 
     It applies to runs with attacks and a monitor, two classes, one network rather than an ensemble, and one gradient
-    defense, which has a `noise_model`.
+    defense, which has a `noise_model`. No defense may change the loss or the embeddings: the gradient of a row with the
+    other label follows from the logit's slope alone where the loss is the cross-entropy of the logits.
     """
     base, attack = strategy.base, strategy.base.config.attack
     perturbing = [defense for defense in strategy.chain() if defense.writes("protect")]
     one_logit = base.labels.classes == 2 and base.config.model.ensemble == 1
     if not base.attacks or not attack.monitor or not one_logit or len(perturbing) != 1:
+        return None
+    if any(one.writes("loss") or one.writes("embed") for one in strategy.chain()):
         return None
     defense = perturbing[0]
     if not defense.writes("noise_model"):

@@ -211,9 +211,11 @@ def test_a_run_reports_it_as_an_oracle_at_the_cadence_of_the_attacks():
         {"attack": {"names": ["norm"]}, "defenses": [{"name": "marvell_full", "imitate": True}]},
         {"attack": {"names": ["norm"]}, "defenses": [{"name": "iso"}, {"name": "marvell"}]},
         {"attack": {"names": ["norm"]}, "defenses": [{"name": "label_dp"}]},
+        {"attack": {"names": ["norm"]}, "defenses": [{"name": "iso"}, {"name": "distance_correlation"}]},
+        {"attack": {"names": ["norm"]}, "defenses": [{"name": "potential_energy"}, {"name": "iso"}]},
     ],
 )
-def test_there_is_no_oracle_where_it_is_not_configured_or_the_noise_is_not_known(config):
+def test_there_is_no_oracle_where_it_is_not_configured_or_the_noise_or_the_loss_is_another(config):
     data = toy_data(rows=200)
     result = run(toy_config(**{"defenses": [{"name": "iso"}], **config}), data=lambda _: data)
     assert conditional(result) == []
