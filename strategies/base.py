@@ -179,7 +179,7 @@ class HookedStrategy(Strategy):
         grid : Grid
             Flower's grid.
         initial_arrays : ArrayRecord, optional
-            Weights of the top model to start from.
+            Weights of the top model to start from; refused where a defense has a proof.
         num_rounds : int
             Number of epochs; 0 for the configured one.
         timeout : float
@@ -197,7 +197,8 @@ class HookedStrategy(Strategy):
         Raises
         ------
         ConfigError
-            When the strategy was trained before, or does not fit the data or the parties.
+            When the strategy was trained before, does not fit the data or the parties, or is given weights that its
+            defense's proof excludes.
         """
         from flower_vfl.training.run import TrainingRun
 

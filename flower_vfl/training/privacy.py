@@ -107,6 +107,22 @@ def open_account(
     return partial(_charge, strategy, ledger, training)
 
 
+def check_fresh_start(strategy: TrainedStrategy) -> None:
+    """Refuse weights to start from where a defense has a proof: they may follow from the labels that it hides.
+
+    Raises
+    ------
+    ConfigError
+        When a defense has a proof.
+    """
+    if (defense := _proven_defense(strategy)) is not None:
+        raise ConfigError(
+            f"the proof of {defense.name} holds for a top model that has not been trained on these labels, and "
+            "initial_arrays may come from an earlier training on them: leave them out; if they depend on none of these "
+            "labels, load them into the top model before the strategy is made"
+        )
+
+
 def proven_delta(strategy: TrainedStrategy) -> float:
     """Return the delta at which a strategy's smallest epsilon is proven; 0 where nothing is proven."""
     guarantee = None if (defense := _proven_defense(strategy)) is None else defense.guarantee()

@@ -41,7 +41,7 @@ from flower_vfl.training.outcome import Outcome
 from flower_vfl.training.party_report import read_report
 from flower_vfl.training.pipeline_depth import announce_depth, choose_depth
 from flower_vfl.training.pretraining import own_pretraining, pretrain
-from flower_vfl.training.privacy import open_account
+from flower_vfl.training.privacy import check_fresh_start, open_account
 from flower_vfl.training.probe import CutFormat, cut_of
 from flower_vfl.training.protocols import StrategySettings, TrainedStrategy
 from flower_vfl.training.recovery import PartyRecovery
@@ -97,6 +97,8 @@ class TrainingRun:
         strategy, base, context = self._strategy, self._strategy.base, self._context
         config, simulation = base.config, is_simulation(self._grid)
         base.claim(Secret.for_simulation(config.seed, "label") if simulation else None)
+        if initial_arrays is not None:
+            check_fresh_start(strategy)
         schedule = schedule_of(config, len(base.labels.train), len(base.labels.test), epochs, periods=base.periods)
         self._check_bound(schedule)
         for one in strategy.hook_targets:

@@ -16,7 +16,7 @@ from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.errors import ConfigError, DataError, UnprotectedBatchError
 from flower_vfl.parties.hooks import checked_log
 from flower_vfl.simulations.tables import print_results
-from flower_vfl.strategies import DEFENSES, Defense, Iso, Observer, VerticalStrategy
+from flower_vfl.strategies import DEFENSES, Defense, Iso, LabelDP, LocalHead, Observer, VerticalStrategy
 from flower_vfl.strategies.gradients.base import GradientDefense
 from flower_vfl.training.factories import schedule_of
 from tests.cases import parametrize
@@ -427,6 +427,17 @@ def test_flower_callers_can_start_from_given_weights_and_follow_each_epoch():
     assert torch.allclose(result.arrays.to_torch_state_dict()["weight"], given["weight"], atol=1e-6)
     assert [epoch for epoch, _ in seen] == [1, 2]
     assert result.evaluate_metrics_serverapp[2]["test_auc"] > 0
+
+
+@pytest.mark.parametrize("defense", [LabelDP, LocalHead])
+def test_a_proof_excludes_weights_that_may_have_been_trained_on_the_same_labels(defense):
+    from flwr.app import ArrayRecord
+
+    data, config = toy_data(rows=200), toy_config(training={"patience": 0})
+    top = nn.Linear(16, 1)
+    strategy = defense(VerticalStrategy(top, data.labels(), parties=data.parties, config=config))
+    with pytest.raises(ConfigError, match=rf"the proof of {strategy.name} .* initial_arrays may come"):
+        strategy.start(federation(data, config), initial_arrays=ArrayRecord(top.state_dict()))
 
 
 def test_iso_adds_noise_of_the_power_it_promises():
