@@ -43,6 +43,7 @@ class WrittenTraining:
     journal: Journal
     on_result: ResultCallback | None
     factories: Mapping[str, Callable[..., nn.Module]]
+    _context: TrainingContext = field(init=False)
     _run: TrainingRun = field(init=False)
     _card: ModelCard = field(init=False)
     _data: dict[str, Any] = field(init=False)
@@ -54,7 +55,7 @@ class WrittenTraining:
         """Train and write the result; bad input leaves no files behind."""
         base, dataset, storage = self.strategy.base, self.dataset, self.storage
         own = base.table.name if base.table is not None else ""
-        context = TrainingContext(
+        self._context = TrainingContext(
             sessions=sessions,
             offer=offer,
             store=None if storage is None else storage.store(base.config, dataset, own, base.secret, labels=True),
@@ -77,7 +78,7 @@ class WrittenTraining:
             rows, test_rows, periods = len(base.labels.train), len(base.labels.test), dataset.alignment.periods
             schedule = schedule_of(base.config, rows, test_rows, periods=periods)
             self._data = describe_data(dataset, base.labels, validation_rows=schedule.validation_rows)
-            self._run = TrainingRun(self.strategy, self.grid, context)
+            self._run = TrainingRun(self.strategy, self.grid, self._context)
             self._train()
 
     def _train(self) -> None:
@@ -120,6 +121,9 @@ class WrittenTraining:
         if folder is not None and isinstance(failure, InputError) and outcome.steps == 0:
             folder.discard()
             folder = None
+        if folder is not None and self._is_still_interrupted:
+            _log.warning("what the earlier part of the run has measured stays in %s", folder.path)
+            folder = None
         if folder is not None:
             self._write_model(folder)
         summary = summarise(
@@ -128,6 +132,12 @@ class WrittenTraining:
         if folder is not None:
             folder.write_result(summary, base.periods_in_order)
         return RunResult(self._status, summary, outcome, None if folder is None else folder.path)
+
+    @property
+    def _is_still_interrupted(self) -> bool:
+        """True if a run that has a checkpoint ends again before all parties have restored it: nothing is known anew."""
+        store = self._context.store
+        return self._context.resume and store is not None and store.committed is not None and not self._run.begun
 
     def _write_model(self, folder: RunFolder) -> None:
         """Write the label party's model if the run keeps one; else remove that of an earlier part of the run."""

@@ -78,6 +78,8 @@ class TrainingRun:
         Shapes and number formats of the parties' embeddings; empty until then.
     session : str
         The label party's name of the run's sessions.
+    begun : bool
+        True once all parties are ready to train: restored, where the run is resumed.
     """
 
     def __init__(self, strategy: TrainedStrategy, grid: Grid, context: TrainingContext = NO_CONTEXT) -> None:
@@ -85,6 +87,7 @@ class TrainingRun:
         self.label_party: LabelParty | None = None
         self.cut: CutFormat = {}
         self.session = ""
+        self.begun = False
 
     def execute(
         self,
@@ -129,6 +132,7 @@ class TrainingRun:
                 strategy, context, sessions, label, schedule, audited=audited, replaces=replaces_nodes(self._grid)
             )
             stages.begin()
+            self.begun = True
             charge()  # nothing that depends on a label was sent before
             stages.train(after_epoch)
             stages.finish(timeout)

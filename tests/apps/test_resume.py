@@ -12,7 +12,7 @@ from flower_vfl import build_config, run
 from flower_vfl.apps.folder import RunFolder
 from flower_vfl.apps.run_state import MAY_CHANGE, PartyStorage, config_digest, differences
 from flower_vfl.auditing.monitor import LeakageMonitor
-from flower_vfl.checkpoint import read_committed
+from flower_vfl.checkpoint import Checkpoints, read_committed
 from flower_vfl.config import Config, leaf_paths
 from flower_vfl.data.store.memory import MemoryData
 from flower_vfl.errors import ConfigError, DataError, OutputExistsError, PartyError, ProtocolError
@@ -20,6 +20,7 @@ from flower_vfl.rng import Secret
 from flower_vfl.simulations.flower_engine import in_processes, run_flower
 from flower_vfl.simulations.running import run_here, run_observed
 from flower_vfl.strategies import Observer
+from flower_vfl.transport.sessions import Sessions
 from tests.cases import parametrize
 from tests.faults.common import Interrupt
 from tests.toys import mixed_data, toy_config, toy_data
@@ -50,6 +51,25 @@ def test_an_interruption_of_pretraining_is_answered_too(tmp_path, caplog):
     with pytest.raises(KeyboardInterrupt):
         run(config, out=tmp_path / "run", data=lambda _: toy_data(), observers=(Interrupt(hook="on_pretraining"),))
     assert "stopping; what was measured is being written …" in caplog.text
+
+
+@pytest.mark.parametrize("error", [PartyError, KeyboardInterrupt])
+@pytest.mark.parametrize("moment", [(Sessions, "open"), (Checkpoints, "load")])
+def test_a_resumed_run_that_ends_before_it_is_restored_leaves_the_earlier_results(tmp_path, monkeypatch, moment, error):
+    config = interrupted(tmp_path / "run")
+    kept = [tmp_path / "run" / name for name in ("result.json", "steps.parquet", "weights/label.safetensors")]
+    before = [path.read_bytes() for path in kept]
+
+    def fail(*_, **__):
+        raise error("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(*moment, fail)
+        with pytest.raises(error):
+            run(config, out=tmp_path / "run", resume=True, data=lambda _: toy_data())
+    assert [path.read_bytes() for path in kept] == before
+    resumed = run(config, out=tmp_path / "run", resume=True, data=lambda _: toy_data())
+    assert resumed.summary["weights"] == run(config, data=lambda _: toy_data()).summary["weights"]
 
 
 def test_another_configuration_is_refused_with_what_differs(tmp_path):
