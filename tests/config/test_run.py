@@ -101,6 +101,17 @@ def test_there_is_a_census_preset():
     assert load_config("census").data.name == "census-income"
 
 
+def test_a_run_config_names_a_preset_and_no_file_of_the_host_that_reads_it(tmp_path, monkeypatch):
+    (tmp_path / "run.toml").write_text("seed = 7\n")
+    (tmp_path / "census").mkdir()
+    (tmp_path / "census" / "manifest.json").write_text('{"name": "digits"}')
+    monkeypatch.chdir(tmp_path)
+    for name in ("run.toml", str(tmp_path / "run.toml"), str(tmp_path / "census"), "../census", "none.toml"):
+        with pytest.raises(ConfigError, match="preset is '.*'; .*it is the name of a preset and no path"):
+            from_run_config({"preset": name})
+    assert from_run_config({"preset": "census"}).data.name == "census-income"
+
+
 def test_an_empty_string_in_the_run_config_leaves_what_the_preset_says():
     config = from_run_config({"preset": "census", "training-epochs": "", "model-cut": 5, "out": "somewhere"})
     assert config.training.epochs == load_config("census").training.epochs
