@@ -53,6 +53,9 @@ _log = logging.getLogger(__name__)
 _STATE = "flower-vfl"
 _KEPT = ("session", "simulation", "wire-dtype", "out", TRAINING)
 
+Version = tuple[int, int] | None
+"""Inode and time of a file that is replaced whenever it is written; None where there is none."""
+
 
 @dataclass(frozen=True)
 class TrainingSession:
@@ -94,6 +97,15 @@ class TrainingSession:
     @property
     def _memory_between(self) -> Path:
         return self.state_path.with_suffix(".memory")
+
+    @property
+    def version(self) -> Version:
+        """The version of the state between two messages, another after each that is written; None without a state."""
+        try:
+            found = self.state_path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
 
     def discard(self) -> None:
         """Remove the state and the row memory that were kept between two Flower messages."""
@@ -150,7 +162,7 @@ class TrainingClient:
         config: Config | None,
     ) -> None:
         self._bottom, self._top, self._data, self._optimizer, self._config = bottom, top, data, optimizer, config
-        self._live: dict[tuple[str, str], tuple[int, FeatureParty, StepLog | None]] = {}
+        self._live: dict[tuple[str, str], tuple[int, Version, FeatureParty, StepLog | None]] = {}
 
     def train(self, message: Message, context: Context) -> Message:
         """Answer the offer of a session by taking part in it."""
@@ -182,11 +194,12 @@ class TrainingClient:
         session = _session_of(context, offer, config, dataset)
         with computing(config), session.hold(), ExitStack() as cleanup:
             live = self._live.pop((session.id, session.party), None)
-            if live is not None and live[0] == count:
-                _, machine, journal = live
+            if live is not None and live[:2] == (count, session.version):
+                _, _, machine, journal = live
             else:
+                state = session.load()  # first: a late message of a session that is over must change nothing
                 machine, journal = self._build(session, config, dataset)
-                machine.restore(session.load())
+                machine.restore(state)
             cleanup.callback(session.discard)  # an error ends the session
             content = answer(message.content, session.id, str(offer["wire-dtype"]), machine)
             if not machine.finished or machine.awaits_export:
@@ -257,7 +270,7 @@ class TrainingClient:
         save_state(session.state_path, {"session": session.id, "state": machine.state()})
         kept = {key: value for key, value in session.offer.items() if key in _KEPT}
         context.state[_STATE] = ConfigRecord({**kept, "count": count})
-        self._live[session.id, session.party] = (count, machine, journal)
+        self._live[session.id, session.party] = (count, session.version, machine, journal)
 
 
 def _close_measurements(machine: FeatureParty, journal: StepLog | None) -> None:

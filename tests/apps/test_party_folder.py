@@ -4,15 +4,18 @@ import os
 import re
 
 import pytest
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 
-from flower_vfl.apps import run
+from flower_vfl.apps import make_client_app, run
 from flower_vfl.apps.training_client import TrainingSession
 from flower_vfl.checkpoint import save_state
+from flower_vfl.config import to_run_config
 from flower_vfl.errors import PartyError, ProtocolError
 from flower_vfl.files import FolderLock
 from flower_vfl.parties.feature import FeatureParty
-from flower_vfl.protocol.frame import Kind
+from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.transport.messages import bundle, unbundle
 from tests.apps.test_node import CONFIG, deploy, folders, nodes_of  # noqa: F401 - `folders` is a fixture
 from tests.faults.common import Interrupt
 from tests.toys import toy_config, toy_data
@@ -89,3 +92,35 @@ def test_a_message_of_a_session_that_another_one_replaced_is_refused(tmp_path):
     assert new.state_path.stat().st_mode & 0o077 == 0
     with pytest.raises(ProtocolError, match=r"another session of party 'a' has begun; this one is over"):
         old.load()
+
+
+@pytest.mark.parametrize("processes", ["one", "many"])
+def test_a_late_message_of_an_earlier_session_changes_nothing_of_the_later_one(tmp_path, processes):
+    """Both sessions work in the party's one folder, which is locked within a message alone."""
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 0  # `Message(...)` reads them
+    config, dataset = toy_config(transport=MESSAGES, attack={"names": []}), toy_data()
+    only = make_client_app(data=lambda _: dataset)
+    node = {"party": "a", "out": str(tmp_path), "train-epochs": 10}
+    contexts = [Context(run, 2, node, RecordDict(), to_run_config(config)) for run in (1, 2)]
+
+    def send(run, content, kind):
+        app = only if processes == "one" else make_client_app(data=lambda _: dataset)
+        return app(Message(content, 2, kind), contexts[run - 1]).content
+
+    def offer(run):
+        own = {"kind": "messages", "session": f"s{run}", "wire-dtype": "exact", "training": str(run) * 32}
+        send(run, RecordDict({"offer": ConfigRecord({**own, "simulation": False})}), "train")
+
+    def ask(run, frame):
+        content = send(run, bundle([frame], f"s{run}", "exact"), "train.frames")
+        return [answer.kind for answer in unbundle(content, f"s{run}", "exact", limit=10**8)]
+
+    for run_number in (1, 2):
+        offer(run_number)
+        assert ask(run_number, Frame(Kind.SAVE, 0)) == [Kind.SAVED]
+    kept = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ProtocolError, match="another session of party 'a' has begun; this one is over"):
+        ask(1, Frame(Kind.STEP, 0, {"gradient_of": -1}))
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == kept
+    assert ask(2, Frame(Kind.STEP, 0, {"gradient_of": -1})) == [Kind.EMBEDDING]
+    assert ask(2, Frame(Kind.RESTORE, 0, {"count": 1})) == [Kind.RESTORED]

@@ -107,7 +107,7 @@ def test_a_run_config_names_a_preset_and_no_file_of_the_host_that_reads_it(tmp_p
     (tmp_path / "census" / "manifest.json").write_text('{"name": "digits"}')
     monkeypatch.chdir(tmp_path)
     for name in ("run.toml", str(tmp_path / "run.toml"), str(tmp_path / "census"), "../census", "none.toml"):
-        with pytest.raises(ConfigError, match="preset is '.*'; .*it is the name of a preset and no path"):
+        with pytest.raises(ConfigError, match=r"preset is '.*'; .*it is the name of a preset and no path"):
             from_run_config({"preset": name})
     assert from_run_config({"preset": "census"}).data.name == "census-income"
 
