@@ -44,7 +44,7 @@ def multiply_all(
     hashed : bool
         True if each block is hashed to a point first.
     processes : int
-        Number of worker processes; 0 for one a core.
+        Number of worker processes, at most one a core; 0 for as many.
     progress : Callable[[int], None]
         Called, from several threads, with the number of further points that are done.
 
@@ -60,7 +60,8 @@ def multiply_all(
     """
     if len(blocks) % POINT_BYTES:
         raise ProtocolError(f"points have {POINT_BYTES} bytes each, given {len(blocks)} bytes")
-    number, workers = len(blocks) // POINT_BYTES, processes or cores()
+    number, most = len(blocks) // POINT_BYTES, cores()
+    workers = min(processes or most, most)  # the number may come from another host
     if number < _WORTHWHILE or workers == 1:
         done = []
         for piece in _compute(key, blocks, hashed=hashed):

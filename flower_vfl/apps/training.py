@@ -135,7 +135,7 @@ class WrittenTraining:
 
     @property
     def _is_still_interrupted(self) -> bool:
-        """True if a run that has a checkpoint ends again before all parties have restored it: nothing is known anew."""
+        """True if a run that has a checkpoint ends again before all parties have restored it: nothing new is known."""
         store = self._context.store
         return self._context.resume and store is not None and store.committed is not None and not self._run.begun
 

@@ -448,7 +448,9 @@ class AlignConfig(Section):
     )
     max_ids: int = Field(default=10_000_000, ge=1, description="most IDs that a feature party may have")
     message_mib: int = Field(default=32, ge=1, le=512, description="largest Flower message of an alignment, MiB")
-    processes: int = Field(default=0, ge=0, description="processes of a party for curve arithmetic; 0: one a core")
+    processes: int = Field(
+        default=0, ge=0, description="processes of a party for curve arithmetic, at most one a core; 0: one a core"
+    )
     timeout: float = Field(default=3600.0, gt=0.0, description="seconds to wait for one answer of a party")
 
 

@@ -13,8 +13,9 @@ from tests.cases import parametrize
 
 @pytest.fixture
 def small(monkeypatch):
-    """Use worker processes from ten points on."""
+    """Use worker processes from ten points on, as on three cores."""
     monkeypatch.setattr(workers, "_WORTHWHILE", 10)
+    monkeypatch.setattr(workers, "cores", lambda: 3)
 
 
 @parametrize("processes", [1, 2, 3], quick=1)
@@ -32,6 +33,15 @@ def test_progress_adds_up_to_all_points(small, processes):
     multiply_all(Key(3), id_blocks(map(str, range(2100))), hashed=True, processes=processes, progress=done.append)
     assert sum(done) == 2100
     assert len(done) > 1
+
+
+def test_another_host_cannot_ask_for_more_processes_than_there_are_cores(small, monkeypatch):
+    started, genuine = [], subprocess.Popen
+    monkeypatch.setattr(
+        workers.subprocess, "Popen", lambda *words, **more: started.append(1) or genuine(*words, **more)
+    )
+    multiply_all(Key(3), id_blocks(map(str, range(40))), hashed=True, processes=10**6)
+    assert len(started) == 3
 
 
 @pytest.mark.parametrize("processes", [1, 2])
