@@ -371,6 +371,9 @@ class Defense(HookedStrategy):
         """Derive all further draws from the secret and this purpose, not from earlier draws."""
         self._generator, self._purpose = None, purpose
 
+    def void_bound(self) -> None:
+        """Record that a step has sent two different gradients: from then on `bound` must be 1."""
+
     def state(self) -> dict[str, Any]:
         """Return the state that a resumed run needs, as plain values and tensors; a subclass adds its own.
 

@@ -91,6 +91,9 @@ class TrainedDefense(TrainedStrategy, Protocol):
     def reseed(self, *purpose: str | int) -> None:
         """Derive all further draws from the secret and this purpose."""
 
+    def void_bound(self) -> None:
+        """Record that a step has sent two different gradients."""
+
     def state(self) -> dict[str, Any]:
         """Return the state that a resumed run needs."""
 

@@ -29,8 +29,9 @@ class ReplayGuard:
     equals one without an interruption. That is right for parties that repeat their embeddings. A party that sends
     others would receive another gradient with the same noise, and could subtract it. So a digest of all embeddings
     received since training began is recorded at each step: where a repeated step has another digest than the first
-    time, the defenses are reseeded for this step and digest. Different histories of a step give independent noise,
-    which can be averaged like that of several epochs; a run is restored to a checkpoint a few times only.
+    time, the defenses are reseeded for this step and digest, and their bounds end: it has sent two gradients. Different
+    histories of a step give independent noise, which can be averaged like that of several epochs; a run is restored to
+    a checkpoint a few times only.
 
     A proof that counts draws (`counts_steps` of a defense) counts each step once. There a repeated step with other
     embeddings ends the run.
@@ -47,7 +48,7 @@ class ReplayGuard:
 
     def __init__(self, defenses: Sequence[TrainedDefense], path: Path, *, known: bool) -> None:
         self._defenses, self._path = defenses, path
-        self._first = _read(path) if known else {}
+        self._seen = _read(path) if known else {}  # digests of each step, that of the first time first
         self._chain, self._next, self._floor = bytes(_DIGEST), 0, 0
         self._warned = False
         self._write()
@@ -65,11 +66,10 @@ class ReplayGuard:
             digest.update(f"{party!r} {z.dtype} {tuple(z.shape)} ".encode())  # bytes in another format are others
             digest.update(z.detach().cpu().contiguous().view(torch.uint8).numpy().data)
         self._chain, self._next = digest.digest(), step + 1
-        if step not in self._first:
-            self._first[step] = self._chain
-            with writing_to(self._path), self._path.open("a", encoding="ascii") as file:
-                file.write(_line(step, self._chain))
-        elif self._first[step] != self._chain:
+        seen = self._seen.setdefault(step, [])
+        if not seen:
+            self._append(step)
+        elif seen[0] != self._chain:
             counted = [defense.name for defense in self._defenses if defense.counts_steps]
             if counted:
                 raise TrainingError(
@@ -78,6 +78,8 @@ class ReplayGuard:
                     "checkpoint, has another processor, or trains on a GPU, which need not give the same bits; begin a "
                     "new run"
                 )
+            if self._chain not in seen:
+                self._append(step)
             for defense in self._defenses:
                 defense.reseed("step", step, self._chain.hex())
             if not self._warned:
@@ -87,10 +89,13 @@ class ReplayGuard:
                     step,
                 )
                 self._warned = True
+        if len(self._seen[step]) > 1:
+            for defense in self._defenses:
+                defense.void_bound()
 
     def state(self) -> dict[str, Any]:
         """Return the state as plain values, and drop digests from before the previous state."""
-        self._first = {step: chain for step, chain in self._first.items() if step >= self._floor}
+        self._seen = {step: chains for step, chains in self._seen.items() if step >= self._floor}
         self._floor = self._next
         self._write()
         return {"chain": self._chain.hex(), "steps": self._next}
@@ -100,17 +105,26 @@ class ReplayGuard:
         self._chain, self._next = bytes.fromhex(state["chain"]), state["steps"]
         self._floor, self._warned = self._next, False
 
+    def _append(self, step: int) -> None:
+        self._seen[step].append(self._chain)
+        with writing_to(self._path), self._path.open("a", encoding="ascii") as file:
+            file.write(_line(step, self._chain))
+
     def _write(self) -> None:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lines = (_line(step, chain) for step, chains in self._seen.items() for chain in chains)
         with replacing(self._path) as temporary:
-            temporary.write_text("".join(_line(*entry) for entry in self._first.items()), encoding="ascii")
+            temporary.write_text("".join(lines), encoding="ascii")
 
 
 def _line(step: int, chain: bytes) -> str:
     return f"{step} {chain.hex()}\n"
 
 
-def _read(path: Path) -> dict[int, bytes]:
-    """Return the digests by step; a line that a kill has cut off is skipped."""
+def _read(path: Path) -> dict[int, list[bytes]]:
+    """Return the digests by step, in their order; a line that a kill has cut off is skipped."""
     text = path.read_text(encoding="ascii", errors="replace") if path.is_file() else ""
-    return {int(step): bytes.fromhex(chain) for step, chain in _ENTRY.findall(text)}
+    found: dict[int, list[bytes]] = {}
+    for step, chain in _ENTRY.findall(text):
+        found.setdefault(int(step), []).append(bytes.fromhex(chain))
+    return found

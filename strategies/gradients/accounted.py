@@ -98,10 +98,9 @@ class AccountedNoise(NoiseDefense, Generic[C]):
         together = self._colluding_divergences({**dict.fromkeys(self.base.widths, 0.0), **divergences})
         return max(map(auc_bound, [*divergences.values(), *together.values()])) if divergences else 1.0
 
-    def reseed(self, *purpose: str | int) -> None:
-        """Draw from another seed; there is no bound from then on, because a step has sent gradients twice."""
-        super().reseed(*purpose)
-        self._repeated = self._repeated or bool(purpose)  # without one it is as at the beginning
+    def void_bound(self) -> None:
+        """Record that a step has sent two different gradients: there is no bound from then on."""
+        self._repeated = True
 
     def check_bound(self, epochs: int) -> None:
         """Refuse more than two classes, and more epochs than can be accounted for together."""

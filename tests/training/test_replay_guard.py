@@ -158,7 +158,8 @@ def test_lines_that_a_kill_truncated_are_ignored(tmp_path):
     side = LabelSide(tmp_path, known=True)
     side.restore(start)
     assert side.step(0, 1) != noise
-    assert len(path.read_text().splitlines()) == 1
+    lines = [line.split() for line in path.read_text().splitlines()]
+    assert [(step, len(digest)) for step, digest in lines] == [("0", 64), ("0", 64)]  # both of step 0, none of step 1
 
 
 def test_a_new_training_overwrites_the_file_of_an_earlier_one(tmp_path):
@@ -220,6 +221,21 @@ def test_where_a_step_has_sent_gradients_twice_there_is_no_bound_any_more(tmp_pa
     restored = LabelSide(tmp_path, known=True, kind=kind, s=4.0)
     restored.restore(side.state())
     assert restored.defense.bound() == 1.0
+
+
+@pytest.mark.parametrize("kind", [Marvell, MarvellFull])
+def test_a_label_party_that_was_killed_knows_that_a_step_has_sent_gradients_twice(tmp_path, kind):
+    """Killed before the next checkpoint, it is restored to a state from before; the party sends what it first sent."""
+    side = LabelSide(tmp_path, kind=kind, s=4.0)
+    start = side.state()
+    first = side.step(0, 1)
+    side.restore(start)
+    side.step(0, 2)
+    killed = LabelSide(tmp_path, known=True, kind=kind, s=4.0)
+    killed.restore(start)
+    assert killed.step(0, 1) == first
+    killed.defense.end_epoch()
+    assert killed.defense.bound() == 1.0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
