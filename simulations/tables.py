@@ -228,7 +228,11 @@ def prepare_data(
             highlight=False,
         )
     # In a deployment a host has one party's part, which is compared with those of the others before a run.
-    part = not dataset.has_labels or dataset.held != dataset.parties or dataset.parties in ((), (LABEL,))
+    part = (
+        not dataset.has_labels
+        or dataset.held != dataset.parties
+        or set(dataset.parties) <= {LABEL, dataset.label_party}
+    )
     owner = LABEL if dataset.has_labels else dataset.held[0]
     command = f"doctor --party {shlex.quote(owner)} --data" if part else "run"
     Console().print(

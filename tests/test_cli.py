@@ -136,8 +136,22 @@ def test_report_is_rebuilt_from_the_folder_and_compares_several(finished):
     (out / "report.html").unlink()
     assert flower_vfl("report", out).returncode == 0
     assert (out / "report.html").stat().st_size > 10_000
-    assert flower_vfl("report", out, out).returncode == 0
-    assert (out.parent / "report.html").stat().st_size > 10_000
+    (out.parent / "note.txt").touch()
+    compare = ("report", *sorted(out.parent.iterdir()), out)  # as a shell expands runs/*
+    for _ in range(2):
+        done = flower_vfl(*compare)
+        assert done.returncode == 0, done.stderr
+        assert "left out, because they are no folder of a run: " in done.stderr
+        assert str(out.parent / "note.txt") in done.stderr
+        compare = ("report", *sorted(out.parent.iterdir()), out)
+    page = out.parent / "report.html"
+    assert page.stat().st_size > 10_000
+    page.write_text("mine")
+    done = flower_vfl("report", out, out)
+    assert (done.returncode, page.read_text()) == (2, "mine")
+    assert f"{page} is no page of flower-vfl; name another file, as in --out some.html" in done.stderr
+    assert flower_vfl("report", out, out, "--out", out.parent / "some.html").returncode == 0
+    assert (out.parent / "some.html").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])

@@ -157,6 +157,11 @@ def write_first_config(
     labelled = {LABELS: headers[LABELS]} if given.labels_file else headers
     label = label or _choice("--label", "column of the label", _columns(labelled, id_column), "", ask)
     holder = _label_party(labelled, label, label_party, id_column, ask, alone=bool(given.labels_file))
+    if set(files) <= {holder}:
+        raise ConfigError(
+            f"a run needs another party than {holder!r}, which has the labels: add its table, as in shop=shop.csv, or "
+            "name a table of the labels alone, as in --set labels_file=labels.csv"
+        )
     # The type "integer" is for the ID alone, so types are checked once its column is known.
     given = _given_options(files, options, id=id_column, label=label)
     chosen = {"id": id_column, "label": label, "label_party": holder, "join": "inner", "missing": "mean"}

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from flower_vfl.apps.folder import CONFIG
 from flower_vfl.errors import InputError
 
 
@@ -45,12 +46,23 @@ def explain_key(
 
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs, or of one sweep or demo.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The file to write; by default report.html in the folder, or in the one that holds all."),
+    ] = None,
 ) -> None:
-    """Rebuild report.html of a run, sweep or demo; or compare runs."""
-    _check_folders(folders, "the folder of a run, or that of a sweep or a demo")
+    """Rebuild report.html of a run, sweep or demo; or compare runs.
+
+    Of several names, those that are no folder of a run are left out.
+    """
+    others = [one for one in folders if one.exists() and not (one / CONFIG).is_file()] if len(folders) > 1 else []
+    named = [one for one in folders if one not in others] or folders
+    _check_folders(named, "the folder of a run, or that of a sweep or a demo")
+    if others and named is not folders:
+        typer.echo(f"left out, because they are no folder of a run: {', '.join(map(str, others))}", err=True)
     from flower_vfl.reports import render
 
-    typer.echo(f"report: {render(folders)}")
+    typer.echo(f"report: {render(named, out)}")
 
 
 def _check_folders(folders: Sequence[Path], what: str) -> None:

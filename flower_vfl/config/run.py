@@ -399,7 +399,7 @@ def read_source(
         if not Path(source).is_file():
             raise ConfigError(f"there is no {file} {source!r}")
         try:
-            text = Path(source).read_text(encoding="utf8")
+            text = Path(source).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{source} cannot be read: {error}") from None
     elif source in presets:

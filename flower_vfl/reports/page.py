@@ -17,7 +17,7 @@ from markupsafe import Markup
 from flower_vfl.apps.alone import alone_by
 from flower_vfl.apps.folder import RESULT
 from flower_vfl.apps.result_schema import class_name, kept_utility, names_of, with_class_names
-from flower_vfl.apps.sweeps import is_sweep, summarised_runs
+from flower_vfl.apps.sweeps import SUMMARY, is_sweep, summarised_runs
 from flower_vfl.auditing.entries import TRAIN, label_of, phase_of, reached, read
 from flower_vfl.errors import InputError
 from flower_vfl.files import write_text_atomic
@@ -56,6 +56,9 @@ _MANY_CLASSES: dict[str, Panel] = {
     "AUC by epoch, mean over classes": ("AUC", {"validation_macro_auc": "validation", "test_macro_auc": "test"}),
 }
 
+_MADE_BY = b"Made by flower-vfl"
+"""Words at the foot of each page."""
+
 
 def render(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Path:
     """Write the report of one run, of a sweep, or the comparison of several runs, from the files in their folders.
@@ -82,7 +85,7 @@ def render(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Pat
     InputError
         When there is no folder, or a file, which the message names, is missing or cannot be read.
     """
-    folders = [Path(folder) for folder in run_dirs]
+    given = folders = [Path(folder) for folder in run_dirs]
     if not folders:
         raise InputError("A report needs at least one run's folder.")
     if len(folders) == 1 and out is None and is_sweep(folders[0]):
@@ -90,14 +93,26 @@ def render(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Pat
     if len(folders) == 1:
         folders = summarised_runs(folders[0]) or folders
     runs = [load_run(folder) for folder in folders]
-    parent = folders[0] if len(runs) == 1 else Path(os.path.commonpath([one.resolve().parent for one in folders]))
-    target = parent / PAGE if out is None else Path(out)
+    target = _target(folders, whole=folders is not given) if out is None else Path(out)
     with _refusing(folders):
         if len(runs) == 1:
             html = fill("run.html.j2", **_of_one(runs[0]))
         else:
             html = fill("comparison.html.j2", **of_several(runs, target.parent))
     write_text_atomic(target, html)
+    return target
+
+
+def _target(folders: Sequence[Path], *, whole: bool) -> Path:
+    """Return the file of a page of these runs, which replaces no other page; `whole` for all runs of a demo."""
+    if len(folders) == 1:
+        return folders[0] / PAGE
+    parent = Path(os.path.commonpath([one.resolve().parent for one in folders]))
+    target = parent / PAGE
+    if not whole and (is_sweep(parent) or (parent / SUMMARY).is_file()):
+        raise InputError(f"{target} is the page of all runs in {parent}; name another file, as in --out some.html")
+    if target.is_file() and _MADE_BY not in target.read_bytes():
+        raise InputError(f"{target} is no page of flower-vfl; name another file, as in --out some.html")
     return target
 
 

@@ -79,6 +79,17 @@ def test_an_answer_that_is_no_choice_is_asked_again(tmp_path):
     assert asked == [listed, f"'defualt' is none of them; {listed}"]
 
 
+def test_a_single_party_is_no_federation(tmp_path):
+    (tmp_path / "bank.csv").write_text(BANK)
+    (tmp_path / "labels.csv").write_text("customer,default\nc1,0\n")
+    files = files_of([f"bank={tmp_path}/bank.csv"])
+    with pytest.raises(ConfigError, match="a run needs another party than 'bank', which has the labels: add its table"):
+        write_first_config(files, tmp_path / "run.toml", id_column="customer", label="default", ask=no_answer)
+    assert not (tmp_path / "run.toml").exists()
+    options = {"labels_file": str(tmp_path / "labels.csv")}
+    assert write_first_config(files, tmp_path / "run.toml", label="default", options=options, ask=no_answer) == "label"
+
+
 def test_files_that_are_not_given_are_asked_for():
     assert ask_files(lambda *question: "bank='my bank.csv' shop=shop.csv") == ["bank=my bank.csv", "shop=shop.csv"]
     with pytest.raises(ConfigError, match="a quote is left open"):

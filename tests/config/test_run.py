@@ -101,6 +101,11 @@ def test_there_is_a_census_preset():
     assert load_config("census").data.name == "census-income"
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "run.toml").write_text("seed = 7\n", encoding="utf-8-sig")
+    assert load_config(str(tmp_path / "run.toml")).seed == 7
+
+
 def test_a_run_config_names_a_preset_and_no_file_of_the_host_that_reads_it(tmp_path, monkeypatch):
     (tmp_path / "run.toml").write_text("seed = 7\n")
     (tmp_path / "census").mkdir()

@@ -635,3 +635,16 @@ def test_runs_that_differ_in_more_than_defense_and_seed_are_compared_with_a_warn
 def test_runs_of_one_setting_have_no_trade_off_to_draw(run_folder):
     folders = [run_folder("one", steps=3, epochs=1), run_folder("two", steps=3, epochs=1, seed=1)]
     assert "What privacy costs" not in page(render(folders)).text
+
+
+def test_a_comparison_does_not_replace_the_page_of_all_runs(run_folder):
+    folders = [run_folder(name, steps=3, epochs=1) for name in ("one", "two", "three")]
+    parent = folders[0].parent
+    (parent / "summary.json").write_text(json.dumps([{"run": folder.name} for folder in folders]))
+    whole = render([parent])
+    before = whole.read_text()
+    with pytest.raises(InputError, match=r"report.html is the page of all runs in .*; name another file, as in --out"):
+        render(folders[:2])
+    assert whole.read_text() == before
+    assert render(folders[:2], parent / "two.html").is_file()
+    assert render([parent]) == whole

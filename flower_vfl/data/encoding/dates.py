@@ -57,7 +57,8 @@ class DateFormat:
     Parameters
     ----------
     text : str
-        Directives of `strftime`: %Y %y %m %b %d %H %M %S; "%H:%M" takes seconds too; "" for columns of a temporal type.
+        Directives of `strftime`: %Y %y %m %b %d %H %M %S; "%H:%M" takes seconds too; "" for columns of a temporal type,
+        whose dates are "%Y-%m-%d" where other rows have them as texts.
     """
 
     text: str
@@ -116,6 +117,8 @@ class DateFormat:
     def _pattern(self) -> str:
         if self.text == "%H:%M":
             return _CLOCK
+        if not self.text:
+            return f"(?:{DateFormat('%Y-%m-%d')._pattern})"
         pieces = re.split("(%.)", self.text)
         pattern = "".join(
             _FIELDS[piece[1]] if piece.startswith("%") else re.escape(piece).replace(r"\ ", " ") for piece in pieces

@@ -19,7 +19,7 @@ from flower_vfl.data.sources.recipe import Options, Progress, Recipe, build_opti
 from flower_vfl.data.store import layout
 from flower_vfl.data.store.builder import Builder
 from flower_vfl.data.store.dataset import Dataset, open_dataset
-from flower_vfl.errors import ConfigError, DataError, OutputExistsError, lookup
+from flower_vfl.errors import ConfigError, DataError, OutputExistsError, SetupError, lookup
 
 _log = logging.getLogger(__name__)
 _WAIT_SECONDS = 0.5
@@ -117,6 +117,7 @@ def load(
     checked = build_options(recipe, options or {})
     folder = (cache or _default_cache()) / f"{recipe.name}-{_cache_key(recipe, source, checked)}"
     while not folder.exists():
+        _make_cache(folder.parent)
         try:
             return _prepare(recipe, source, folder, checked, lambda done: None)
         except OutputExistsError:
@@ -234,9 +235,14 @@ def _open_prepared(recipe: Recipe, folder: Path, options: Mapping[str, Any]) -> 
 
 def _cache_key(recipe: Recipe, source: Path | None, options: Options) -> str:
     paths = [on_disk(path) for path in recipe.inputs(source, options)]
-    files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    files = [(str(path.resolve()), *_version(path.stat())) for path in paths]
     facts = [layout.LAYOUT_VERSION, _REVISION, options.model_dump(mode="json"), files]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _version(found: os.stat_result) -> tuple[int, ...]:
+    """Return numbers that differ where a file may have changed, also where its size and time were restored."""
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _stored(recipe: Recipe) -> Path | None:
@@ -248,4 +254,21 @@ def _stored(recipe: Recipe) -> Path | None:
 
 def _default_cache() -> Path:
     named = os.environ.get(CACHE_VARIABLE)
-    return Path(named) if named else Path.home() / ".cache" / "flower-vfl"
+    try:
+        return Path(named) if named else Path.home() / ".cache" / "flower-vfl"
+    except RuntimeError as error:
+        raise _no_cache(f"this user has no home folder: {error}") from None
+
+
+def _make_cache(folder: Path) -> None:
+    """Make the folder of prepared data, for its owner alone."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise _no_cache(f"{folder} cannot be made: {error.strerror}") from None
+    if not os.access(folder, os.W_OK):
+        raise _no_cache(f"{folder} cannot be written")
+
+
+def _no_cache(reason: str) -> SetupError:
+    return SetupError(f"data is prepared in a folder of its own, and {reason}; set {CACHE_VARIABLE} to a folder")

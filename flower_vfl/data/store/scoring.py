@@ -201,12 +201,13 @@ def _files(path: Path, trained: Dataset) -> Mapping[str, Path]:
     """Return the file of each party that has one of its own, or one for all under ""."""
     if path.is_file():
         return {"": path}
-    found = {
-        name: path / (name + ending)
-        for name in dict.fromkeys((*trained.parties, trained.label_party))
-        for ending in reversed(_ROWS)
-        if (path / (name + ending)).is_file()
-    }
+    found = {}
+    for name in dict.fromkeys((*trained.parties, trained.label_party)):
+        files = [file for ending in _ROWS if (file := path / (name + ending)).is_file()]
+        if len(files) > 1:
+            raise DataError(f"{path} has {' and '.join(file.name for file in files)}, all of {name!r}: leave one there")
+        if files:
+            found[name] = files[0]
     if not found:
         raise DataError(
             f"{path} is neither a CSV or Parquet file, nor a prepared folder, nor a folder with a file a party "

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from string import ascii_lowercase
@@ -7,7 +8,7 @@ import pytest
 
 from flower_vfl.data.sources import catalog
 from flower_vfl.data.sources.catalog import RECIPES, available, load, prepare
-from flower_vfl.errors import ConfigError, DataError, OutputExistsError
+from flower_vfl.errors import ConfigError, DataError, OutputExistsError, SetupError
 
 SMALL = {"rows": 40, "test_rows": 10}
 
@@ -47,6 +48,25 @@ def test_other_options_are_another_entry_of_the_cache(cache):
     two = load("synthetic", options=SMALL | {"seed": 1}, cache=cache)
     assert one.folder != two.folder
     assert not np.array_equal(one.labels().train, two.labels().train)
+
+
+@pytest.mark.parametrize("place", ["/proc/none/cache", "file/cache"])
+def test_a_cache_that_cannot_be_made_names_the_variable_that_moves_it(tmp_path, monkeypatch, place):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FLOWER_VFL_CACHE", str(tmp_path / place))
+    with pytest.raises(SetupError, match=r"cache cannot be made: .*; set FLOWER_VFL_CACHE to a folder"):
+        load("synthetic", options=SMALL)
+
+
+def test_a_file_whose_size_and_time_were_restored_is_prepared_again(tmp_path):
+    path = tmp_path / "a.csv"
+    options = {"files": {"a": str(path)}, "id": "id", "label": "y"}
+    path.write_text("id,x,y\n" + "".join(f"{i},{i},{'no' if i % 2 else 'yes'}\n" for i in range(40)))
+    before, times = load("files", options=options), path.stat()
+    path.write_text(path.read_text().replace("yes", "YEZ"))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert path.stat().st_size == times.st_size
+    assert (before.class_names, load("files", options=options).class_names) == (("no", "yes"), ("no", "YEZ"))
 
 
 def test_changed_raw_files_are_prepared_again(tmp_path):

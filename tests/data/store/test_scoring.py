@@ -322,3 +322,27 @@ def test_a_list_that_is_no_text_is_refused(tmp_path):
         read_requested_ids(tmp_path / "ids", "id")
     with pytest.raises(DataError, match="there is no file"):
         read_requested_ids(tmp_path / "nowhere", "id")
+
+
+def test_two_files_of_one_party_are_refused(trained, tmp_path):
+    root, dataset = trained
+    shutil.copy(root / "shop.csv", tmp_path)
+    shutil.copy(root / "bank.parquet", tmp_path)
+    new_rows(tmp_path, dataset)
+    pa_csv.write_csv(pq.read_table(root / "bank.parquet"), tmp_path / "bank.csv")
+    with pytest.raises(DataError, match=r"has bank.csv and bank.parquet, all of 'bank': leave one there"):
+        new_rows(tmp_path, dataset)
+
+
+def test_dates_of_a_parquet_file_may_be_texts_in_new_rows(tmp_path):
+    days = pa.array(np.datetime64("2020-01-01") + np.arange(200) % 90)
+    shop = pa.table({"id": [f"p{number}" for number in range(200)], "born": days})
+    pq.write_table(shop, tmp_path / "shop.parquet")
+    options = {"files": {"shop": str(tmp_path / "shop.parquet")}, "label": ""}
+    dataset = prepare("files", out=tmp_path / "prepared", options=options)
+    pa_csv.write_csv(shop, tmp_path / "shop.csv")
+    read = [everything(new_rows(tmp_path / name, dataset), "shop") for name in ("shop.parquet", "shop.csv")]
+    assert all_equal(*read)
+    pa_csv.write_csv(shop.set_column(1, "born", pa.array(["yesterday"] * 200)), tmp_path / "shop.csv")
+    with pytest.raises(DataError, match="row 1 below the header holds 'yesterday', a date or time is needed"):
+        everything(new_rows(tmp_path / "shop.csv", dataset), "shop")
