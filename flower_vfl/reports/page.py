@@ -88,7 +88,9 @@ def render(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Pat
     given = folders = [Path(folder) for folder in run_dirs]
     if not folders:
         raise InputError("A report needs at least one run's folder.")
-    if len(folders) == 1 and out is None and is_sweep(folders[0]):
+    if len(folders) == 1 and is_sweep(folders[0]):
+        if out is not None:
+            raise InputError(f"the page of a sweep is beside its tables, in {folders[0]}; leave out --out")
         return render_sweep(folders[0])
     if len(folders) == 1:
         folders = summarised_runs(folders[0]) or folders

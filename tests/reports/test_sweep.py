@@ -178,6 +178,8 @@ def test_the_page_is_one_file_with_figures_for_each_attack_layer_and_utility(fol
     assert not re.search(r'(?:src|href)="(?:https?:)?//', page)
     assert 'href="marv-0/report.html"' in page
     assert render([folder]).read_text() == page
+    with pytest.raises(InputError, match="the page of a sweep is beside its tables"):
+        render([folder], folder / "other.html")
 
 
 def test_the_csv_and_the_latex_tables_hold_the_same_numbers(folder):
