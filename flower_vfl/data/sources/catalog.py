@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -20,10 +21,12 @@ from flower_vfl.data.store import layout
 from flower_vfl.data.store.builder import Builder
 from flower_vfl.data.store.dataset import Dataset, open_dataset
 from flower_vfl.errors import ConfigError, DataError, OutputExistsError, SetupError, lookup
+from flower_vfl.files import write_json_atomic
 
 _log = logging.getLogger(__name__)
 _WAIT_SECONDS = 0.5
-_REVISION = 7
+_WARNINGS = "warnings.json"
+_REVISION = 8
 """Number of changes of the content of prepared folders since their layout's schema; cached folders of an earlier
 revision are prepared again."""
 
@@ -125,6 +128,8 @@ def load(
             if not folder.exists():
                 _log.info("%s is being prepared by another process", folder)
                 time.sleep(_WAIT_SECONDS)
+    for warning in _read_warnings(folder):
+        _log.warning("%s", warning)
     return open_dataset(folder)
 
 
@@ -207,13 +212,45 @@ def _check_source(recipe: Recipe, source: Path | None) -> None:
 
 def _prepare(recipe: Recipe, source: Path | None, out: Path, options: Options, progress: Progress) -> Dataset:
     if recipe.resumable:
-        with layout.lasting_folder(out, f"{recipe.name} {_cache_key(recipe, source, options)}") as (folder, notes):
+        with (
+            layout.lasting_folder(out, f"{recipe.name} {_cache_key(recipe, source, options)}") as (folder, notes),
+            _warnings_kept(folder),
+        ):
             recipe.write(Builder(folder, notes), source, options, progress)
     else:
-        with layout.new_folder(out) as folder:
+        with layout.new_folder(out) as folder, _warnings_kept(folder):
             recipe.write(Builder(folder), source, options, progress)
     progress(1.0)
     return open_dataset(out)
+
+
+@contextmanager
+def _warnings_kept(folder: Path) -> Iterator[None]:
+    """Write what is warned of while data is prepared into its folder: those who use it later should know, too."""
+    collector, watched = _Collector(), logging.getLogger("flower_vfl.data")
+    watched.addHandler(collector)
+    try:
+        yield
+    finally:
+        watched.removeHandler(collector)
+    write_json_atomic(folder / _WARNINGS, collector.warnings)
+
+
+class _Collector(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.warnings: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.warnings.append(record.getMessage())
+
+
+def _read_warnings(folder: Path) -> list[str]:
+    path = folder / _WARNINGS
+    try:
+        return [str(warning) for warning in json.loads(path.read_text(encoding="utf8"))]
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise DataError(f"{path} cannot be read: {error}; remove its folder, and the data is prepared again") from None
 
 
 def _open_prepared(recipe: Recipe, folder: Path, options: Mapping[str, Any]) -> Dataset:
