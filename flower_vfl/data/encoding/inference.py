@@ -17,6 +17,7 @@ from flower_vfl.data.encoding.dates import FORMATS, parts
 from flower_vfl.data.encoding.messages import named_rows, option_line, set_options
 from flower_vfl.data.encoding.number_texts import NumberStyle, decimal_of, grouped_by_points, mixed_notations, styles
 from flower_vfl.data.encoding.reading import (
+    EMPTY,
     FALSE,
     TRUE,
     ColumnFormat,
@@ -133,7 +134,7 @@ class _Column:
             return self._constant() or self._typed() or self._of_texts(decimal)
         why = "named in dtype, numeric, categorical or ignore"
         if not len(self.known):
-            return ColumnFormat(self.name, "ignore", "empty in every training row")
+            return ColumnFormat(self.name, "ignore", EMPTY)
         if kind == "number":
             chosen = self._number(decimal, why) if is_text(self.values) else None
             return chosen or ColumnFormat(self.name, "number", why)
@@ -145,7 +146,7 @@ class _Column:
 
     def _constant(self) -> ColumnFormat | None:
         if not len(self.known):
-            return ColumnFormat(self.name, "ignore", "empty in every training row")
+            return ColumnFormat(self.name, "ignore", EMPTY)
         if len(self.different) == 1 and not self.values.null_count:
             return ColumnFormat(self.name, "ignore", "the same value in every training row")
         return None

@@ -26,6 +26,9 @@ ABSENT = ("", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "?", "-", "--"
 TRUE = ("true", "yes", "y", "t", "on", "ja", "j", "oui", "si", "sí", "sim", "wahr", "vrai")
 FALSE = ("false", "no", "n", "f", "off", "nein", "non", "não", "nao", "falsch", "faux")
 
+EMPTY = "empty in every training row"
+"""The reason for which a column is left out, whatever kind the user named."""
+
 
 @dataclass(frozen=True)
 class ColumnFormat:

@@ -21,7 +21,7 @@ from flower_vfl.data.encoding.ids import in_test_set, join_ids, read_ids, select
 from flower_vfl.data.encoding.inference import infer
 from flower_vfl.data.encoding.labels import EncodedLabels, encode_labels, known_labels, require_labels
 from flower_vfl.data.encoding.messages import option_line, set_options
-from flower_vfl.data.encoding.reading import ColumnFormat, TableReader
+from flower_vfl.data.encoding.reading import EMPTY, ColumnFormat, TableReader
 from flower_vfl.data.encoding.values import Place, require_columns
 from flower_vfl.data.formats.arrays import ROW, image_paths
 from flower_vfl.data.sources.files_options import FilesOptions
@@ -226,9 +226,12 @@ def _nothing_left(columns: Sequence[ColumnFormat], named: Mapping[str, str]) -> 
     others = [one for one in columns if named.get(one.name) != "ignore"]
     reasons = [f"{one.name!r} ({one.why})" for one in others]
     reasons += [f"{ignored} (left out by the options ignore or dtype)"] if ignored else []
-    if not others:
-        return f"{', '.join(reasons)}; choose a column to keep, and take it out of these options"
-    return f"{', '.join(reasons)}; name what to keep, as in {set_options((f'dtype.{others[0].name}', 'category'))}"
+    kept = [one.name for one in others if one.why != EMPTY]
+    if kept:
+        return f"{', '.join(reasons)}; name what to keep, as in {set_options((f'dtype.{kept[0]}', 'category'))}"
+    if not ignored:
+        return f"{', '.join(reasons)}; give the party a column with values"
+    return f"{', '.join(reasons)}; choose a column to keep, and take it out of these options"
 
 
 def _align(

@@ -277,6 +277,11 @@ def test_a_column_that_would_be_left_out_stays_where_its_type_is_named(prepared)
     assert {"x", "y"} <= set(dataset.party("bank").columns)
     with pytest.raises(DataError, match=r"no column is left for party 'bank': 'y' \(the same value.*dtype\.y = "):
         prepared("none", y=cycle("7"))
+    left = r"'x' \(empty in every training row\)"
+    with pytest.raises(DataError, match=rf"no column is left for party 'bank': {left}; give the party a column with"):
+        prepared("empty", x=cycle(""))
+    with pytest.raises(DataError, match=rf"{left}, 'y' \(the same value.*name what to keep, as in .*dtype\.y = "):
+        prepared("both", x=cycle(""), y=cycle("7"))
 
 
 @pytest.mark.parametrize(
