@@ -87,9 +87,9 @@ def worth_of(config: Config, dataset: VerticalData, result: Mapping[str, Any]) -
     tables = {party: _Table.of(dataset, party, chosen) for party in alone_parties(config, dataset)}
     if len(tables) > 1:
         tables[JOINED] = _Table.joined(list(tables.values()))
-    found = []
-    for columns, table in tables.items():
-        for model, scores in table.scores(labels.train[chosen], config.threads).items():
+    found, known = [], labels.train[chosen]
+    for columns, table in tables.items() if len(np.unique(known)) > 1 else ():
+        for model, scores in table.scores(known, labels.classes, config.threads).items():
             found.append({"model": model, "columns": columns, "value": _utility(scores, labels.test, labels.classes)})
     together = kept_utility(result).get(measure)
     counts = np.bincount(labels.test, minlength=labels.classes)
@@ -126,8 +126,11 @@ class _Table:
             [np.concatenate([table.ids[side] for table in tables], axis=1) for side in sides],
         )
 
-    def scores(self, labels: NDArray[np.integer], threads: int) -> dict[str, NDArray[np.float64]]:
-        """Return the probabilities (N, C) of the test rows by each model, computed with `threads` threads; 0: all."""
+    def scores(self, labels: NDArray[np.integer], classes: int, threads: int) -> dict[str, NDArray[np.float64]]:
+        """Return the probabilities (N, C) of the test rows by each model, computed with `threads` threads; 0: all.
+
+        A class that no label is of has the probability 0.
+        """
         from sklearn.compose import make_column_transformer
         from sklearn.ensemble import HistGradientBoostingClassifier
         from sklearn.linear_model import LogisticRegression
@@ -150,7 +153,15 @@ class _Table:
         models = {"gradient boosting": boosting, "logistic regression": logistic}
         # OpenMP's threads spin while they wait for each other: slow where other work has the processors.
         with threadpool_limits(limits=threads or None):
-            return {name: model.fit(train, labels).predict_proba(test) for name, model in models.items()}
+            found = {name: model.fit(train, labels).predict_proba(test) for name, model in models.items()}
+        return {name: _of_all_classes(scores, np.unique(labels), classes) for name, scores in found.items()}
+
+
+def _of_all_classes(scores: NDArray[np.float64], known: NDArray[np.integer], classes: int) -> NDArray[np.float64]:
+    """Return scores (N, C) of all classes, from those (N, K) of the known ones."""
+    whole = np.zeros((len(scores), classes))
+    whole[:, known] = scores
+    return whole
 
 
 def _beside(part: tuple[torch.Tensor, ...], *, floats: bool) -> NDArray[np.float64]:

@@ -67,7 +67,7 @@ class StackedTraining:
     Attributes
     ----------
     diverged
-        (R,) True for runs that have had a loss that is not finite; their records are meaningless.
+        (R,) True for runs that have had a loss or a prediction that is not finite; their records are meaningless.
 
     Raises
     ------
@@ -370,6 +370,7 @@ class StackedTraining:
             logits = self._predict(part)
             if not logits.shape[1]:
                 continue
+            self.diverged |= ~torch.isfinite(logits).flatten(1).all(dim=1).cpu().numpy()
             truth = self._labels.test if part == "test" else self._labels.train
             rows = self._feeding.all_evaluated(part)
             labels = self._feeding.per_run([torch.from_numpy(truth[chosen].astype(np.int64)) for chosen in rows])

@@ -76,7 +76,7 @@ class Probe:
 
     def steps(self, config: Config) -> int:
         """Return the number of steps of a trial; an upper bound where it may stop early."""
-        return schedule_of(config, self.rows, self.test_rows).steps
+        return schedule_of(config, self.rows, self.test_rows, periods=self.periods).steps
 
     def seconds(self, config: Config) -> float:
         """Return the seconds of a trial by itself; an upper bound where it may stop early."""

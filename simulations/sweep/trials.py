@@ -214,7 +214,7 @@ def _draw(key: str, space: Any, generator: random.Random) -> Any:
     whole = isinstance(low, int) and isinstance(high, int)
     ends = (float(low), float(high) + (1.0 if whole else 0.0))
     drawn = math.exp(generator.uniform(*map(math.log, ends))) if log else generator.uniform(*ends)
-    return min(int(drawn), high) if whole else float(f"{drawn:.6g}")
+    return min(math.floor(drawn), high) if whole else float(f"{drawn:.6g}")
 
 
 def _named(definition: Definition, found: Iterable[tuple[str, TrialValues, Config]]) -> list[Trial]:

@@ -69,6 +69,24 @@ def test_of_more_than_two_classes_it_is_the_accuracy():
     assert 1 / TEST < perfect["margin"] < 6 / TEST  # without a wrong row the error may still be above 0
 
 
+def test_a_class_without_a_training_row_moves_no_other_class():
+    table, b, labels = data(classes=3)
+    known = np.where(labels[:ROWS] == 1, 0, labels[:ROWS])
+    table = replace(table, target=Labels(known, labels[ROWS:], 3))
+    found = values(worth_of(build_config({}), table, result(0.5, "test_accuracy")))
+    model = HistGradientBoostingClassifier(random_state=0).fit(b[:ROWS].astype(np.float32), known)
+    expected = (model.predict(b[ROWS:].astype(np.float32)) == labels[ROWS:]).mean()
+    assert found["gradient boosting", "b"] == pytest.approx(expected)
+
+
+def test_labels_of_one_class_are_compared_with_nothing():
+    table, _, labels = data()
+    table = replace(table, target=Labels(np.zeros(ROWS, dtype=np.int64), labels[ROWS:], 2))
+    found = worth_of(build_config({}), table, result(0.5))
+    assert found["baselines"] == []
+    assert worth_in({"worth": found}) is None
+
+
 @parametrize(
     ("together", "words"),
     [(0.99, "above the best party alone (b"), (0.55, "below the best party alone (b"), (None, "")],

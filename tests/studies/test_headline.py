@@ -22,9 +22,10 @@ def test_every_page_shows_the_numbers_that_were_measured():
 
 
 def test_a_first_configuration_has_the_measured_leak_of_the_defense_that_it_shows(tmp_path):
-    table, out = tmp_path / "bank.csv", tmp_path / "run.toml"
-    table.write_text("id,age,paid\n1,30,0\n", encoding="utf-8")
-    write_first_config({"bank": table}, out, id_column="id", label="paid", ask=lambda *_: "")
+    tables, out = {name: tmp_path / f"{name}.csv" for name in ("bank", "shop")}, tmp_path / "run.toml"
+    tables["bank"].write_text("id,age,paid\n1,30,0\n", encoding="utf-8")
+    tables["shop"].write_text("id,spent\n1,7\n", encoding="utf-8")
+    write_first_config(tables, out, id_column="id", label="paid", ask=lambda *_: "")
     shown = out.read_text(encoding="utf-8")
     numbers = json.loads((PAGES / "headline.json").read_text(encoding="utf-8"))["headline"]
     recommended, runs = next(iter(numbers.items()))

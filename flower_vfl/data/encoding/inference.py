@@ -159,8 +159,10 @@ class _Column:
             return found or ColumnFormat(self.name, "number", f"of type {kind}")
         if pa.types.is_boolean(kind):
             return ColumnFormat(self.name, "boolean", f"of type {kind}")
-        if pa.types.is_date(kind) or pa.types.is_timestamp(kind) or pa.types.is_time(kind):
+        if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
             return self._dates("", f"of type {kind}")
+        if pa.types.is_time(kind):
+            return self._dates("%H:%M", f"of type {kind}")
         if not is_text(self.values):
             raise DataError(
                 f"{self.file}: column {self.name!r} is of type {kind}; make it numbers or texts, or list it in ignore"

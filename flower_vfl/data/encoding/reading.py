@@ -95,7 +95,7 @@ class ColumnFormat:
             return {part_name(self.name, part): found[part] for part in self.parts}
         read_as = texts(values, place)
         if self.kind == "boolean":
-            lower = pc.utf8_lower(read_as)
+            lower = without_fraction(pc.utf8_lower(read_as))
             words = pc.if_else(pc.is_in(lower, value_set=pa.array([*FALSE, "0"])), "false", lower)
             read_as = pc.if_else(pc.is_in(lower, value_set=pa.array([*TRUE, "1"])), "true", words)
         return {self.name: read_as}

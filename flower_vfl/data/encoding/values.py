@@ -19,6 +19,8 @@ MISSING = ""
 MISSING_TEXTS = (MISSING, "NA", "N/A", "NaN", "nan", "null", "NULL")
 """Texts that stand for a missing number or label."""
 
+_LARGEST_WHOLE = 2.0**53
+"""Number below which every whole number is a float of its own."""
 _LARGEST = 1e150
 """Largest number that is encoded: the variance of larger ones overflows a float."""
 
@@ -154,7 +156,17 @@ def parse_numbers(column: pa.ChunkedArray | pa.Array) -> tuple[NDArray[np.float6
 def _trimmed(array: pa.Array) -> pa.Array:
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    return pc.fill_null(pc.utf8_trim_whitespace(array.cast(pa.string())), MISSING)
+    return pc.fill_null(pc.utf8_trim_whitespace(_as_texts(array)), MISSING)
+
+
+def _as_texts(array: pa.Array) -> pa.Array:
+    """Return values as texts, whole numbers without a fraction or the exponent that Arrow gives to floats from 1e10."""
+    if not pa.types.is_floating(array.type):
+        return array.cast(pa.string())
+    numbers = array.cast(pa.float64())
+    whole = pc.and_(pc.equal(numbers, pc.floor(numbers)), pc.less(pc.abs(numbers), _LARGEST_WHOLE))
+    found = pc.if_else(whole, numbers, pa.scalar(None, pa.float64())).cast(pa.int64()).cast(pa.string())
+    return pc.coalesce(found, array.cast(pa.string()))
 
 
 def _number(value: str | None) -> float:

@@ -334,15 +334,41 @@ def test_two_files_of_one_party_are_refused(trained, tmp_path):
         new_rows(tmp_path, dataset)
 
 
-def test_dates_of_a_parquet_file_may_be_texts_in_new_rows(tmp_path):
-    days = pa.array(np.datetime64("2020-01-01") + np.arange(200) % 90)
-    shop = pa.table({"id": [f"p{number}" for number in range(200)], "born": days})
-    pq.write_table(shop, tmp_path / "shop.parquet")
+DAYS = np.datetime64("2020-01-01") + np.arange(200) % 90
+CODES = 4006381333931 + np.arange(200) % 5
+MINUTES = pa.array(np.arange(200) % 120 * 60_000_000, pa.time64("us"))
+IN_OTHER_TYPES = {
+    "dates as texts": ("born", pa.array(DAYS), pa.array(DAYS).cast(pa.string())),
+    "times as texts": ("seen", MINUTES, MINUTES.cast(pa.string())),
+    "codes as floats": ("product_code", pa.array(CODES), pa.array(CODES.astype(float))),
+    "codes that were floats": ("product_code", pa.array(CODES.astype(float)), pa.array(CODES)),
+    "codes that were texts": ("product_code", pa.array(CODES).cast(pa.string()), pa.array(CODES.astype(float))),
+    "booleans as texts": ("old", pa.array(CODES % 2 == 0), pa.array([f"{code % 2 == 0:.1f}" for code in CODES])),
+}
+
+
+@pytest.mark.parametrize(("column", "first", "second"), IN_OTHER_TYPES.values(), ids=IN_OTHER_TYPES)
+def test_the_same_values_in_another_type_are_the_same(tmp_path, column, first, second):
+    """Programs write whole numbers as floats as soon as a row is empty, and CSV has texts alone."""
+    table = pa.table({"id": [f"p{number}" for number in range(200)], column: first})
+    pq.write_table(table, tmp_path / "shop.parquet")
+    options = {"files": {"shop": str(tmp_path / "shop.parquet")}, "label": "", "missing": "mean"}
+    dataset = prepare("files", out=tmp_path / "prepared", options=options)
+    pq.write_table(table.set_column(1, column, second), tmp_path / "new.parquet")
+    files = ("shop.parquet", "new.parquet")
+    read = [everything(new_rows(tmp_path / name, dataset), "shop") for name in files]
+    assert all_equal(*read)
+    assert len(np.unique(read[0][-1], axis=0)) > 1
+    pq.write_table(table.set_column(1, column, pa.nulls(200)), tmp_path / "new.parquet")
+    empty = everything(new_rows(tmp_path / "new.parquet", dataset), "shop")
+    assert all(len(np.unique(part, axis=0)) <= 1 for part in empty)
+
+
+def test_a_text_that_is_no_date_is_refused_where_training_rows_had_dates(tmp_path):
+    table = pa.table({"id": [f"p{number}" for number in range(200)], "born": pa.array(DAYS)})
+    pq.write_table(table, tmp_path / "shop.parquet")
     options = {"files": {"shop": str(tmp_path / "shop.parquet")}, "label": ""}
     dataset = prepare("files", out=tmp_path / "prepared", options=options)
-    pa_csv.write_csv(shop, tmp_path / "shop.csv")
-    read = [everything(new_rows(tmp_path / name, dataset), "shop") for name in ("shop.parquet", "shop.csv")]
-    assert all_equal(*read)
-    pa_csv.write_csv(shop.set_column(1, "born", pa.array(["yesterday"] * 200)), tmp_path / "shop.csv")
+    pa_csv.write_csv(table.set_column(1, "born", pa.array(["yesterday"] * 200)), tmp_path / "shop.csv")
     with pytest.raises(DataError, match="row 1 below the header holds 'yesterday', a date or time is needed"):
         everything(new_rows(tmp_path / "shop.csv", dataset), "shop")

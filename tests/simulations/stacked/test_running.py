@@ -256,6 +256,16 @@ def test_a_run_that_diverges_is_reported_and_left_out_and_the_others_are_unchang
     assert [read_result(folder)["cost"]["together"] for folder in folders] == [3, 1, 3]
 
 
+def test_a_run_whose_last_step_breaks_its_predictions_is_left_out_too(tmp_path):
+    """Its loss is finite: it was measured before the step."""
+    data = toy_data(rows=300)
+    broken = {"epochs": 1, "batch_size": 300, "optimizer": "sgd", "learning_rate": 1e30}
+    runs = [toy_config(seed=seed, training=broken, attack={"names": ["norm"], "informed": 0}) for seed in (0, 1)]
+    folders = [tmp_path / name for name in "ab"]
+    assert train_stack(runs, folders, data=lambda _: data) == [0, 1]
+    assert not any(map(is_begun, folders))
+
+
 WRITER = """
 from flower_vfl.attacks import NormAttack
 

@@ -114,6 +114,14 @@ def test_days_in_time_order_are_counted_with_the_evaluation_of_each_by_the_model
     assert dataclasses.replace(probe, **{**alone, "row": 1.0}).seconds(config) == sum(DAYS[1:]) + tested * 150
 
 
+def test_the_steps_in_time_order_are_those_of_the_days():
+    config, dataset = in_time(), timed(*DAYS)
+    probe = dataclasses.replace(PROBE, rows=sum(DAYS), periods=dataset.alignment.periods)
+    steps = sum(math.ceil(rows / config.training.batch_size) for rows in DAYS)
+    assert probe.steps(config) == steps
+    assert dataclasses.replace(probe, opening=0.0, step=1.0, ending=0.0, row=0.0).seconds(config) == steps
+
+
 def test_rows_of_a_part_are_spread_evenly_and_are_those_of_the_whole():
     config = load_config("toy-gap", {"training.batch_size": "8"})
     data = open_data(config)

@@ -121,6 +121,13 @@ def test_draws_stay_in_their_ranges_and_are_the_same_at_each_point_of_the_grid(t
     assert all(0.1 <= c.defenses[0]["s"] <= 25.0 for c in by_seed[0])
 
 
+def test_whole_numbers_are_drawn_as_often_at_a_negative_end(trials):
+    found = [
+        t.config.checkpoint.every for t in trials("[random]\ncheckpoint.every = {low=-1,high=1}\n[sweep]\nsamples=60")
+    ]
+    assert set(found) == {-1, 0, 1}
+
+
 def test_more_samples_leave_the_earlier_ones_as_they_were_and_another_seed_draws_others(trials):
     few, many, other = (trials(RANDOM % given) for given in ((5, 7), (9, 7), (5, 8)))
     assert {trial.digest for trial in few} < {trial.digest for trial in many}
