@@ -94,7 +94,7 @@ class WrittenTraining:
         finally:
             try:
                 result = self._write() if self._result is None else self._result
-                if self.on_result is not None:
+                if self.on_result is not None and not self._is_still_interrupted:
                     self.on_result(result)
             except StorageError as error:
                 if self._failure is None:

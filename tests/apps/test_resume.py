@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 import pytest
 
 from flower_vfl import build_config, run
+from flower_vfl.apps import local, make_server_app
 from flower_vfl.apps.folder import RunFolder
 from flower_vfl.apps.run_state import MAY_CHANGE, PartyStorage, config_digest, differences
 from flower_vfl.auditing.monitor import LeakageMonitor
@@ -63,8 +64,12 @@ def test_a_resumed_run_that_ends_before_it_is_restored_leaves_the_earlier_result
     def fail(*_, **__):
         raise error("no room")
 
+    def server_app(*, on_result, **given):
+        return make_server_app(**given, on_result=lambda result: pytest.fail("there is no new result"))
+
     with monkeypatch.context() as patched:
         patched.setattr(*moment, fail)
+        patched.setattr(local, "make_server_app", server_app)
         with pytest.raises(error):
             run(config, out=tmp_path / "run", resume=True, data=lambda _: toy_data())
     assert [path.read_bytes() for path in kept] == before
