@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from flower_vfl.apps.folder import CONFIG
 from flower_vfl.errors import InputError
 
 
@@ -55,6 +54,8 @@ def report(
 
     Of several names, those that are no folder of a run are left out.
     """
+    from flower_vfl.apps.folder import CONFIG
+
     others = [one for one in folders if one.exists() and not (one / CONFIG).is_file()] if len(folders) > 1 else []
     named = [one for one in folders if one not in others] or folders
     _check_folders(named, "the folder of a run, or that of a sweep or a demo")
