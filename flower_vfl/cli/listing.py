@@ -54,16 +54,16 @@ def report(
 
     Of several names, those that are no folder of a run are left out.
     """
+    what = "the folder of a run, or that of a sweep or a demo"
+    _check_folders(folders if len(folders) == 1 else [one for one in folders if not one.exists()], what)
     from flower_vfl.apps.folder import CONFIG
-
-    others = [one for one in folders if one.exists() and not (one / CONFIG).is_file()] if len(folders) > 1 else []
-    named = [one for one in folders if one not in others] or folders
-    _check_folders(named, "the folder of a run, or that of a sweep or a demo")
-    if others and named is not folders:
-        typer.echo(f"left out, because they are no folder of a run: {', '.join(map(str, others))}", err=True)
     from flower_vfl.reports import render
 
-    typer.echo(f"report: {render(named, out)}")
+    others = [one for one in folders if not (one / CONFIG).is_file()] if len(folders) > 1 else []
+    named = [one for one in folders if one not in others]
+    if others and named:
+        typer.echo(f"left out, because they are no folder of a run: {', '.join(map(str, others))}", err=True)
+    typer.echo(f"report: {render(named or folders, out)}")
 
 
 def _check_folders(folders: Sequence[Path], what: str) -> None:
