@@ -240,6 +240,7 @@ def test_where_only_the_given_settings_ended_that_is_the_reason_and_no_praise(fi
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # two searches with workers of Ray: 75 s by themselves, 300 on a machine with other work
 def test_validation_chooses_and_the_test_is_shown_of_the_chosen_one_alone(file, tmp_path, capsys, monkeypatch):
     """One of three settings diverges, and the others count."""
 
