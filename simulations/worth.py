@@ -79,7 +79,7 @@ def worth_of(config: Config, dataset: VerticalData, result: Mapping[str, Any]) -
     dict
         ``measure`` (test AUC of two classes, accuracy of more), ``together``, ``margin`` (half of the 95 % interval
         by the number of test rows; None for an AUC of fewer than ten rows of a class), ``test_rows``, and
-        ``baselines``: objects with ``model``, ``columns``, ``value``.
+        ``baselines``: objects with ``model``, ``columns``, ``value``; none where all training labels are equal.
     """
     labels = dataset.labels()
     measure = "test_auc" if labels.classes == 2 else "test_accuracy"

@@ -68,7 +68,7 @@ class Canaries:
         found[self.rows] = self.coins
         return found
 
-    def into_bytes(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """Return rows and coins as bytes, empty without canaries: other canaries are other labels to a defense."""
         return np.concatenate([self.rows, self.coins]).astype("<i8").tobytes()
 

@@ -484,21 +484,14 @@ def of_this_host(config: Config, run_config: Mapping[str, Value]) -> Config:
 def from_run_config(run_config: Mapping[str, Value]) -> Config:
     """Return the configuration of Flower's flat run config: `preset`, overridden by all other keys that are not empty.
 
-    `out`, `job`, `resume` and `predict-*` are for the ServerApp and no part of a configuration. `preset` is a name and
-    no path: whoever starts a run would make each host read a file of its own.
-
-    Raises
-    ------
-    ConfigError
-        When there is no such preset, or when a key or a value is wrong.
+    `out`, `job`, `resume` and `predict-*` are for the ServerApp and no part of a configuration. `preset` is no path:
+    whoever starts a run would make each host read one of its files.
     """
     values = {key: value for key, value in run_config.items() if value != ""}
     preset = str(values.pop("preset", ""))
     for key in [key for key in values if key in ("out", "job", "resume") or key.startswith("predict-")]:
         del values[key]
     if preset and preset not in preset_names():
-        raise ConfigError(
-            f"the run config's preset is {preset!r}; {suggestion(preset, preset_names())}; it is the name of a preset "
-            "and no path, and the keys of the run config change it"
-        )
+        known = suggestion(preset, preset_names())
+        raise ConfigError(f"the run config's preset is {preset!r}; {known}; it is the name of a preset and no path")
     return build_config(tomllib.loads(preset_text(preset)) if preset else {}, values)

@@ -85,7 +85,7 @@ def render(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Pat
     InputError
         When there is no folder, or a file, which the message names, is missing or cannot be read.
     """
-    given = folders = [Path(folder) for folder in run_dirs]
+    folders = [Path(folder) for folder in run_dirs]
     if not folders:
         raise InputError("A report needs at least one run's folder.")
     if len(folders) == 1 and is_sweep(folders[0]):
@@ -95,7 +95,7 @@ def render(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Pat
     if len(folders) == 1:
         folders = summarised_runs(folders[0]) or folders
     runs = [load_run(folder) for folder in folders]
-    target = _target(folders, whole=folders is not given) if out is None else Path(out)
+    target = _target(folders, whole=len(run_dirs) == 1) if out is None else Path(out)
     with _refusing(folders):
         if len(runs) == 1:
             html = fill("run.html.j2", **_of_one(runs[0]))

@@ -101,7 +101,7 @@ def open_account(
         )
     settings = ", ".join(f"{key}={value}" for key, value in defense.params.items())
     described = f"{defense.name}({settings})"  # with the same secret, other settings may draw other noise
-    secret, canaries = base.secret.seed("privacy ledger"), base.canaries.into_bytes()
+    secret, canaries = base.secret.seed("privacy ledger"), base.canaries.to_bytes()
     training = Training(base.alignment, labels, secret, name, described, release, canaries)
     ledger.check(training)
     return partial(_charge, strategy, ledger, training)

@@ -101,23 +101,23 @@ def test_a_late_message_of_an_earlier_session_changes_nothing_of_the_later_one(t
     config, dataset = toy_config(transport=MESSAGES, attack={"names": []}), toy_data()
     only = make_client_app(data=lambda _: dataset)
     node = {"party": "a", "out": str(tmp_path), "train-epochs": 10}
-    contexts = [Context(run, 2, node, RecordDict(), to_run_config(config)) for run in (1, 2)]
+    contexts = [Context(number, 2, node, RecordDict(), to_run_config(config)) for number in (1, 2)]
 
-    def send(run, content, kind):
+    def send(number, content, kind):
         app = only if processes == "one" else make_client_app(data=lambda _: dataset)
-        return app(Message(content, 2, kind), contexts[run - 1]).content
+        return app(Message(content, 2, kind), contexts[number - 1]).content
 
-    def offer(run):
-        own = {"kind": "messages", "session": f"s{run}", "wire-dtype": "exact", "training": str(run) * 32}
-        send(run, RecordDict({"offer": ConfigRecord({**own, "simulation": False})}), "train")
+    def offer(number):
+        own = {"kind": "messages", "session": f"s{number}", "wire-dtype": "exact", "training": str(number) * 32}
+        send(number, RecordDict({"offer": ConfigRecord({**own, "simulation": False})}), "train")
 
-    def ask(run, frame):
-        content = send(run, bundle([frame], f"s{run}", "exact"), "train.frames")
-        return [answer.kind for answer in unbundle(content, f"s{run}", "exact", limit=10**8)]
+    def ask(number, frame):
+        content = send(number, bundle([frame], f"s{number}", "exact"), "train.frames")
+        return [answer.kind for answer in unbundle(content, f"s{number}", "exact", limit=10**8)]
 
-    for run_number in (1, 2):
-        offer(run_number)
-        assert ask(run_number, Frame(Kind.SAVE, 0)) == [Kind.SAVED]
+    for number in (1, 2):
+        offer(number)
+        assert ask(number, Frame(Kind.SAVE, 0)) == [Kind.SAVED]
     kept = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(ProtocolError, match="another session of party 'a' has begun; this one is over"):
         ask(1, Frame(Kind.STEP, 0, {"gradient_of": -1}))

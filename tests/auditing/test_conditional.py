@@ -215,7 +215,7 @@ def test_a_run_reports_it_as_an_oracle_at_the_cadence_of_the_attacks():
         {"attack": {"names": ["norm"]}, "defenses": [{"name": "potential_energy"}, {"name": "iso"}]},
     ],
 )
-def test_there_is_no_oracle_where_it_is_not_configured_or_the_noise_or_the_loss_is_another(config):
+def test_the_oracle_is_left_out_where_it_does_not_apply(config):
     data = toy_data(rows=200)
     result = run(toy_config(**{"defenses": [{"name": "iso"}], **config}), data=lambda _: data)
     assert conditional(result) == []

@@ -57,8 +57,8 @@ class DateFormat:
     Parameters
     ----------
     text : str
-        Directives of `strftime`: %Y %y %m %b %d %H %M %S; "%H:%M" takes seconds too; "" for columns of a temporal type,
-        whose dates are "%Y-%m-%d" where other rows have them as texts.
+        Directives of `strftime`: %Y %y %m %b %d %H %M %S; "%H:%M" takes seconds too; "" for columns of dates or
+        timestamps, which are "%Y-%m-%d" where other rows have them as texts.
     """
 
     text: str

@@ -45,7 +45,7 @@ class ColumnFormat:
     style : NumberStyle
         Notation of its numbers.
     date : str
-        Format of its dates; "" for a column of a temporal type.
+        Format of its dates; "" for a column of dates or timestamps.
     latest : float
         Seconds of the latest training date, from which ages count.
     parts : tuple of str

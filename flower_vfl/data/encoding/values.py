@@ -20,7 +20,7 @@ MISSING_TEXTS = (MISSING, "NA", "N/A", "NaN", "nan", "null", "NULL")
 """Texts that stand for a missing number or label."""
 
 _LARGEST_WHOLE = 2.0**53
-"""Number below which every whole number is a float of its own."""
+"""Number below which a float holds every whole number exactly."""
 _LARGEST = 1e150
 """Largest number that is encoded: the variance of larger ones overflows a float."""
 

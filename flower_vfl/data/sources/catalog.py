@@ -113,6 +113,8 @@ def load(
         When the name or an option is wrong.
     DataError
         When the data is missing or cannot be used.
+    SetupError
+        When the cache cannot be written.
     """
     recipe, source = _found(name, path)
     if _is_prepared(source):
@@ -226,7 +228,7 @@ def _prepare(recipe: Recipe, source: Path | None, out: Path, options: Options, p
 
 @contextmanager
 def _warnings_kept(folder: Path) -> Iterator[None]:
-    """Write what is warned of while data is prepared into its folder: those who use it later should know, too."""
+    """Write the warnings that are logged while data is prepared to its folder, for later uses."""
     collector, watched = _Collector(), logging.getLogger("flower_vfl.data")
     watched.addHandler(collector)
     try:
@@ -308,4 +310,6 @@ def _make_cache(folder: Path) -> None:
 
 
 def _no_cache(reason: str) -> SetupError:
-    return SetupError(f"data is prepared in a folder of its own, and {reason}; set {CACHE_VARIABLE} to a folder")
+    return SetupError(
+        f"there is no place for prepared data: {reason}; set {CACHE_VARIABLE} to a folder that can be written"
+    )

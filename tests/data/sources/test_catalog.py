@@ -69,16 +69,16 @@ def test_a_file_whose_size_and_time_were_restored_is_prepared_again(tmp_path):
     assert (before.class_names, load("files", options=options).class_names) == (("no", "yes"), ("no", "YEZ"))
 
 
-def test_what_was_warned_of_at_the_first_use_is_said_at_each(tmp_path, caplog):
+def test_warnings_of_the_first_use_are_logged_at_each(tmp_path, caplog):
     (tmp_path / "a.csv").write_text("id,x,y\n" + "".join(f"{i},{i},{'Yes' if i % 2 else 'yes'}\n" for i in range(40)))
     options = {"files": {"a": str(tmp_path / "a.csv")}, "id": "id", "label": "y"}
-    said = []
+    logged = []
     for _ in range(3):
         caplog.clear()
         folder = load("files", options=options).folder
-        said.append([record.getMessage() for record in caplog.records])
-    assert any("differ in" in message for message in said[0])
-    assert said[0] == said[1] == said[2]
+        logged.append([record.getMessage() for record in caplog.records])
+    assert any("differ in" in message for message in logged[0])
+    assert logged[0] == logged[1] == logged[2]
     (folder / "warnings.json").write_text("[")
     with pytest.raises(DataError, match=r"warnings.json cannot be read: .*; remove its folder"):
         load("files", options=options)

@@ -121,7 +121,7 @@ def test_draws_stay_in_their_ranges_and_are_the_same_at_each_point_of_the_grid(t
     assert all(0.1 <= c.defenses[0]["s"] <= 25.0 for c in by_seed[0])
 
 
-def test_whole_numbers_are_drawn_as_often_at_a_negative_end(trials):
+def test_whole_numbers_are_drawn_from_a_negative_end_on(trials):
     found = [
         t.config.checkpoint.every for t in trials("[random]\ncheckpoint.every = {low=-1,high=1}\n[sweep]\nsamples=60")
     ]
