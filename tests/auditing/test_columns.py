@@ -12,6 +12,7 @@ from flower_vfl.apps import run
 from flower_vfl.attacks.joint import JointView, OwnRows
 from flower_vfl.auditing.columns import read_with_columns
 from flower_vfl.auditing.halves import SCORE, Split
+from flower_vfl.data import MemoryData, array_table
 from flower_vfl.data.store.dataset import Labels
 from flower_vfl.strategies import GradientDefense
 from tests.toys import toy_config, toy_data
@@ -129,3 +130,25 @@ def test_a_run_hands_the_reader_with_columns_lengths_and_signs_of_all_epochs():
     (entry,) = (one for one in leakage if "columns" in one.get("sees", ()))
     assert entry["mean"] == pytest.approx(norm.cdf(0.5 * np.sqrt(16) / np.sqrt(2)), abs=0.05)
     assert "signs" in {one["reader"] for one in entry["candidates"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("noise", "baseline", "gain"), [(1.0, 0.93, 0.09), (30.0, 0.65, 0.41)])
+def test_a_gain_is_too_small_where_the_model_memorises_labels(noise, baseline, gain):
+    """The example of docs/methods/leak.md: no column knows these labels, so the gain should be 0.5."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(900, 20)).astype(np.float32)
+    y = rng.integers(0, 2, 900)
+    data = MemoryData("coins", {"a": array_table("a", x[:800], x[800:])}, "label", Labels(y[:800], y[800:], 2))
+    training = {"epochs": 40, "patience": 0, "batch_size": 64, "learning_rate": 0.005, "validation": 0.0}
+    config = toy_config(
+        training=training,
+        model={"bottom": [128], "cut": 16, "top": [16]},
+        defenses=[{"name": "iso", "t": noise}],
+        attack={"names": [], "informed": 8000},
+    )
+    entries = [e for e in run(config, data=lambda _: data).summary["leakage"] if e["attack"] == "informed"]
+    found = {tuple(entry["sees"]): entry for entry in entries}
+    assert found["gradients",]["mean"] > 0.98
+    assert found["gradients", "embeddings"]["baseline"] == pytest.approx(baseline, abs=0.02)
+    assert found["columns", "embeddings", "gradients"]["advantage"] == pytest.approx(gain, abs=0.02)
