@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -68,13 +69,20 @@ def test_the_example_app_runs_with_flwr_run_and_says_what_leaked_and_where_resul
     log = done.stdout + done.stderr
     assert "Proven: epsilon 1.0 for each person's label" in log, log[-4000:]
     page = (ROOT / "docs" / "tutorials" / "flower-users.md").read_text(encoding="utf8")
+    (report,) = (tmp_path / "runs").glob("run-*/report.html")
+    assert f"report: {report}" in log
+    result = json.loads((report.parent / "result.json").read_text(encoding="utf8"))
     for line in ("epoch 1: ", "epoch 10: ", "Proven: "):
         shown, found = (text.partition(f"INFO {mark}:      {line}")[2] for text, mark in ((page, ""), (log, "\x1b[0m")))
         assert shown, line
-        assert_alike(found.partition("\n")[0], shown.partition("\nINFO")[0].partition("\n...")[0])
-    (report,) = (tmp_path / "runs").glob("run-*/report.html")
-    assert f"report: {report}" in log
-    assert (report.parent / "result.json").is_file()
+        shown, found = shown.partition("\nINFO")[0].partition("\n...")[0], found.partition("\n")[0]
+        if line == "Proven: ":
+            # Several readers do nearly as well on 225 rows: which one is chosen depends on the processor.
+            shown, reached = re.split(r"\s+a\s+fitted\s+reader\s+", shown)
+            low, high = result["verdict"]["parties"][0]["leak"]["informed"]["interval95"]
+            assert low <= float(reached.rstrip(".")) <= high
+            found = found.partition(" a fitted reader ")[0]
+        assert_alike(found, shown)
 
 
 @pytest.mark.flower
