@@ -11,13 +11,12 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from difflib import get_close_matches
 from typing import Self, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from flower_vfl.config import Config
-from flower_vfl.errors import ConfigError, PermissionDeniedError, suggestion
+from flower_vfl.errors import ConfigError, PermissionDeniedError
 from flower_vfl.transport.signing import LABEL_KEY_VARIABLE, is_signed, read_public_key
 
 EPOCHS_KEY, UNTIL_KEY, ATTACKERS_KEY, ALIGNMENT_KEY = (
@@ -29,7 +28,6 @@ EPOCHS_KEY, UNTIL_KEY, ATTACKERS_KEY, ALIGNMENT_KEY = (
 LABEL_KEY = "label-key"
 """Keys of `--node-config`."""
 
-_PREFIX = "train-"
 T = TypeVar("T")
 
 _WHERE = "in the --node-config of its SuperNode"
@@ -73,14 +71,8 @@ class Consent:
         Raises
         ------
         ConfigError
-            When a key is misspelt, which would allow what it should forbid, or a value is not allowed.
+            When a value is not allowed.
         """
-        known = (EPOCHS_KEY, UNTIL_KEY, ATTACKERS_KEY, ALIGNMENT_KEY)
-        for key in node_config:
-            if key.startswith(_PREFIX) and key not in known:
-                raise ConfigError(f"--node-config has no key {key!r}; {suggestion(key, known)}")
-            if key != LABEL_KEY and get_close_matches(key, [LABEL_KEY], cutoff=0.75):
-                raise ConfigError(f"--node-config has no key {key!r}; {suggestion(key, [LABEL_KEY])}")
         return cls(
             party,
             _read(node_config, EPOCHS_KEY, "a whole number of at least 0", _whole),

@@ -11,17 +11,25 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from flower_vfl.config import Config
 from flower_vfl.data.store.layout import MANIFEST
-from flower_vfl.errors import ConfigError, SetupError
+from flower_vfl.errors import ConfigError, SetupError, suggestion
 
 DATA_VARIABLE = "FLOWER_VFL_DATA"
 """Environment variable of the ServerApp with the label party's only prepared folder."""
 
 ROLES = ("feature", "attacker")
 """Roles of a node: a feature party trains; an attacker trains, and also infers labels from what it observes."""
+
+OWNER_LIMITS = (
+    *("align-method", "align-max-ids"),
+    *("train-epochs", "train-until", "train-attackers", "train-alignment", "label-key"),
+    *("predict-rows-per-day", "predict-data"),
+)
+"""Keys of `--node-config` with which an owner limits what is asked of the node."""
 
 STEPPED: ContextVar[bool] = ContextVar("STEPPED", default=False)
 """True if the handler that runs here was called by a simulation within this process (`LocalGrid`)."""
@@ -70,10 +78,11 @@ class Node:
         Raises
         ------
         ConfigError
-            When there is no such role.
+            When there is no such role, or a limit is misspelt, which would be none.
         SetupError
             When the node is not simulated and names no party.
         """
+        _check_limits(node_config)
         given = {key: str(node_config.get(key, "")) for key in ("party", "role", "data-path", "out")}
         role = given["role"] or ROLES[0]
         if role not in ROLES:
@@ -137,6 +146,16 @@ class Node:
                 f"data-path of the node of party {self.party!r} is no prepared data (there is no {MANIFEST} in it, or "
                 "its SuperNode may not read it); `flower-vfl data prepare` and `flower-vfl data part` write it"
             )
+
+
+def _check_limits(node_config: Mapping[str, object]) -> None:
+    for key in node_config:
+        written = key.lower().replace("_", "-")
+        meant = written.startswith(("align-", "train-", "predict-")) or get_close_matches(
+            written, ["label-key"], 1, 0.75
+        )
+        if meant and key not in OWNER_LIMITS:
+            raise ConfigError(f"--node-config has no key {key!r}; {suggestion(written, OWNER_LIMITS)}")
 
 
 def with_data_of_this_host(config: Config) -> Config:

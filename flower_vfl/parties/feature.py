@@ -134,6 +134,7 @@ class FeatureParty:
         self.on_exported: Callable[[FeatureParty], None] = lambda _party: None
         self.awaits_export = False
         """True if an `EXPORTED` frame follows once the results are written; until then the party may be restored."""
+        self._refit_batches = 0  # those that were sent for a refit
         self._shape, self._dtype = self._probe()
 
     def _probe(self) -> tuple[tuple[int, ...], torch.dtype]:
@@ -211,6 +212,8 @@ class FeatureParty:
     def _step(self, frame: Frame) -> Frame | None:
         if not self._gradients:
             raise ProtocolError("a step was asked for, and here training.gradients is false")
+        if self.finished or self._refit_batches:
+            raise ProtocolError("a step was asked for after the end of the steps")
         gradient_of = frame.integer("gradient_of")
         if gradient_of >= 0:
             self._learn(gradient_of, frame)
@@ -266,16 +269,25 @@ class FeatureParty:
 
     def _evaluate(self, frame: Frame) -> Frame:
         part = frame.text("part")
-        if (
-            not is_part(part)
-            or (part == "train" and self._gradients and not self._refit)
-            or not 0 <= frame.step < self._schedule.batches(part)
-        ):
+        if not is_part(part) or not 0 <= frame.step < self._schedule.batches(part):
             raise ProtocolError(f"there is no evaluation batch {frame.step} of {part!r}")
+        if part == "train" and self._gradients:
+            self._check_refit(frame)
         rows = self._schedule.eval_batch(part, frame.step)
         source = self._table.test if part == "test" else self._table.train
         embedding = embed(self.bottom, source, rows, self._placement)
         return Frame(Kind.EMBEDDING, frame.step, tensors={"embedding": embedding})
+
+    def _check_refit(self, frame: Frame) -> None:
+        """Refuse a batch of all training rows unless it is the next one for a refit, once the steps are done."""
+        if not self._refit:
+            raise ProtocolError("the embeddings of all training rows were asked for, and here training.refit is 0")
+        self._check_nothing_pending(frame)
+        if not self._next_step or frame.step != self._refit_batches:
+            raise ProtocolError(
+                f"batch {frame.step} of all training rows was asked for, which are sent once, in order, after the steps"
+            )
+        self._refit_batches += 1
 
     def _handle_state(self, frame: Frame) -> Frame | None:
         """Handle a frame that saves or restores a state, chooses the model that is kept, or confirms the export."""
@@ -401,7 +413,7 @@ class FeatureParty:
         self.bottom.load_state_dict(state["bottom"])
         self.optimizers.load_state_dict(state["optimizers"])
         self._next_step, self.finished = state["next_step"], state["finished"]
-        self._in_flight = state["in_flight"]
+        self._in_flight, self._refit_batches = state["in_flight"], 0
         self.discarded = state["discarded"]
         self._best = BestModel.from_state(state["best"])
         self.seconds_compute = state["seconds_compute"]

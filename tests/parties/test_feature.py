@@ -64,7 +64,7 @@ def fill(party, in_flight):
         (request(0, 0, torch.zeros(16, 4)), "gradient of step 0, expected step none"),
         (Frame(Kind.STEP, 0), "integer field 'gradient_of'"),
         (Frame(Kind.STEP, 0, {"gradient_of": True}), "integer field"),
-        (Frame(Kind.EVALUATE, 0, {"part": "train"}), "no evaluation batch"),
+        (Frame(Kind.EVALUATE, 0, {"part": "train"}), r"here training\.refit is 0"),
         (Frame(Kind.EVALUATE, 1, {"part": "test"}), "no evaluation batch 1"),
         (Frame(Kind.EVALUATE, 0, {}), "text field 'part'"),
         (Frame(Kind.HELLO), "does not take hello"),
@@ -84,6 +84,37 @@ def test_without_gradients_embeddings_of_training_rows_are_given_and_no_step_is_
     with torch.no_grad():
         assert torch.equal(embedding, party.bottom(*table.train.gather(np.arange(50, 100))))
     with pytest.raises(ProtocolError, match=r"training\.gradients is false"):
+        party.handle(request(0))
+
+
+def test_for_a_refit_embeddings_of_training_rows_are_given_once_after_the_steps():
+    first, second = (Frame(Kind.EVALUATE, batch, {"part": "train"}) for batch in (0, 1))
+    party = make_party(refit=True)
+    with pytest.raises(ProtocolError, match="sent once, in order, after the steps"):
+        party.handle(first)
+    party.handle(request(0))
+    with pytest.raises(ProtocolError, match="1 steps wait for their gradient"):
+        party.handle(first)
+    party.handle(request(1, 0, gradient_for(0)))
+    party.handle(request(-1, 1, gradient_for(1)))
+    before = party.state()
+    with pytest.raises(ProtocolError, match="batch 1 of all training rows"):
+        party.handle(second)
+    party.handle(first)
+    party.handle(second)
+    for refused in (first, second):
+        with pytest.raises(ProtocolError, match="sent once"):
+            party.handle(refused)
+    with pytest.raises(ProtocolError, match="after the end of the steps"):
+        party.handle(request(2))
+    party.restore(before)
+    party.handle(request(2))
+
+
+def test_no_step_follows_the_end_of_a_training():
+    party = make_party()
+    party.handle(Frame(Kind.FINISH))
+    with pytest.raises(ProtocolError, match="after the end of the steps"):
         party.handle(request(0))
 
 

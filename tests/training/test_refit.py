@@ -142,7 +142,7 @@ def test_a_party_sends_the_embeddings_of_training_rows_only_where_its_configurat
         return original(*given, **named)
 
     monkeypatch.setattr(feature_party, "FeatureParty", without_refit)
-    with pytest.raises(PartyError, match="there is no evaluation batch 0 of 'train'"):
+    with pytest.raises(PartyError, match=r"here training\.refit is 0"):
         run(config(), data=lambda _: toy_data())
 
 

@@ -10,9 +10,8 @@ from traceback import extract_tb
 
 from flwr.app import Context, Message
 
-from flower_vfl.apps.alignment.feature import FeatureSide, Terms
+from flower_vfl.apps.alignment.feature import FeatureSide, Terms, discard_session
 from flower_vfl.apps.alignment.owner import METHODS, Owner
-from flower_vfl.apps.alignment.place import discard
 from flower_vfl.apps.alignment.wire import SESSION, SPARE_FIELD, AlignmentStage, frame, stage_of
 from flower_vfl.apps.node import Node
 from flower_vfl.config import Config
@@ -43,7 +42,7 @@ def answer_alignment(message: Message, context: Context, config: Config) -> Mess
         target = owner.target
         if stage is AlignmentStage.ABORT:
             _log.warning("the label party ended the alignment: %s", printable(request.text("reason"), 500))
-            discard(target)
+            discard_session(target, session)
             reply = frame(stage)
         elif stage is AlignmentStage.HELLO:
             terms = _terms(request, session, party, owner)
@@ -53,7 +52,7 @@ def answer_alignment(message: Message, context: Context, config: Config) -> Mess
             reply = side.answer(stage, request)
     except Exception as error:
         if target is not None:
-            discard(target)
+            discard_session(target, session)
         if not deployed or isinstance(error, FlowerVflError):
             raise
         # The text of an unknown error may hold IDs, which must not be logged; its places in the code hold none.

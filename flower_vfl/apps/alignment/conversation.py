@@ -18,6 +18,7 @@ _log = logging.getLogger(__name__)
 
 _ABORT_SECONDS = 30.0
 _CONNECT_SECONDS = 60.0
+_OTHERS_SECONDS = 60.0
 
 
 class Conversation:
@@ -57,8 +58,9 @@ class Conversation:
         for node in nodes:
             self._push(node, proposal)
         found: dict[str, Frame] = {}
+        named: dict[str, int] = {}
         known = {node: f"node {node}" + (f", registered as {name!r}," if name else "") for node, name in nodes.items()}
-        replies = self._collect({node: (name, proposal) for node, name in known.items()})
+        replies = self._collect({node: (name, proposal) for node, name in known.items()}, frozenset(parties))
         for node, reply in sorted(replies.items()):
             if reply.fields.get(SPARE_FIELD) is True:
                 continue
@@ -69,18 +71,19 @@ class Conversation:
                     "in parties.features, correct `party` in --node-config of its host, or stop the node; then align "
                     "again"
                 )
-            if party in self._nodes:
+            if party in named:
                 raise PartyError(
                     f"two nodes claim to be party {party!r}; give each its own `party` in --node-config, align again"
                 )
             check_registered(node, nodes[node], party, simulation=bool(self._fields.get("simulation")))
-            self._nodes[party], found[party] = node, reply
+            named[party], found[party] = node, reply
         missing = [party for party in parties if party not in found]
         if missing:
             raise SetupError(
                 f"no node is party {' nor '.join(missing)}; start for each a SuperNode with --node-config "
                 f"\"party='{missing[0]}' ids=... alignment=...\", or name in parties.features those that there are"
             )
+        self._nodes = named
         return {party: found[party] for party in parties}
 
     def _wait_for_nodes(self, count: int) -> dict[int, str]:
@@ -111,18 +114,22 @@ class Conversation:
         return self.ask(dict.fromkeys(parties, question))
 
     def abort(self, why: str) -> None:
-        """Notify the nodes that the alignment has failed, so that they drop its keys; wait for them 30 s at most."""
+        """Notify the parties that the alignment has failed, so that they drop its keys; wait for them 30 s at most.
+
+        Until it is known which nodes are the parties, all are notified.
+        """
         deadline, notified = time.monotonic() + _ABORT_SECONDS, set[int]()
+        nodes = set(self._nodes.values()) or self._contacted
         for pause in poll_pauses():
-            for node in self._contacted:
+            for node in nodes:
                 self._mailbox.take(node)
-            for node in self._contacted - notified - self._mailbox.busy:
+            for node in nodes - notified - self._mailbox.busy:
                 notified.add(node)
                 try:
                     self._push(node, frame(AlignmentStage.ABORT, fields={"reason": why}))
                 except SessionError as error:
                     _log.warning("%s", error)
-            if (notified == self._contacted and not self._mailbox.busy) or time.monotonic() > deadline:
+            if (notified == nodes and not nodes & self._mailbox.busy) or time.monotonic() > deadline:
                 return
             time.sleep(pause)
 
@@ -132,9 +139,15 @@ class Conversation:
         content = to_records(Frame(question.kind, question.step, fields, question.tensors), self._session)
         self._mailbox.push(node, content, MESSAGE_TYPE)
 
-    def _collect(self, waiting: Mapping[int, tuple[str, Frame]]) -> dict[int, Frame]:
-        """Return the answers of nodes, given with their names and questions; the first failure is raised at once."""
+    def _collect(
+        self, waiting: Mapping[int, tuple[str, Frame]], parties: frozenset[str] = frozenset()
+    ) -> dict[int, Frame]:
+        """Return the answers of nodes, given with their names and questions; the first failure is raised at once.
+
+        When all of `parties` have answered, other nodes have a minute left: one that takes no part may be busy.
+        """
         deadline, found = time.monotonic() + self._timeout, dict[int, Frame]()
+        last: float | None = None
         for pause in poll_pauses():
             for node in waiting.keys() - found.keys():
                 reply = self._mailbox.take(node)
@@ -143,6 +156,11 @@ class Conversation:
             silent = [name for node, (name, _) in waiting.items() if node not in found]
             if not silent:
                 break
+            if parties and parties <= {reply.fields.get("party") for reply in found.values()}:
+                last = time.monotonic() + _OTHERS_SECONDS if last is None else last
+                if time.monotonic() > last:
+                    _log.warning("%s did not answer, and the alignment goes on without", " and ".join(silent))
+                    break
             if time.monotonic() > deadline:
                 raise PartyError(
                     f"{' and '.join(silent)} did not answer within {self._timeout:g} s: see the log of that "

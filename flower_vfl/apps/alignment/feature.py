@@ -143,12 +143,10 @@ class FeatureSide:
         ProtocolError
             When there is no state of this session.
         """
-        try:
-            state = json.loads((state_folder(target) / _STATE).read_text(encoding="utf8"))
-            terms = Terms(**{**state["terms"], "parties": tuple(state["terms"]["parties"])})
-            stage, step, ids = AlignmentStage(state["stage"]), int(state["step"]), int(state["ids"])
-        except (OSError, ValueError, KeyError, TypeError):
-            raise ProtocolError("a message of an alignment came that was not begun here; align again") from None
+        state = _read_state(target)
+        if state is None:
+            raise ProtocolError("a message of an alignment came that was not begun here; align again")
+        terms, ids, stage, step = state
         if terms.session != session:
             raise ProtocolError("a message of another alignment came than the one that was begun here; align again")
         return cls(target, terms, ids, stage, step, processes=processes)
@@ -295,6 +293,23 @@ class FeatureSide:
     def _save(self) -> None:
         state = {"terms": asdict(self.terms), "ids": self._ids, "stage": str(self._stage), "step": self._step}
         layout.write_json(self._folder / _STATE, state)
+
+
+def discard_session(target: Path, session: str) -> None:
+    """Remove the state of an alignment with its keys, unless it is another session's: a late message ends no other."""
+    state = _read_state(target)
+    if state is None or state[0].session == session:
+        discard(target)
+
+
+def _read_state(target: Path) -> tuple[Terms, int, AlignmentStage, int] | None:
+    """Return terms, number of IDs, stage and step of an alignment under way; None where there is no readable state."""
+    try:
+        state = json.loads((state_folder(target) / _STATE).read_text(encoding="utf8"))
+        terms = Terms(**{**state["terms"], "parties": tuple(state["terms"]["parties"])})
+        return terms, int(state["ids"]), AlignmentStage(state["stage"]), int(state["step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _piece(data: bytes, step: int, piece: int, width: int) -> bytes:

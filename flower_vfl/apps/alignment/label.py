@@ -57,6 +57,10 @@ class _Identifiers(NamedTuple):
     proofs: list[bytes]
 
 
+class _NoCommonIdsError(DataError):
+    """No ID is common to all parties."""
+
+
 class LabelSide:
     """One alignment at the label party.
 
@@ -118,7 +122,8 @@ class LabelSide:
                 result = self._align(path)
             except BaseException as error:
                 # The other parties must not learn what failed at one of them, only that the alignment failed.
-                self._conversation.abort("no ID is common" if isinstance(error, DataError) else "it failed elsewhere")
+                none = isinstance(error, _NoCommonIdsError)
+                self._conversation.abort("no ID is common" if none else "it failed elsewhere")
                 raise
         _log.info("alignment, party %s: %d common IDs -> %s", self._label_party, len(result.ids), self._target)
         return result
@@ -128,7 +133,7 @@ class LabelSide:
         self._exchange_terms()
         common, names = self._compare() if self._config.method == "psi" else self._compare_hashes()
         if not common.any():
-            raise DataError(
+            raise _NoCommonIdsError(
                 "no ID is common to all parties: compare how each writes its IDs (leading zeros, case, prefixes), and "
                 "align again"
             )

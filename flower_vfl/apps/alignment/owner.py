@@ -49,14 +49,14 @@ class Owner:
         ConfigError
             When it does not name the IDs and the file of the result, or a value is not allowed.
         """
-        keys = ("party", "ids", "ids-column", "alignment", "align-method", "align-max-ids")
+        keys = ("party", "ids", "ids-column", "alignment", "align-method")
         given = {key: str(node_config.get(key) or "") for key in keys}
         if not given["ids"] or not given["alignment"]:
             raise ConfigError(
                 'this host does not say which IDs may be aligned: start its SuperNode with --node-config "'
                 f"party='{given['party']}' ids='/path/people.csv' ids-column='id' alignment='/path/alignment.parquet'\""
             )
-        method, limit = given["align-method"] or METHODS[0], given["align-max-ids"] or str(MAX_IDS)
+        method, limit = given["align-method"] or METHODS[0], str(node_config.get("align-max-ids", MAX_IDS))
         if method not in METHODS:
             raise ConfigError(f"align-method of this node is {method!r}; --node-config allows 'psi' or 'hash'")
         if not limit.isdecimal() or int(limit) < 1:

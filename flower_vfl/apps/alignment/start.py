@@ -13,7 +13,8 @@ from flower_vfl.apps.alignment.progress import LoggedProgress, StageProgress
 from flower_vfl.config import Config
 from flower_vfl.data.sources.id_sources import IdSource, id_sources
 from flower_vfl.data.store.alignment import AlignmentFile
-from flower_vfl.errors import ConfigError
+from flower_vfl.data.store.party_names import check_party_name
+from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.training.grids import is_simulation
 
 
@@ -93,6 +94,10 @@ def _deployed_parties(config: Config) -> tuple[str, tuple[str, ...]]:
             "parties.features must name the feature parties, as in --run-config \"parties-features='a,b'\""
         )
     label_party = str(config.data.options.get("label_party") or "label")
+    try:
+        check_party_name(label_party)
+    except DataError as error:
+        raise ConfigError(f"data.options.label_party: {error}") from None
     if label_party in config.parties.features:
         raise ConfigError(
             f"party {label_party!r} cannot be the label party and a feature party of one alignment: leave it out of "

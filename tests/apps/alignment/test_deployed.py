@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import logging
+import time
+from contextlib import suppress
 
 import pytest
+from flwr.app import Context, Message, RecordDict
 
-from flower_vfl.apps.alignment import start
+from flower_vfl.apps.alignment import client, conversation, start
 from flower_vfl.apps.alignment.owner import IDS_VARIABLE, RESULT_VARIABLE, Owner
+from flower_vfl.apps.alignment.place import state_folder
 from flower_vfl.apps.alignment.start import align_as_label
+from flower_vfl.apps.alignment.wire import AlignmentStage, frame
 from flower_vfl.config import build_config
 from flower_vfl.data.store.alignment import AlignmentFile
-from flower_vfl.errors import ConfigError, PartyError, SetupError
+from flower_vfl.errors import ConfigError, DataError, PartyError, ProtocolError, SetupError
+from flower_vfl.protocol.frame import from_records, to_records
+from flower_vfl.version import software
 from tests.apps.alignment.common import WatchedGrid, people, write_people
 
 COMMON = tuple(sorted(people("", 20, 50)))
@@ -102,7 +109,8 @@ def test_a_registered_node_that_refuses_is_named_as_it_is_registered(deployment,
         ({"alignment": ""}, "this host does not say which IDs may be aligned"),
         ({"align-method": "md5"}, "align-method of this node is 'md5'; --node-config allows 'psi' or 'hash'"),
         ({"align-max-ids": "many"}, "align-max-ids of this node is 'many'; a whole number"),
-        ({"align-max-ids": -1}, "align-max-ids of this node is '-1'"),
+        *(({"align-max-ids": value}, f"align-max-ids of this node is '{value}'") for value in (-1, 0, True)),
+        ({"align_max_ids": 9}, "no key 'align_max_ids'; did you mean 'align-max-ids'"),
     ],
 )
 def test_an_error_of_a_host_is_logged_there_and_not_sent_to_the_label_party(changes, logged, deployment, caplog):
@@ -191,6 +199,76 @@ def test_a_party_that_is_not_there_is_named(deployment, monkeypatch):
         deployment.align(order=("a", "bee"))
 
 
+def test_an_alignment_does_not_wait_for_a_busy_node_that_takes_no_part(deployment, monkeypatch, caplog):
+    result, genuine, ended = deployment.folder / "label" / "alignment.parquet", client._party, []
+
+    def party_of(request, context):
+        deadline = time.monotonic() + 20
+        while context.node_config["party"] == "stranger" and not result.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        ended.append(result.exists())
+        return genuine(request, context)
+
+    monkeypatch.setattr(client, "_party", party_of)
+    monkeypatch.setattr(conversation, "_OTHERS_SECONDS", 0.1)
+    deployment.align(("stranger", "b", "a"))
+    assert deployment.result("a").ids == COMMON
+    assert ended.count(True) == 1
+    assert "node 2 did not answer, and the alignment goes on without" in caplog.text
+
+
+@pytest.mark.parametrize("reason", ["no ID is common", "it failed elsewhere"])
+def test_only_the_parties_learn_that_no_id_is_common_and_only_where_that_is_the_reason(reason, deployment, monkeypatch):
+    ended, genuine, write = [], client.answer_alignment, AlignmentFile.write
+
+    def answer(message, context, config):
+        fields = from_records(message.content, str(message.content["header"]["session"])).fields
+        if "reason" in fields:
+            ended.append((context.node_config["party"], fields["reason"]))
+        return genuine(message, context, config)
+
+    def fail(self, path):
+        if "label" in path.parts:
+            raise DataError("a full disk")
+        write(self, path)
+
+    monkeypatch.setattr("flower_vfl.apps.client_app.answer_alignment", answer)
+    if reason == "no ID is common":
+        write_people(deployment.folder / "label" / "people.csv", people("", 100, 130), ["label"])
+    else:
+        monkeypatch.setattr(AlignmentFile, "write", fail)
+    with pytest.raises(DataError, match=r"no ID is common|a full disk"):
+        deployment.align(("stranger", "b", "a"))
+    assert sorted(ended) == [("a", reason), ("b", reason)]
+
+
+@pytest.mark.parametrize("stage", [AlignmentStage.ABORT, AlignmentStage.QUERY, AlignmentStage.HELLO])
+def test_a_message_of_another_alignment_leaves_the_one_under_way_as_it_is(stage, deployment):
+    def ask(session, stage, **fields):
+        given = {
+            "parties": '["a"]',
+            "label_party": "label",
+            "method": "psi",
+            "ids": 5,
+            "piece": 9,
+            **software(),
+            **fields,
+        }
+        content = to_records(frame(stage, 0, given), session * 32)
+        node = {"party": "a", **deployment.nodes["a"]}
+        context = Context(run_id=1, node_id=2, node_config=node, state=RecordDict(), run_config={})
+        return client.answer_alignment(Message(content, 2, "query.align"), context, build_config({}))
+
+    state = state_folder(deployment.folder / "a" / "alignment.parquet")
+    ask("a", AlignmentStage.HELLO)
+    kept = {path.name: path.read_bytes() for path in state.iterdir()}
+    with suppress(ProtocolError):
+        ask("b", stage, reason="over", method="hash")
+    assert {path.name: path.read_bytes() for path in state.iterdir()} == kept
+    ask("a", AlignmentStage.ABORT, reason="over")
+    assert not state.exists()
+
+
 def test_a_node_without_a_party_is_refused(deployment):
     with pytest.raises(PartyError, match="this node has no party: start its SuperNode"):
         deployment.align(order=("a", ""))
@@ -218,6 +296,8 @@ def test_the_parties_must_be_named(deployment):
         deployment.align(**{"parties.features": "[]"})
     with pytest.raises(ConfigError, match="party 'a' cannot be the label party and a feature party"):
         deployment.align(**{"data.options.label_party": "a"})
+    with pytest.raises(ConfigError, match=r"data\.options\.label_party: 'My Bank' is no party name"):
+        deployment.align(**{"data.options.label_party": "My Bank"})
 
 
 def test_a_label_host_that_cannot_be_read_stops_before_anybody_is_asked(deployment):
