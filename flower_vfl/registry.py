@@ -282,11 +282,11 @@ class Methods(Generic[M]):
         Raises
         ------
         ConfigError
-            When it does not have or refuses a parameter, or results cannot hold its `params`.
+            When it does not have or refuses a parameter, or its `params` lack one or cannot be held by results.
         """
         try:
             made = cast("Callable[..., M]", method)(*arguments, **params)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, AttributeError) as error:
             if isinstance(error, FlowerVflError):
                 raise
             why = _unknown_parameter(method, len(arguments), params) or str(error)
@@ -298,6 +298,14 @@ class Methods(Generic[M]):
                 f"the {self.kind} {method.name!r} shows `params` that result.json cannot hold: {error}; show numbers, "
                 "texts, and lists or dictionaries of them"
             ) from error
+        if not isinstance(vars(made).get("label", ""), str):
+            raise ConfigError(f"the {self.kind} {method.name!r} sets `self.label`, its name in logs: use another name")
+        missing = sorted(params.keys() - made.params.keys())
+        if missing:
+            raise ConfigError(
+                f"the {self.kind} {method.name!r} does not show {' and '.join(missing)} in its `params`, and results "
+                "could not tell its settings apart: return them there"
+            )
         return made
 
     def listed(self) -> list[Listed[M]]:

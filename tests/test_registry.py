@@ -245,10 +245,41 @@ def test_parameters_that_a_class_refuses_are_bad_input(error):
         def __init__(self, size=1, method=None):
             if size > 1:
                 raise error
+            self.params = {"method": method}
 
     assert isinstance(TOOLS.make(Picky, method="by hand"), Picky)
     with pytest.raises(ConfigError, match=rf"the tool 'picky' cannot be made with {{'size': 2}}: {error}"):
         TOOLS.make(Picky, size=2)
+
+
+def test_a_parameter_that_results_would_not_show_is_refused():
+    class Hiding(Tool):
+        name = "hiding"
+
+        def __init__(self, size=1):
+            self.size = size
+
+    assert TOOLS.make(Hiding).size == 1
+    with pytest.raises(ConfigError, match="the tool 'hiding' does not show size in its `params`"):
+        TOOLS.make(Hiding, size=2)
+
+
+def test_a_name_of_the_base_class_that_a_method_overwrites_is_bad_input():
+    class Labelled(Tool):
+        name = "labelled"
+
+        def __init__(self):
+            self.label = 1
+
+    class Clashing(Labelled):
+        @property
+        def label(self):
+            return ""
+
+    with pytest.raises(ConfigError, match=r"the tool 'labelled' sets `self\.label`, its name in logs"):
+        TOOLS.make(Labelled)
+    with pytest.raises(ConfigError, match=r"cannot be made with .*: property 'label' of .* has no setter"):
+        TOOLS.make(Clashing)
 
 
 def test_a_parameter_that_a_class_does_not_have_is_named_beside_those_that_it_has():

@@ -271,6 +271,12 @@ class RowAttack(Attack):
     `sequential` attack keeps a state for each of them.
     """
 
+    @property
+    def stacks(self) -> bool:
+        """True if `rate` is all of a score, so that it is the same for many runs."""
+        of_rate = type(self).score is RowAttack.score and type(self).side_rows is RowAttack.side_rows
+        return of_rate and self.reads == "scores" and len(self.needs) < 2 and self.needs <= {HINTS, REFERENCE}
+
     def score(self, transcript: Transcript, layer: str, side: SideInformation = NOTHING) -> Tensor:
         """Return the scores of `rate` for the layer's gradients in the last step, (B,).
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from flower_vfl.attacks.base import Attack, AttackMethod, RowAttack, SideInformation
 from flower_vfl.attacks.rows import as_rows
 from flower_vfl.auditing.read_only import ask
+from flower_vfl.auditing.shared_state import SCORED_STEPS
 from flower_vfl.metrics import ArgumentError
 from flower_vfl.metrics.arrays import as_numpy
 from flower_vfl.protocol.tensors import brought
@@ -106,7 +107,8 @@ class PendingStep:
         if isinstance(attack, RowAttack) and (on_gpu or not from_elsewhere(type(attack))):
             self.gradients = transcript.last.gradients
         elif side is not None:
-            self.scores[-1] = ask(attack, partial(attack.score, transcript, layer, side), shown)
+            score = partial(attack.score, transcript, layer, side)
+            self.scores[-1] = ask(attack, score, shown, copies=self.step < SCORED_STEPS)
 
 
 Unscored = Sequence[tuple[PendingStep, SideInformation]]

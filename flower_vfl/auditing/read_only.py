@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from flower_vfl.attacks.base import AttackMethod
 from flower_vfl.errors import ConfigError
 
 Shown = TypeVar("Shown", bound=NDArray[Any])
+T = TypeVar("T")
 
 
 def read_only(array: Shown) -> Shown:
@@ -21,33 +23,47 @@ def read_only(array: Shown) -> Shown:
     return view
 
 
-def ask(attack: AttackMethod, say: Callable[[], Tensor], shown: Sequence[Tensor] = ()) -> Tensor:
-    """Return an attack's scores, and refuse an attack that writes into its inputs.
+class WriteError(ConfigError):
+    """An attack writes into its inputs."""
+
+
+def ask(attack: AttackMethod, say: Callable[[], T], shown: Sequence[Tensor] = (), *, copies: bool = False) -> T:
+    """Return an attack's answer, and refuse an attack that writes into its inputs.
 
     Parameters
     ----------
     attack : AttackMethod
         The attack.
-    say : Callable[[], Tensor]
-        Function that runs the attack and returns its scores.
+    say : Callable[[], T]
+        Function that runs the attack and returns its answer.
     shown : Sequence[Tensor]
         The tensors that the attack receives; arrays are `read_only`.
+    copies : bool
+        True to compare them with copies, too: PyTorch does not count a write through `tensor.numpy()` or `tensor.data`.
 
     Raises
     ------
-    ConfigError
+    WriteError
         When the attack has written into its inputs.
     """
-    before = [tensor._version for tensor in shown]
+    before = [(tensor, tensor._version, tensor.clone() if copies else tensor) for tensor in shown]
     try:
         answer = say()
     except ValueError as error:
         if "read-only" not in str(error):  # in all messages of numpy about such arrays
+            error.add_note(f"in the attack {attack.label!r}")
             raise
-        raise ConfigError(_write_message(attack)) from error
-    if [tensor._version for tensor in shown] != before:
-        raise ConfigError(_write_message(attack))
+        raise WriteError(_write_message(attack)) from error
+    except Exception as error:
+        error.add_note(f"in the attack {attack.label!r}")
+        raise
+    if any(tensor._version != version or not _equal(tensor, copy) for tensor, version, copy in before):
+        raise WriteError(_write_message(attack))
     return answer
+
+
+def _equal(tensor: Tensor, copy: Tensor) -> bool:
+    return tensor is copy or torch.equal(tensor.nan_to_num(), copy.nan_to_num())
 
 
 def _write_message(attack: AttackMethod) -> str:

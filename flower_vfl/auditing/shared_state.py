@@ -50,7 +50,7 @@ class SharedStateCheck:
             return
         second = self._second[place]
         others = second.score(transcript, layer, side)
-        if scores.shape != others.shape or not torch.allclose(scores, others, atol=_rounding(scores), equal_nan=True):
+        if scores.shape != others.shape or not torch.allclose(scores, others, atol=rounding(scores), equal_nan=True):
             raise ConfigError(
                 f"the attack {second.label!r}: two instances that scored the same steps gave different scores. They "
                 f"share state or randomness: {_CURE}. flower_vfl.testing.check_attack checks it"
@@ -65,7 +65,7 @@ class SharedStateCheck:
             del self._second[place]
 
 
-def _rounding(scores: Tensor) -> float:
+def rounding(scores: Tensor) -> float:
     """Return the tolerated difference of two computations of these scores (B,)."""
     if not scores.is_floating_point() or not scores.numel():
         return 0.0

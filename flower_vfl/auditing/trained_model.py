@@ -18,6 +18,7 @@ from torch.func import functional_call
 from flower_vfl.attacks.base import AttackMethod
 from flower_vfl.attacks.embedding.inference import InferenceAttack, Leaked, TrainedView
 from flower_vfl.auditing.audit_labels import draw_examples
+from flower_vfl.auditing.read_only import WriteError, ask
 from flower_vfl.auditing.recorder import NoRecorder, Recorder
 from flower_vfl.auditing.trained_model_metrics import ACCURACY, AUC, chance, measured, sample_interval
 from flower_vfl.data.store.dataset import PartyTable
@@ -29,6 +30,7 @@ from flower_vfl.nn.initialise import new_model
 from flower_vfl.nn.placement import Placement, widened
 from flower_vfl.protocol.printable import reason_of
 from flower_vfl.protocol.schedule import Rows
+from flower_vfl.registry import from_elsewhere
 
 _log = logging.getLogger(__name__)
 
@@ -144,7 +146,7 @@ class TrainedModelEvaluator:
         """
         attack, readings = attack.fresh(), []  # its state belongs to this party and layer alone
         for draw, view in enumerate(views):
-            readings.append(self._read(attack, f"at layer {layer!r}", partial(attack.infer, view)))
+            readings.append(self._read(attack, f"at layer {layer!r}", partial(attack.infer, view), _shown(view)))
             self._record(attack, layer, "inference", draw, readings[-1].values)
         metric = AUC if attack.reads == "scores" else ACCURACY
         counts = np.bincount(self._labels, minlength=self._classes)
@@ -171,17 +173,21 @@ class TrainedModelEvaluator:
             **({"unavailable": why} if why else {}),
         }
 
-    def _read(self, attack: InferenceAttack, where: str, run: Callable[[], Tensor | None]) -> _Reading:
+    def _read(
+        self, attack: InferenceAttack, where: str, run: Callable[[], Tensor | None], shown: Sequence[Tensor] = ()
+    ) -> _Reading:
         """Run an attack and measure its answer.
 
         Unreadable layers, for instance one that a user's own top model does not fit on, and errors in a user's own
-        attack, must not end the run.
+        attack, must not end the run; an attack that writes into what others read does.
         """
         try:
-            answer = run()
+            answer = ask(attack, run, shown, copies=bool(from_elsewhere(type(attack))))
             if answer is None:
                 return _Reading()
             return _Reading(measured(attack.reads, answer, self._labels, self._classes), answer)
+        except WriteError:
+            raise
         except Exception as error:  # noqa: BLE001 - training is done, and an attack may be a user's own
             why = reason_of(error)
             _log.warning("trained model of party %r: %s %s cannot be run: %s", self._party, attack.label, where, why)
@@ -229,6 +235,12 @@ class TrainedModelEvaluator:
                 metric=f"{prefix}{kind}_{name}",
                 value=value,
             )
+
+
+def _shown(view: TrainedView) -> list[Tensor]:
+    """Return the tensors of a view that other attacks read too."""
+    leaked = [] if view.leaked is None else [view.leaked.embeddings, *view.leaked.inputs, view.leaked.labels]
+    return [view.embeddings, *view.inputs, *leaked]
 
 
 def _listed(interval: tuple[float, float] | None) -> list[float] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
@@ -23,7 +24,7 @@ def checked_log(log: object, hook: str) -> Log:
     Raises
     ------
     ConfigError
-        If the log is no dictionary of numbers.
+        If the log is no dictionary of numbers, or has a name of the training's own metrics.
     """
     if not isinstance(log, Mapping):
         raise ConfigError(f"a defense's `{hook}` wants {log!r} logged; a dictionary of numbers is needed")
@@ -33,7 +34,17 @@ def checked_log(log: object, hook: str) -> Log:
                 f"a defense's `{hook}` wants {name!r} = {value!r} logged; a name and a number are needed: float(...) "
                 "makes one"
             )
+        if is_reserved(name):
+            raise ConfigError(
+                f"a defense's `{hook}` wants {name!r} logged, which is a name of the training's own metrics: log it "
+                "under another one, as in 'my_defense.loss'"
+            )
     return {name: float(value) for name, value in log.items()}
+
+
+def is_reserved(name: str) -> bool:
+    """Return True for names of the training's own metrics, which no defense may log."""
+    return re.fullmatch(r"(epoch_)?(train|validation|next|test)_\w+|batch_(rows|positives)", name) is not None
 
 
 def checked_pair(found: object, hook: str, of: str = "a defense") -> tuple[Tensor, Log]:

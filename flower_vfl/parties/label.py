@@ -179,7 +179,10 @@ class LabelParty(LabelModel):
         own = self._own(self._inputs(step), train=True) if prepared is None else prepared
         fused = parts and self._fusion == "concat" and all(part.dim() == 2 for part in parts)
         logits = self.join([z] if fused else parts, own, apart=True)
+        version = labels._version
         loss, more = checked_pair(self._hooks.loss(logits, labels, z), "loss")
+        if labels._version != version:
+            raise ConfigError("loss of a defense writes into the labels, which others use after it; clone them first")
         if loss.numel() != 1:
             raise ConfigError(f"loss of a defense returned a tensor {tuple(loss.shape)}; return a single number")
         for optimizers in (self.optimizers, *self._learners):

@@ -217,8 +217,12 @@ def _losses(subject: Subject) -> Iterator[str]:
         z = rows.clone().requires_grad_()
         logits = z.sum(dim=1)
         logits.retain_grad()
+        before, known = logits.detach().clone(), labels.clone()
         value, log = subject.make().loss(logits, labels, z)
         yield from log_problems(log, f"loss, {what}", subject)
+        if not (torch.equal(z, rows) and torch.equal(logits, before) and torch.equal(labels, known)):
+            yield f"loss, {what}: it changes embeddings, logits or labels in place; others still read them"
+            return
         if not isinstance(value, Tensor) or value.dim() or not value.requires_grad:
             yield f"loss, {what}: a differentiable number is needed, a tensor without dimensions"
             continue
@@ -263,8 +267,19 @@ def _noise(subject: Subject, *, secret_matters: bool) -> Iterator[str]:
             "its noise is the same whatever the secret, so that a party can make it too and subtract it; draw from "
             "self.generator(device)"
         )
+    if not secret_matters and torch.equal(one, other) and _adds_the_same(subject, g, y):
+        yield "it adds the same to other gradients, so that a party can subtract it; draw from self.generator(device)"
     if secret_matters and torch.equal(one, other) and not torch.equal(one, unrelated):
         yield "its noise is the same in every step, so that a party can subtract it; draw fresh noise"
+
+
+def _adds_the_same(subject: Subject, g: Tensor, y: Tensor) -> bool:
+    """Return True if the difference of sent and given gradients is not zero, and the same for other gradients."""
+    other = g.flip(-1)
+    added, added_to_other = (send(subject.make(), given, y)[0] - given for given in (g, other))
+    most = float(g.abs().max())
+    same_difference = torch.allclose(added, added_to_other, rtol=1e-3, atol=1e-3 * most)
+    return same_difference and float(added.abs().max()) > 1e-2 * most
 
 
 def _state(subject: Subject) -> Iterator[str]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from flower_vfl.config import Config
 from flower_vfl.config.schema import AttackConfig, TrainingConfig
-from flower_vfl.parties.hooks import Log, StepView
+from flower_vfl.parties.hooks import Log, StepView, is_reserved
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.rng import Secret
 from flower_vfl.strategies.base import Defense, HookedStrategy
@@ -163,6 +163,8 @@ def log_problems(log: object, what: str, subject: Subject) -> Iterator[str]:
     for key, value in log.items():
         if not isinstance(key, str) or isinstance(value, bool) or not isinstance(value, int | float):
             yield f"{what}: it logs {key!r} = {value!r}; a name and a number are needed; float(...) makes one"
+        elif is_reserved(key):
+            yield f"{what}: it logs {key!r}, which is a name of the training's own metrics; log it under another one"
         elif math.isnan(value):
             yield f"{what}: it logs {key!r} = NaN"
         elif math.isinf(value) and not _documented(key, subject):

@@ -15,7 +15,11 @@ from torch import Tensor
 from flower_vfl.attacks.base import HINTS, REFERENCE, RowAttack
 from flower_vfl.auditing.audit_labels import draw_positives
 from flower_vfl.auditing.batched_scoring import rate
+from flower_vfl.auditing.shared_state import rounding
+from flower_vfl.errors import ConfigError
+from flower_vfl.metrics import ArgumentError
 from flower_vfl.metrics.of_many_runs import separations
+from flower_vfl.registry import from_elsewhere
 from flower_vfl.simulations.stacked.records import Records, ViewResults
 
 SENT, CLEAN = "sent", "clean"
@@ -140,6 +144,7 @@ class Readers:
         self.attacks, self._changed = list(attacks), changed
         self.views = [replace(view, attacks=tuple(attack.fresh() for attack in attacks)) for view in views]
         self._pending: list[tuple[int, int, Tensor, list[NDArray[np.bool_]]]] = []
+        self._compared = False
         self.most_hints = max((attack.hints for attack in attacks if HINTS in attack.needs), default=0)
         self.refers = any(REFERENCE in attack.needs for attack in attacks)
 
@@ -167,7 +172,8 @@ class Readers:
         Raises
         ------
         ConfigError
-            When an attack modifies its input.
+            When an attack modifies its input, or an attack of another package scores the runs in other ways than each
+            by itself.
         """
         scores, measured, known = [], [], []
         all_rows = torch.ones_like(batch.positive)
@@ -179,17 +185,26 @@ class Readers:
                 reference = _joined([references[party, view.layer] for party in view.parties])[:, None]
             hints = batch.at(batch.hints, rows) if self.most_hints else None
             for attack, (kept, possible) in zip(view.attacks, masks, strict=True):
-                scores.append(rate(attack, rows, _side_rows(attack, reference, hints)))
+                side = _side_rows(attack, reference, hints)
+                scores.append(rate(attack, rows, side))
+                if not self._compared and from_elsewhere(type(attack)):
+                    _compare(attack, rows, side, scores[-1])
                 measured.append(kept)
                 known.append(possible)
+        self._compared = True
         if scores:  # all at once: one after the other takes ten times as many operations
-            found = separations(
-                torch.stack(scores), batch.positive, torch.stack(measured)
-            )  # in the widest number format of all
+            together = torch.stack(scores)  # in the widest number format of all
+            found = [*separations(together, batch.positive, torch.stack(measured)), together.isnan().sum(dim=-1)]
             self._pending.append((step, epoch, torch.stack(found, dim=1), known))
 
-    def settle(self, records: Records) -> None:
-        """Record the pending steps, with one read from the device."""
+    def settle(self, records: Records, diverged: NDArray[np.bool_]) -> None:
+        """Record the pending steps, with one read from the device.
+
+        Raises
+        ------
+        ArgumentError
+            When an attack's scores of a run that has not diverged, (R,), are NaN.
+        """
         if not self._pending:
             return
         numbers = torch.stack([found for _, _, found, _ in self._pending]).cpu().numpy()
@@ -199,11 +214,24 @@ class Readers:
                 of_view = [next(entries) for _ in self.attacks]
                 of_runs = None if view.shows == SENT else self._changed
                 for name in view.names:
-                    for reading, (pair, possible) in zip(view.readings(name), of_view, strict=True):
+                    for reading, ((*pair, missing), possible) in zip(view.readings(name), of_view, strict=True):
+                        if missing[possible & ~diverged].any():
+                            raise ArgumentError(f"the attack {reading.attack!r}: scores of step {step} are NaN")
                         for metric, value in zip(reading.metrics, pair, strict=True):
                             key = (reading.party, reading.layer, reading.attack, metric)
                             records.add(key, step, epoch, np.where(possible, value, np.nan), of_runs)
         self._pending = []
+
+
+def _compare(attack: RowAttack, rows: Tensor, side: Tensor | None, scores: Tensor) -> None:
+    """Refuse an attack whose scores (R, B) of the first step are not those of new instances, one for each run."""
+    for run, own in enumerate(scores):
+        alone = rate(attack.fresh(), rows[run], None if side is None else side[run])
+        if not torch.allclose(own, alone, atol=rounding(own), equal_nan=True):
+            raise ConfigError(
+                f"the attack {attack.label!r}: `rate` gives rows (R, B, D) of several runs other scores than (B, D) of "
+                "each run; let it work over the last two dimensions, as in rows.mean(dim=-2)"
+            )
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

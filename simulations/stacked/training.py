@@ -357,7 +357,7 @@ class StackedTraining:
             self.records.add(LOSS, ago, schedule.epoch_of(ago), values)
         self._losses = []
         self.diverged |= ~np.isfinite(losses).all(axis=0)
-        self._readers.settle(self.records)
+        self._readers.settle(self.records, self.diverged)
         well = losses[-1][~self.diverged]
         progress(self.steps, schedule.steps, float(well.mean()) if well.size else math.nan)
 

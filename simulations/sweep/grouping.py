@@ -135,6 +135,8 @@ def _obstacles(config: Config) -> Iterator[str]:
         reads_gradients = isinstance(method, Attack) or not isinstance(method, InferenceAttack)  # some do both
         if reads_gradients and not isinstance(method, RowAttack):
             yield f"the attack {method.label} is no RowAttack, which scores many runs at once"
+        elif isinstance(method, RowAttack) and not method.stacks:
+            yield f"the attack {method.label} scores a step in other ways than by `rate`"
     for kind in kinds:
         if not (issubclass(kind, GradientDefense) and kind.stacks()):
             yield f"{kind.name} is no defense of gradients alone"

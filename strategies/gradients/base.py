@@ -166,7 +166,10 @@ class GradientDefense(Defense):
     @classmethod
     def stacks(cls) -> bool:
         """Return True if `perturb` is all that it does in a step, so that `protect_runs` is the same for many runs."""
-        hooks = ("prepare_labels", "build", "begin_batch", "embed", "loss", "protect", "end_batch")
+        hooks = (
+            *("prepare_labels", "build", "begin_batch", "embed", "loss", "private_loss", "protect", "end_batch"),
+            "predict",
+        )
         unchanged = all(getattr(cls, hook) is getattr(GradientDefense, hook) for hook in hooks)
         return unchanged and not cls.asks_other_labels
 
@@ -201,6 +204,9 @@ def _one_after_another(
         except UnprotectedBatchError as error:
             found = torch.zeros_like(own)
             logs.append(error)
+        except Exception as error:
+            error.add_note(f"in `perturb` of the defense {defense.name!r}")
+            raise
         perturbed.append(found)
     return perturbed[0] if g.dim() == 2 else torch.stack(perturbed), logs
 

@@ -295,10 +295,12 @@ CENTRED = "last.gradients[layer].flatten(1).sub_(1.0)"
     [
         *((kind, CENTRED) for kind in ("inproc", "stream", "messages")),
         ("inproc", "last.embedding.mul_(2)"),
+        ("inproc", "last.gradients[layer].numpy()[:] -= 1.0"),
+        ("inproc", "last.gradients[layer].data.zero_()"),
         ("inproc", "last.rows.sort()"),
         ("inproc", "side.tensor('reference').zero_()"),
     ],
-    ids=["inproc", "stream", "messages", "embedding", "rows", "reference"],
+    ids=["inproc", "stream", "messages", "embedding", "array", "data", "rows", "reference"],
 )
 def test_an_attack_that_writes_into_what_it_is_shown_ends_the_run_by_its_name(kind, write, monitor, install):
     install("own-parts", {"own_parts": WRITER.format(write=write)})

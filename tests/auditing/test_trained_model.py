@@ -154,6 +154,17 @@ def test_attacks_leave_the_model_unchanged():
         assert all(weight.grad is None for weight in bottom.parameters())
 
 
+@pytest.mark.parametrize("write", [lambda z: z.zero_(), lambda z: z.numpy().fill(0.0)], ids=["tensor", "array"])
+def test_an_attack_that_writes_into_its_view_ends_the_run_by_its_name(write):
+    class Writing(Watching):
+        def infer(self, view):
+            write(view.embeddings)
+            return super().infer(view)
+
+    with pytest.raises(ConfigError, match="the attack 'watching' writes into what it is shown"):
+        trained()[1].entries([Writing()], {"cut": None}, scorer())
+
+
 def test_rows_go_through_the_model_in_batches_and_come_back_in_order(monkeypatch):
     attack, again = Watching(), Watching()
     _, model = trained()
@@ -213,7 +224,7 @@ class Answering(Watching):
 
 
 def views(count=1):
-    return [None] * count
+    return [TrainedView(torch.zeros(1, 1), 2)] * count
 
 
 def test_scores_are_measured_as_auc_beside_what_chance_reaches():

@@ -173,6 +173,9 @@ def test_what_is_no_number_is_refused_when_it_is_to_be_logged_for_the_first_time
 
 def test_numbers_of_any_kind_are_logged_and_what_is_no_dictionary_is_refused():
     assert checked_log({"a": 1, "b": np.float32(0.5)}, "protect") == {"a": 1.0, "b": 0.5}
+    for name in ("train_loss", "test_auc", "epoch_train_loss", "batch_rows"):
+        with pytest.raises(ConfigError, match=f"'{name}' logged, which is a name of the training's own metrics"):
+            checked_log({name: 1.0}, "loss")
     for log in (None, [("a", 1.0)]):
         with pytest.raises(ConfigError, match="a dictionary of numbers is needed"):
             checked_log(log, "end_epoch")

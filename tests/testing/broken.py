@@ -247,6 +247,16 @@ class Public(Right):
         return torch.randn(g.shape, generator=self._own).to(g.dtype) * self.longest(g)
 
 
+class Constant(Right):
+    """Adds the same numbers in every step, whatever the secret; `scope` is that of `GradientDefense`."""
+
+    unbiased = False
+
+    def noise(self, g):
+        again = torch.Generator().manual_seed(7)
+        return torch.randn(g.shape, generator=again).to(g.dtype) * self.longest(g)
+
+
 class Repeating(Right):
     """Draws the same noise in every step; `scope` is that of `GradientDefense`."""
 
@@ -304,6 +314,18 @@ class NotANumber(Right):
     def perturb(self, g, y):
         """Add noise."""
         return g + self.noise(g), {"length": math.nan}
+
+
+class Clashing(Right):
+    """Logs under the name of the training's loss; `scope` is that of `GradientDefense`."""
+
+    def perturb(self, g, y):
+        """Add noise."""
+        return g + self.noise(g), {}
+
+    def end_epoch(self):
+        """Log the name."""
+        return {"train_loss": 0.0}
 
 
 class Endless(Right):
@@ -380,6 +402,16 @@ class Lossy(Norms):
         """Add the term."""
         value, log = self.strategy.loss(logits, labels, z)
         return value + z[labels == 1].mean(), log
+
+
+class Overwriting(Norms):
+    """Learns from other labels, and leaves them to the defenses after it."""
+
+    def loss(self, logits, labels, z):
+        """Change labels."""
+        found = self.strategy.loss(logits, labels, z)
+        labels.zero_()
+        return found
 
 
 class Rows(Norms):

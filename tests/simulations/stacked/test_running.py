@@ -15,7 +15,7 @@ from flower_vfl.auditing.entries import CONDITIONAL
 from flower_vfl.config import build_config
 from flower_vfl.data.store.dataset import Labels
 from flower_vfl.data.store.memory import MemoryData
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import ArgumentError, ConfigError
 from flower_vfl.simulations.stacked import running
 from flower_vfl.simulations.stacked.member import Member
 from flower_vfl.simulations.stacked.running import train_stack
@@ -282,6 +282,33 @@ def test_an_attack_that_writes_into_its_input_ends_a_stack_by_its_name(tmp_path,
     install("own-parts", {"own_parts": WRITER})
     runs = configs({"attack": {"names": ["own_parts:Writer", "norm"]}}, ["", "iso(t=1.0)"], [0, 1])
     with pytest.raises(ConfigError, match="the attack 'writer' writes into what it is shown"):
+        train_stack(runs, [tmp_path / "0", tmp_path / "1"], data=lambda _: toy_data(200))
+
+
+ODD = """
+from flower_vfl.attacks import NormAttack
+
+class Odd(NormAttack):
+    "Centres its scores."
+    name = "odd"
+    def rate(self, rows, known):
+        found = super().rate(rows, known)
+        {centre}
+"""
+
+
+@pytest.mark.parametrize(
+    ("centre", "error", "words"),
+    [
+        ("return found - found.mean(0)", ConfigError, r"'odd': `rate` gives rows \(R, B, D\) of several runs other"),
+        ("return found * float('nan')", ArgumentError, "'odd': scores of step 0 are NaN"),
+    ],
+    ids=["over runs", "NaN"],
+)
+def test_an_attack_that_a_stack_would_measure_wrongly_ends_it_by_its_name(centre, error, words, tmp_path, install):
+    install("own-parts", {"own_parts": ODD.format(centre=centre)})
+    runs = configs({"attack": {"names": ["own_parts:Odd"]}}, ["", "iso(t=1.0)"], [0, 1])
+    with pytest.raises(error, match=words):
         train_stack(runs, [tmp_path / "0", tmp_path / "1"], data=lambda _: toy_data(200))
 
 

@@ -2,11 +2,12 @@
 
 import pytest
 
-from flower_vfl.attacks import Attack, RowAttack
+from flower_vfl.attacks import NOTHING, Attack, RowAttack
 from flower_vfl.config import Config, build_config, leaf_paths
 from flower_vfl.simulations.sweep.definition import load_definition
 from flower_vfl.simulations.sweep.grouping import NO_GROUP, SERVES, TAKES, VARIES, groups, obstacle
 from flower_vfl.simulations.sweep.trials import trials_of
+from flower_vfl.strategies import Iso
 
 FIXED = {"training": {"epochs": 3}}  # otherwise validation ends a run, and each has an end of its own
 
@@ -48,6 +49,38 @@ class Peak(RowAttack):
         return rows.abs().amax(dim=-1)
 
 
+class Squared(Peak):
+    """Scores a step by the squares."""
+
+    name = "squared"
+
+    def score(self, transcript, layer, side=NOTHING):
+        """Return the squares."""
+        return super().score(transcript, layer, side) ** 2
+
+
+class Groups(Peak):
+    """Returns groups."""
+
+    name, reads = "groups", "clusters"
+
+
+class Labelled(Peak):
+    """Knows labels."""
+
+    name, needs = "labelled", frozenset({"labels"})
+
+
+class Predicting(Iso):
+    """Predicts from the embeddings alone."""
+
+    name = "predicting"
+
+    def predict(self, z):
+        """Return their sums."""
+        return z.sum(dim=1)
+
+
 class OneByOne(Attack):
     """Scores as `Peak` does, one run at a time."""
 
@@ -83,6 +116,11 @@ OWN = "tests.simulations.sweep.test_grouping"
         ({"privacy.ledger": "ledger.json"}, "privacy.ledger is set"),
         ({"attack.names": ["norm", "spectral"]}, "spectral is no RowAttack, which scores many runs at once"),
         ({"attack.names": [f"{OWN}:OneByOne"]}, "one_by_one is no RowAttack, which scores many runs at once"),
+        *(
+            ({"attack.names": [f"{OWN}:{name}"]}, f"{name.lower()} scores a step in other ways than by `rate`")
+            for name in ("Squared", "Groups", "Labelled")
+        ),
+        ({"defenses": f"{OWN}:Predicting"}, "predicting is no defense of gradients alone"),
         ({"attack.names": ["nrom"]}, "nrom"),
         ({"defenses": "potential_energy"}, "potential_energy is no defense of gradients"),
         ({"defenses": "marvell(s=4.0), label_dp"}, "label_dp is no defense of gradients"),
