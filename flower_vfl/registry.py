@@ -417,6 +417,7 @@ ATTACK_NAMES = MethodNames(
         "remembered_norm": "flower_vfl.attacks.longitudinal.norm:RememberedNormAttack",
         "remembered_direction": "flower_vfl.attacks.longitudinal.direction:RememberedDirectionAttack",
         "remembered_batches": "flower_vfl.attacks.longitudinal.direction:RememberedBatchesAttack",
+        "remembered_scales": "flower_vfl.attacks.longitudinal.scales:RememberedScalesAttack",
         "remembered_difference": "flower_vfl.attacks.longitudinal.difference:RememberedDifferenceAttack",
         "remembered_hint": "flower_vfl.attacks.longitudinal.hint:RememberedHintAttack",
         "remembered_fit": "flower_vfl.attacks.longitudinal.linear:RememberedFitAttack",

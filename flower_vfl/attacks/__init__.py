@@ -38,6 +38,7 @@ from flower_vfl.attacks.longitudinal.linear import RememberedFitAttack
 from flower_vfl.attacks.longitudinal.network import RememberedNetworkAttack
 from flower_vfl.attacks.longitudinal.norm import RememberedNormAttack
 from flower_vfl.attacks.longitudinal.quadratic import RememberedQuadraticAttack
+from flower_vfl.attacks.longitudinal.scales import RememberedScalesAttack
 from flower_vfl.errors import ConfigError
 from flower_vfl.registry import ATTACK_NAMES, Methods
 
@@ -135,6 +136,7 @@ __all__ = [
     "RememberedNetworkAttack",
     "RememberedNormAttack",
     "RememberedQuadraticAttack",
+    "RememberedScalesAttack",
     "ResidualAttack",
     "RowAttack",
     "ShellAttack",

@@ -21,20 +21,19 @@ from torch import Tensor
 
 from flower_vfl.attacks.joint import JointView
 from flower_vfl.attacks.joint.regression import evidence
-from flower_vfl.attacks.longitudinal.base import centred_in_batch_units, centred_signs
-from flower_vfl.attacks.longitudinal.direction import score as direction_score
+from flower_vfl.attacks.longitudinal.base import batch_scales, centred_in_batch_units, centred_signs
 from flower_vfl.attacks.rows import as_rows
 from flower_vfl.auditing.batched_scoring import MOST_PENDING_BYTES, STEPS_AT_ONCE
 from flower_vfl.auditing.collected import Collected
 from flower_vfl.auditing.columns import joint_view, read_with_columns
 from flower_vfl.auditing.context import for_products, in_context, in_steps_around, scores_around
-from flower_vfl.auditing.direction_results import DIRECTION, DirectionResults, direction_entries
 from flower_vfl.auditing.entries import AUDIT
 from flower_vfl.auditing.epsilon import Evidence
 from flower_vfl.auditing.features import GradientFeatures, with_embeddings
 from flower_vfl.auditing.halves import Split
 from flower_vfl.auditing.members import ALONE, Members
 from flower_vfl.auditing.panel import Membership, RowPanel
+from flower_vfl.auditing.panel_attacks import BATCH_SCALES, DIRECTION, panel_entries, results_of, scores_of
 from flower_vfl.auditing.readers import (
     DISCRIMINANTS,
     IN_CONTEXT,
@@ -122,8 +121,8 @@ class InformedAudit:
         Number of rows that are kept.
     every : int
         Number of steps of which one is sampled in an epoch of many rows.
-    direction : bool
-        True if the panel is read by `remembered_direction` too, after each epoch, for each class that is read.
+    remembered : Sequence[str]
+        Names of the longitudinal attacks that read the panel, after each epoch, for each class that is read.
     audits : int
         Number of audits that share the seconds that readers may take at the end of a run.
     """
@@ -142,13 +141,13 @@ class InformedAudit:
         rows: int,
         members: Sequence[str] = (),
         every: int = 1,
-        direction: bool = True,
+        remembered: Sequence[str] = (DIRECTION,),
         audits: int = 1,
     ) -> None:
         self._labels, self._classes, self._positives = labels, classes, list(positives)
         self._schedule, self._split, self._party = schedule, split, party
         self._defended, self._recorder = defended, recorder
-        self._most_rows, self._every, self._reads_direction = rows, every, direction
+        self._most_rows, self._every = rows, every
         most = max(LARGEST_FIT // audits, SMALLEST_FIT)
         self._fits: dict[str, Fit] = {
             **DISCRIMINANTS,
@@ -158,12 +157,7 @@ class InformedAudit:
         self._panel: RowPanel | None = None
         self._current, self._kept = Collected(), Collected()
         self._kept_auc = -math.inf
-        self._directions = {
-            positive: DirectionResults(
-                LeakSummary(DIRECTION, party, phase="remembered", source="monitor", defended=defended)
-            )
-            for positive in self._positives
-        }
+        self._remembered = {name: results_of(name, party, self._positives, defended=defended) for name in remembered}
         self._pending: list[tuple[int, int, Rows, Tensor, Tensor]] = []
         self._entries: list[dict[str, Any]] | None = None
         self._with_columns: list[dict[str, Any]] = []
@@ -204,7 +198,8 @@ class InformedAudit:
         if found.size:
             x, at = centred_in_batch_units(g), torch.from_numpy(found)
             signs = centred_signs(g).index_select(0, at)
-            panel.add(places, x.index_select(0, at), signs, z.index_select(0, at))
+            scales = batch_scales(g)[:, 0] if BATCH_SCALES in self._remembered else torch.zeros(len(g))
+            panel.add(places, x.index_select(0, at), signs, z.index_select(0, at), scales.index_select(0, at))
         if self._samples(step, epoch, g.shape[1] + self._features.more + z.shape[1]):
             self._current.add(step, rows, self._features.of(g), z)
 
@@ -239,14 +234,15 @@ class InformedAudit:
         if reached > self._kept_auc and self._current.steps:
             self._kept, self._kept_auc = self._current, reached
         self._current = Collected()
-        if self._reads_direction and self._panel is not None:
-            self._read_direction(step, epoch, self._panel)
+        if self._panel is not None:
+            for name in self._remembered:
+                self._run_attack(step, epoch, self._panel, name)
 
-    def _read_direction(self, step: int, epoch: int, panel: RowPanel) -> None:
-        """Score the randomly drawn rows of the panel along the first direction of their mean gradients.
+    def _run_attack(self, step: int, epoch: int, panel: RowPanel, attack: str) -> None:
+        """Score the randomly drawn rows of the panel by a longitudinal attack.
 
         The scores are compared with each class against the rest. Of more than one class none is the rarer one by which
-        the direction's side is chosen: each has the larger AUC of both sides, and the step log the largest of all.
+        a side is chosen: each has the larger AUC of both sides, and the step log the largest of all.
         """
         rows = panel.arrived.numpy() & panel.random
         numbers = self._labels[panel.rows[rows]]
@@ -254,13 +250,12 @@ class InformedAudit:
         present = [positive for positive, count in counts.items() if 0 < count < len(numbers)]
         if not present:
             return
-        mean = panel.mean[torch.from_numpy(rows)]
-        scores, batches = direction_score(lambda: [mean]).numpy(), self._schedule.batches_of(panel.rows[rows])
+        scores = scores_of(attack, panel, torch.from_numpy(rows))
+        batches = self._schedule.batches_of(panel.rows[rows])
         scores = scores if batches is None else ranks_within(scores, batches)
-        values, either_side = [], len(self._positives) > 1
-        for positive in present:
-            values.append(self._directions[positive].add(epoch, scores, numbers == positive, either_side=either_side))
-        self._add(step, epoch, DIRECTION, "remembered_auc", max(values))
+        found, either_side = self._remembered[attack], len(self._positives) > 1
+        values = [found[one].add(epoch, scores, numbers == one, either_side=either_side) for one in present]
+        self._add(step, epoch, attack, "remembered_auc", max(values))
 
     def _add(self, step: int, epoch: int, attack: str, metric: str, value: float) -> None:
         self._recorder.add(
@@ -458,7 +453,8 @@ class InformedAudit:
 
     def entries(self) -> list[dict[str, Any]]:
         """Return the entries of ``result.json``; before `finish`, those of the panel only."""
-        return [*direction_entries(self._directions), *(self._entries or []), *self._with_columns]
+        remembered = chain.from_iterable(panel_entries(found) for found in self._remembered.values())
+        return [*remembered, *(self._entries or []), *self._with_columns]
 
     def state(self) -> dict[str, Any]:
         """Return the state that a resumed run needs, as plain values and tensors."""
@@ -470,7 +466,10 @@ class InformedAudit:
             "now": self._current.state(),
             "kept": self._kept.state(),
             "kept_auc": self._kept_auc,
-            "directions": {str(positive): found.state() for positive, found in self._directions.items()},
+            "remembered": {
+                name: {str(positive): one.state() for positive, one in found.items()}
+                for name, found in self._remembered.items()
+            },
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -480,8 +479,9 @@ class InformedAudit:
         self._features.restore(state["features"])
         self._current, self._kept = Collected.of(state["now"]), Collected.of(state["kept"])
         self._kept_auc = state["kept_auc"]
-        for positive, found in self._directions.items():
-            found.restore(state["directions"][str(positive)])
+        for name, found in self._remembered.items():
+            for positive, one in found.items():
+                one.restore(state["remembered"][name][str(positive)])
         if state["panel"] is not None:
             widths = state["panel"]["sums"].shape[1], state["panel"]["embeddings"].shape[1]
             self._make_panel(*widths).restore(state["panel"])

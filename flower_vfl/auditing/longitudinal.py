@@ -48,9 +48,9 @@ WIDEST_MEMORY = 4096
 
 Take: TypeAlias = Callable[[str, int, Memory], None]
 
-MEANS, BATCHES, HISTORY = "means", "batches", "history"
-"""Kinds of row memory: with centred batches, for attacks that read means alone; of the batches' own means; and for
-attacks that read epochs, too."""
+MEANS, BATCHES, SCALES, HISTORY = "means", "batches", "scales", "history"
+"""Kinds of row memory: with centred batches, for attacks that read means alone; of the batches' own means; of their
+scales; and for attacks that read epochs, too."""
 
 
 def check_memory_attacks(attacks: Iterable[MemoryAttack], labels: AuditLabels, *, repeats: bool) -> None:
@@ -104,7 +104,10 @@ def check_memory_attacks(attacks: Iterable[MemoryAttack], labels: AuditLabels, *
 
 
 def _kind(keeps: frozenset[Kept]) -> str:
-    return MEANS if keeps == {"mean"} else BATCHES if keeps == {"batches"} else HISTORY
+    for kept, kind in {"mean": MEANS, "batches": BATCHES, "scales": SCALES}.items():
+        if keeps == {kept}:
+            return kind
+    return HISTORY
 
 
 def _memories(schedule: Schedule, keeps: Iterable[frozenset[Kept]], folder: Path | None) -> dict[str, RowMemory]:

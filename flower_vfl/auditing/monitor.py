@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -26,12 +26,12 @@ from flower_vfl.attacks.longitudinal.base import MemoryAttack
 from flower_vfl.auditing.attacked_view import AttackedView, largest
 from flower_vfl.auditing.audit_labels import AuditLabels
 from flower_vfl.auditing.columns import read_background
-from flower_vfl.auditing.direction_results import DIRECTION
 from flower_vfl.auditing.epsilon import audit_epsilon
 from flower_vfl.auditing.evaluator import Reference
 from flower_vfl.auditing.halves import Split
 from flower_vfl.auditing.informed import InformedAudit
 from flower_vfl.auditing.joint_view import group_unavailable, read_group
+from flower_vfl.auditing.panel_attacks import BATCH_SCALES, DIRECTION
 from flower_vfl.auditing.read_only import read_only
 from flower_vfl.auditing.recorder import Recorder
 from flower_vfl.auditing.selection import FittedReader
@@ -99,6 +99,8 @@ class LeakageMonitor:
         Split of the rows: to fit these readers, to choose one, to score it, and canaries.
     delta : float
         Delta of the epsilon that the defenses prove, at which epsilon is measured.
+    read_by : Collection[str]
+        Names of attacks that are known to read the defenses.
     """
 
     def __init__(
@@ -116,6 +118,7 @@ class LeakageMonitor:
         informed: int = 0,
         split: Split = Split(0),  # noqa: B008 - it is frozen
         delta: float = 0.0,
+        read_by: Collection[str] = (),
     ) -> None:
         self._labels, self._schedule, self._memory = labels, schedule, memory
         stepwise = [attack for attack in attacks if isinstance(attack, Attack)]
@@ -130,6 +133,7 @@ class LeakageMonitor:
         longitudinal = [attack for attack in attacks if isinstance(attack, MemoryAttack)]
         self._every, self._defended, self._recorder = every, defended, recorder
         self._informed, self._split, self._delta = informed, split, delta
+        self._remembered = [DIRECTION, *([BATCH_SCALES] if BATCH_SCALES in read_by else [])]
         self._audits = sum(1 + len(_members(party)) for party in parties)
         on_steps = [*stepwise, *longitudinal]
         self._sent = [self._view("monitor", party, on_steps, defended=defended) for party in parties]
@@ -171,7 +175,7 @@ class LeakageMonitor:
             members=_members(party),
             every=self._every,
             audits=self._audits,
-            direction=DIRECTION not in (attack.label for attack in attacks),
+            remembered=[name for name in self._remembered if name not in {attack.label for attack in attacks}],
         )
 
     @torch.no_grad()

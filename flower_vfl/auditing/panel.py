@@ -119,21 +119,22 @@ class RowPanel:
         self.sums, self.signs, self.first, self.last = (torch.zeros(len(self.rows), width) for _ in range(4))
         self.logs, self.squares, self.cosines = (torch.zeros(len(self.rows), 1 + len(members.names)) for _ in range(3))
         self.embeddings = torch.zeros(len(self.rows), z_width)
-        self._pending: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        self.scales = torch.zeros(len(self.rows))
+        self._pending: list[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]] = []
 
     def places(self, rows: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the positions in a batch of rows of the panel, and the positions of these rows in the panel."""
         found = np.flatnonzero(self._followed[rows])
         return found, self.rows.searchsorted(rows[found])
 
-    def add(self, places: NDArray[np.int64], x: Tensor, signs: Tensor, z: Tensor) -> None:
+    def add(self, places: NDArray[np.int64], x: Tensor, signs: Tensor, z: Tensor, scales: Tensor) -> None:
         """Add a step's gradients (m, D) in units of their batch, their signs (m, D), and embeddings (m, E) of rows.
 
-        ``places`` (m,) are the rows' positions in the panel. All takes effect at the next `settle`, at the end of the
-        epoch at the latest.
+        ``places`` (m,) are the rows' positions in the panel, ``scales`` (m,) the logarithm of the batch's scale. All
+        takes effect at the next `settle`, at the end of the epoch at the latest.
         """
         at = torch.from_numpy(places)
-        self._pending.append((at, x, signs, z))
+        self._pending.append((at, x, signs, z, scales))
         if len(self._pending) >= _TOGETHER:
             self.settle()
 
@@ -141,7 +142,7 @@ class RowPanel:
         """Add up the pending batches at once; they have no row in common."""
         if not self._pending:
             return
-        at, x, signs, z = (torch.cat(pieces) for pieces in zip(*self._pending, strict=True))
+        at, x, signs, z, scales = (torch.cat(pieces) for pieces in zip(*self._pending, strict=True))
         self._pending = []
         times = self.times[at]
         new = times == 0
@@ -155,6 +156,7 @@ class RowPanel:
         )
         self.sums.index_add_(0, at, x)
         self.signs.index_add_(0, at, signs)
+        self.scales.index_add_(0, at, scales)
         self.last.index_copy_(0, at, x)
         self.embeddings.index_copy_(0, at, z)
         self.times[at] = times + 1
@@ -175,6 +177,11 @@ class RowPanel:
         return self.signs / self.times.clamp(min=1)[:, None]
 
     @property
+    def mean_scale(self) -> Tensor:
+        """The mean logarithm of the scales of each row's batches, (n,); zeros where nobody reads them."""
+        return self.scales / self.times.clamp(min=1)
+
+    @property
     def lengths(self) -> Tensor:
         """The mean logarithm of each row's lengths, and the logarithm of their root mean square, by view, (n, V, 2)."""
         times = self.times.clamp(min=1)[:, None]
@@ -188,7 +195,7 @@ class RowPanel:
     def state(self) -> dict[str, Tensor]:
         """Return the state that a resumed run needs; the rows derive from the secret."""
         self.settle()
-        names = ("times", "sums", "signs", "first", "last", "logs", "squares", "cosines", "embeddings")
+        names = ("times", "sums", "signs", "first", "last", "logs", "squares", "cosines", "embeddings", "scales")
         return {name: getattr(self, name) for name in names}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:

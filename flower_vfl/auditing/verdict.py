@@ -123,10 +123,12 @@ def status_of(results: Sequence[Result]) -> str:
     One half of the level is for the p-values of each test combined over the runs by Fisher's method, whose noise is
     independent: a leak that each run shows weakly is found the better the more seeds there are. The other half is for
     each run by itself: clean seeds do not hide one that leaks. Both are corrected for the number of tests. Where an
-    epsilon is proven the only test is whether the canaries contradict the proof.
+    epsilon is proven the only test is whether the canaries contradict the proof. A run that ended with the weights of
+    another one is the same training again and counts once.
     """
     from scipy.special import chdtrc
 
+    results = _different(results)
     if len(results) == 1:
         return str(verdict_of(results[0])["status"])
     statuses: set[str] = set()
@@ -142,6 +144,16 @@ def status_of(results: Sequence[Result]) -> str:
     if together and min(min(together) * len(together), *alone) <= LEVEL / 2:
         return LEAKS
     return next(status for status in (LEAKS, NOT_TESTED, PROVEN, NO_LEAK) if status in statuses)
+
+
+def _different(results: Sequence[Result]) -> list[Result]:
+    """Return the results without those whose weights all equal those of an earlier one."""
+    found: list[Result] = []
+    for result in results:
+        weights = result.get("weights")
+        if not weights or all(weights != other.get("weights") for other in found):
+            found.append(result)
+    return found
 
 
 def _tests(result: Result) -> Iterator[tuple[tuple[str, ...], float]]:

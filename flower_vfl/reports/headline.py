@@ -219,10 +219,16 @@ class Lines:
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """Severity as a sort key: status, leak found, open interval, leak AUC, gain."""
+        """Severity as a sort key: status, leak found, open interval of a party without a finding, leak AUC, gain."""
         gain = self.verdict["gain"]
         leaks, most = self.verdict["leak"]["leaks"], 0.0 if self.worst is None else self.worst.most
-        return SEVERITY[self.status], leaks, self.open, most, 0.0 if gain is None else float(gain["value"])
+        return (
+            SEVERITY[self.status],
+            leaks,
+            self.open and self.status != LEAKS,
+            most,
+            0.0 if gain is None else float(gain["value"]),
+        )
 
 
 def _of_member(found: Mapping[str, Any]) -> str:

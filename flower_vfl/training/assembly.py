@@ -178,6 +178,7 @@ def build_monitor(
         informed=attack.informed,
         split=Split(base.secret.seed("informed"), base.canaries.rows),
         delta=proven_delta(strategy),
+        read_by={name for defense in strategy.chain() for name in defense.read_by},
     )
 
 

@@ -66,6 +66,7 @@ class TrainedDefense(TrainedStrategy, Protocol):
     """A defense of a strategy that can be trained."""
 
     name: ClassVar[str]
+    read_by: ClassVar[tuple[str, ...]]
     scope: str
 
     @property

@@ -113,7 +113,7 @@ class Iso(NoiseDefense):
     """
 
     name: ClassVar[str] = "iso"
-    read_by: ClassVar[tuple[str, ...]] = ("norm", "remembered_direction")
+    read_by: ClassVar[tuple[str, ...]] = ("norm", "remembered_direction", "remembered_scales")
     unbiased: ClassVar[bool] = True
     checks_finite: ClassVar[bool] = True
 

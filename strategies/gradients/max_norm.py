@@ -143,7 +143,7 @@ class MaxNorm(NoiseDefense):
     """
 
     name: ClassVar[str] = "max_norm"
-    read_by: ClassVar[tuple[str, ...]] = ("shell",)
+    read_by: ClassVar[tuple[str, ...]] = ("shell", "remembered_scales")
     unbiased: ClassVar[bool] = True
     checks_finite: ClassVar[bool] = True
 

@@ -383,6 +383,17 @@ def test_a_leak_that_each_seed_shows_weakly_is_found_by_more_seeds():
     assert of_seeds(5 * weak) == "leaks"
 
 
+def test_the_same_training_again_is_no_other_seed():
+    weak = {
+        "leakage": complete(step("norm", 0.56, q95_p_value=0.02)),
+        "defenses": DEFENDED,
+        "parties": {"features": ["a"]},
+    }
+    others = [{**weak, "weights": {"a": str(number), "label": "0"}} for number in range(5)]
+    assert status_of(others) == "leaks"
+    assert status_of(5 * others[:1]) == "no leak found"
+
+
 @pytest.mark.parametrize(("seeds", "p_value"), [(10, 1e-8), (5, 1e-5), (3, 1e-3)])
 def test_clean_seeds_do_not_hide_one_that_leaks(seeds, p_value):
     clean = [1.0, 1.0, 1.0, 1.0]

@@ -16,7 +16,9 @@ def choice(tmp_path, *leakages):
     for seed, leakage in enumerate(leakages):
         folder = write_run(tmp_path / f"seed-{seed}", defenses=[DEFENSE], parties=("a",), steps=60, seed=seed)
         result = json.loads((folder / "result.json").read_text())
-        (folder / "result.json").write_text(json.dumps({**result, "leakage": list(leakage)}))
+        (folder / "result.json").write_text(
+            json.dumps({**result, "leakage": list(leakage), "weights": {"a": str(seed)}})
+        )
         runs.append(load_run(folder))
     return of_several(runs, tmp_path)["choice"]
 

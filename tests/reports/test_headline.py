@@ -10,7 +10,7 @@ import pytest
 from flower_vfl.reports import render
 from flower_vfl.reports.advice import advice
 from flower_vfl.reports.choice import choice_of
-from flower_vfl.reports.headline import headline_of
+from flower_vfl.reports.headline import headline_of, worst_of
 from flower_vfl.simulations.tables import print_results
 from tests.auditing.test_verdict import DEFENDED, FEW, complete, informed, remembered, step
 from tests.reports.test_page import change, page
@@ -124,6 +124,16 @@ def test_the_party_with_an_interval_above_chance_stands_first():
         *complete(informed(0.52, 0.02, ("gradients",), "b", interval95=[0.501, 0.539]), party="b"),
     ]
     assert headline_from(*leakage, parties=("a", "b")).worst.party == "b"
+
+
+def test_of_leaking_parties_the_one_that_is_read_best_stands_first():
+    """A gain of another party whose interval lies above zero, but is no finding, does not come before it."""
+    leakage = [
+        *complete(informed(0.63, 1e-9), informed(0.64, 1e-9, ("gradients", "embeddings"), **ABOVE)),
+        *complete(informed(0.83, 1e-9, ("gradients",), "b"), party="b"),
+    ]
+    headline = headline_from(*leakage, parties=("a", "b"))
+    assert (headline.worst.party, headline.worst.worst) == ("b", worst_of(result(*leakage, parties=("a", "b"))))
 
 
 @pytest.mark.parametrize(("steps", "words"), [(7, "the largest of 7 steps"), (20, "no higher in 95 of 100 steps")])

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-Kept: TypeAlias = Literal["mean", "last", "difference", "epochs", "batches"]
+Kept: TypeAlias = Literal["mean", "last", "difference", "epochs", "batches", "scales"]
 """Statistics of each row in a memory, in units of its batches: the mean over the epochs, the gradient of the last
-epoch, its difference from the epoch before, the gradients of all epochs side by side, and the mean over the epochs of
-its batches' mean gradients, which cannot be kept together with others."""
+epoch, its difference from the epoch before, the gradients of all epochs side by side; and the means over the epochs of
+its batches' mean gradients, or of the logarithms of their scales, each of which cannot be kept together with others."""
 
-DEPTH: dict[Kept, float] = {"mean": 1, "batches": 1, "last": 2, "difference": 3, "epochs": math.inf}
+DEPTH: dict[Kept, float] = {"mean": 1, "batches": 1, "scales": 1, "last": 2, "difference": 3, "epochs": math.inf}
 """Largest number of running sums, of one epoch each, that a statistic needs."""
 
 Sums: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
@@ -40,6 +40,9 @@ Sums: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
 
 CACHED_NUMBERS = 1 << 20
 """Count of numbers in one piece of a memory: 4 MiB, which fit into a processor's cache."""
+
+LEAST_SCALE = 1e-12
+"""Scale of a batch of zeros."""
 
 _SAFE = (1e-12, 1e18)
 """Range of a batch's norm in which no square that matters has vanished or overflowed in float32."""
@@ -112,6 +115,24 @@ def batch_means(g: Tensor) -> Tensor:
     return x.mean(dim=0, keepdim=True).expand_as(x).clone() if len(x) else x
 
 
+def batch_scales(g: Tensor) -> Tensor:
+    r"""Return the logarithm of the batch's scale for each of its rows, (B, 1) of float32.
+
+    The scale is the root mean square of the gradients less their mean, the unit of `centred_in_batch_units`.
+
+    Examples
+    --------
+    >>> batch_scales(torch.tensor([[9.0, 1.0], [5.0, 1.0]])).exp().round(decimals=4)
+    tensor([[1.4142],
+            [1.4142]])
+    """
+    rows = as_rows(g).double()
+    if not rows.numel():
+        return torch.zeros(len(rows), 1)
+    scale = float(torch.linalg.vector_norm(rows - rows.mean(dim=0))) / math.sqrt(rows.numel())
+    return torch.full((len(rows), 1), math.log(max(scale, LEAST_SCALE)))
+
+
 def statistic_of_batch(keeps: AbstractSet[Kept]) -> Callable[[Tensor], Tensor]:
     """Return the function of a batch (B, ...) whose values (B, D) a memory adds up, if it keeps these statistics.
 
@@ -121,13 +142,19 @@ def statistic_of_batch(keeps: AbstractSet[Kept]) -> Callable[[Tensor], Tensor]:
     Raises
     ------
     ArgumentError
-        For "batches" together with another statistic.
+        For "batches" or "scales" together with another statistic.
     """
-    if "batches" in keeps and len(keeps) > 1:
-        raise ArgumentError(f"'batches' cannot be kept together with {', '.join(sorted(keeps - {'batches'}))}.")
-    return {frozenset({"mean"}): centred_in_batch_units, frozenset({"batches"}): batch_means}.get(
-        frozenset(keeps), in_batch_units
-    )
+    of_batches = sorted(keeps & {"batches", "scales"})
+    if of_batches and len(keeps) > 1:
+        raise ArgumentError(
+            f"{of_batches[0]!r} cannot be kept together with {', '.join(sorted(keeps - {of_batches[0]}))}."
+        )
+    alone: dict[AbstractSet[Kept], Callable[[Tensor], Tensor]] = {
+        frozenset({"mean"}): centred_in_batch_units,
+        frozenset({"batches"}): batch_means,
+        frozenset({"scales"}): batch_scales,
+    }
+    return alone.get(frozenset(keeps), in_batch_units)
 
 
 def centred_signs(g: Tensor) -> Tensor:
@@ -279,8 +306,8 @@ class MemoryAttack(AttackMethod):
         Empty; or ``{"hints"}``, the rows of `hints` positives; or ``{"leaked"}``, those of `leaks` examples of each
         class. Then it is measured where these are known.
     keeps
-        The statistics that it reads; nothing else is kept for it; "batches" goes with no other. An attribute of
-        the class, or set by its parameters.
+        The statistics that it reads; nothing else is kept for it; "batches" and "scales" go with no other. An attribute
+        of the class, or set by its parameters.
     first_epoch
         First epoch after which it can score, counted from 1; set in the same way.
     """

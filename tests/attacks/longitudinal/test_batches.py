@@ -1,14 +1,22 @@
-"""The attack on the batches' own means: against the closed form, and where it has nothing to read."""
+"""The attacks on the batches' own means and scales: against closed forms, and where they have nothing to read."""
 
 import numpy as np
 import pytest
 import torch
-from scipy.stats import norm
+from scipy.stats import hypergeom, norm
 
 from flower_vfl.apps import run
-from flower_vfl.attacks import MemoryAttack, RememberedBatchesAttack, RememberedDirectionAttack
-from flower_vfl.attacks.longitudinal.base import batch_means, centred_in_batch_units
+from flower_vfl.attacks import (
+    MemoryAttack,
+    RememberedBatchesAttack,
+    RememberedDirectionAttack,
+    RememberedScalesAttack,
+)
+from flower_vfl.attacks.longitudinal.base import batch_means, batch_scales, centred_in_batch_units
 from flower_vfl.auditing.row_memory import RowMemory
+from flower_vfl.config import build_config
+from flower_vfl.data.store.dataset import Labels
+from flower_vfl.data.store.memory import MemoryData
 from flower_vfl.errors import CheckError, ConfigError
 from flower_vfl.metrics import leak_auc
 from flower_vfl.protocol.schedule import Schedule
@@ -46,6 +54,50 @@ def test_shuffled_gradients_are_read_as_well_as_the_numbers_of_positives_allow(b
     scores, order = read(RememberedDirectionAttack(), schedule, shuffled)
     centred = leak_auc(scores, y[order])
     assert max(centred, 1 - centred) < 0.55  # which is why the means are read apart
+
+
+def test_where_noise_follows_the_longest_row_the_scales_of_batches_tell_of_rare_positives():
+    """A positive's batches are all loud; a negative's all E with probability q^E, q that of another positive."""
+    rng, rows, batch, epochs, positives = np.random.default_rng(0), 6400, 32, 4, 128
+    y = np.zeros(rows, dtype=bool)
+    y[rng.choice(rows, positives, replace=False)] = True
+
+    def loud(step, chosen):
+        g = rng.normal(size=(len(chosen), 4))
+        g -= g.mean(axis=0)
+        return g / np.sqrt(np.square(g).mean()) * (9.0 if y[chosen].any() else 1.0)
+
+    schedule = Schedule(1, rows, 0, batch, batch, epochs, validation=0.0)
+    scores, order = read(RememberedScalesAttack(), schedule, loud)
+    others = 1 - hypergeom.pmf(0, rows - 1, positives, batch - 1)
+    assert leak_auc(scores, y[order]) == pytest.approx(1 - others**epochs / 2, abs=0.01)
+    scores, order = read(RememberedDirectionAttack(), schedule, loud)
+    assert abs(leak_auc(scores, y[order]) - 0.5) < 0.1  # in units of the batch nothing is left
+
+
+@pytest.mark.parametrize("defense", ["iso(t=300.0)", "max_norm", "marvell(s=4.0)"])
+def test_the_scales_of_batches_are_read_where_a_defense_makes_noise_by_the_longest_row(defense):
+    """Known to leak by scales: their audit reads them without being asked, and no other defense's does."""
+    data = toy_data(rows=4000, parties=1)
+    rare = data.labels()
+    score = data.party("a").train.gather(np.arange(4000))[0][:, :2].sum(dim=1).numpy()
+    labels = Labels((score > np.quantile(score, 0.98)).astype(np.int64), rare.test, 2)
+    data = MemoryData("rare", {"a": data.party("a")}, "label", labels)
+    config = build_config(
+        toy_config(training={"epochs": 6, "batch_size": 64}, attack={"names": ["norm"], "informed": 8192}),
+        {"defenses": defense},
+    )
+    result = run(config, data=lambda _: data).summary
+    found = [entry for entry in result["leakage"] if entry["attack"] == "remembered_scales"]
+    assert len(found) == (0 if defense.startswith("marvell") else 1)
+    if defense.startswith("iso"):
+        assert found[0]["values"][-1] > 0.8
+        assert result["verdict"]["status"] == "leaks"
+
+
+def test_the_scale_of_a_batch_of_zeros_is_finite_and_low():
+    assert batch_scales(torch.zeros(3, 2)).tolist() == [[pytest.approx(np.log(1e-12))]] * 3
+    assert batch_scales(torch.zeros(0, 2)).shape == (0, 1)
 
 
 def test_means_and_what_is_left_without_them_are_the_whole_gradient():

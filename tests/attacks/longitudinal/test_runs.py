@@ -34,6 +34,7 @@ NAMES = [
     "remembered_norm",
     "remembered_direction",
     "remembered_batches",
+    "remembered_scales",
     "remembered_hint(k=2)",
     "remembered_difference",
     "remembered_fit(k=3)",

@@ -1,24 +1,42 @@
-"""The results of the direction of the class means, which needs no label, on the panel of an informed audit."""
+"""Longitudinal attacks that need no label, on the panel of an informed audit: scores of its rows, and results."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
+from flower_vfl.attacks.longitudinal.direction import score as direction_score
+from flower_vfl.auditing.panel import RowPanel
 from flower_vfl.auditing.summary_state import restore_summary, summary_state
 from flower_vfl.metrics import LeakSummary, auc_interval, leak_auc
 
-DIRECTION = "remembered_direction"
-"""Name of this longitudinal attack."""
+DIRECTION, BATCH_SCALES = "remembered_direction", "remembered_scales"
+"""Names of these longitudinal attacks."""
+
+
+def results_of(name: str, party: str, positives: Sequence[int], *, defended: bool) -> dict[int, PanelResults]:
+    """Return empty results of an attack for each class."""
+    summary = partial(LeakSummary, name, party, phase="remembered", source="monitor", defended=defended)
+    return {positive: PanelResults(summary()) for positive in positives}
+
+
+def scores_of(name: str, panel: RowPanel, rows: Tensor) -> NDArray[Any]:
+    """Return the scores (n,) of rows of the panel, given as a mask, by the attack of that name."""
+    if name == BATCH_SCALES:
+        return panel.mean_scale[rows].numpy()
+    mean = panel.mean[rows]
+    return direction_score(lambda: [mean]).numpy()
 
 
 @dataclass(slots=True)
-class DirectionResults:
-    """The results of `DIRECTION` for one class against the rest, epoch by epoch."""
+class PanelResults:
+    """The results of such an attack for one class against the rest, epoch by epoch."""
 
     summary: LeakSummary
     epochs: list[int] = field(default_factory=list)
@@ -36,7 +54,12 @@ class DirectionResults:
     def entry(self) -> dict[str, Any]:
         """Return the entry of ``result.json``."""
         (negatives, positives), _ = self.summary.class_counts.most_common(1)[0]
-        entry = {**self.summary.result(), "label": DIRECTION, "epochs": self.epochs, "interval95": self.interval}
+        entry = {
+            **self.summary.result(),
+            "label": self.summary.attack,
+            "epochs": self.epochs,
+            "interval95": self.interval,
+        }
         return {**entry, "values": list(self.summary.values), "rows": negatives + positives, "positives": positives}
 
     def state(self) -> dict[str, Any]:
@@ -49,10 +72,11 @@ class DirectionResults:
         restore_summary(self.summary, state["summary"])
 
 
-def direction_entries(results: Mapping[int, DirectionResults]) -> list[dict[str, Any]]:
-    """Return the entry of `DIRECTION`, of several classes that of the one read most clearly; empty without any.
+def panel_entries(results: Mapping[int, PanelResults]) -> list[dict[str, Any]]:
+    """Return the entry of an attack from its results for each class; empty without any.
 
-    Of several classes, chance level and p-value count all that were read, and both sides.
+    Of several classes it is that of the one read most clearly; chance level and p-value count all that were read, and
+    both sides.
     """
     from scipy.special import ndtri
 
