@@ -81,7 +81,7 @@ def test_a_run_uses_them_and_results_name_their_classes(defense, attack, install
         {
             "name": "iso",
             "params": {"t": 1.0, "rho": 0.0, "scope": "joint"},
-            "read_by": ["norm", "remembered_direction"],
+            "read_by": ["norm", "remembered_direction", "remembered_scales"],
         },
     ]
     steps = [entry for entry in result["leakage"] if entry["phase"] == "train"]

@@ -23,9 +23,9 @@ def test_every_attack_that_a_defense_names_can_be_run_and_is_no_oracle(name):
 def test_the_attacks_are_those_of_the_evidence():
     evidence = {
         "marvell": ("residual",),
-        "max_norm": ("shell",),
+        "max_norm": ("shell", "remembered_scales"),
         "marvell_full": ("direction",),
-        "iso": ("norm", "remembered_direction"),
+        "iso": ("norm", "remembered_direction", "remembered_scales"),
     }
     assert {name: DEFENSES[name].read_by for name in evidence} == evidence
     assert PotentialEnergy.read_by == LabelDP.read_by == ("norm", "direction")
