@@ -226,9 +226,19 @@ class OwnOptimizer:
         The module that it optimizes.
     optimizer : torch.optim.Optimizer
         Any optimizer whose `step()` needs no closure.
+
+    Raises
+    ------
+    ConfigError
+        For something else than such an optimizer.
     """
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
+            raise ConfigError(
+                f"the optimizer function returned {type(optimizer).__name__}: a torch.optim.Optimizer is needed whose "
+                "`step()` takes no closure"
+            )
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._optimizer = optimizer
 

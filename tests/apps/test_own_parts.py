@@ -107,3 +107,14 @@ def test_weights_that_are_not_trained_may_be_shared():
             bottom=lambda spec, config: nn.Sequential(frozen, nn.Linear(5, 4)),
             top=top,
         )
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "returned"),
+    [(lambda module, _: None, "NoneType"), (lambda module, _: torch.optim.LBFGS(module.parameters()), "LBFGS")],
+    ids=["none", "closure"],
+)
+def test_an_optimizer_that_cannot_be_used_is_named_before_the_first_step(optimizer, returned):
+    words = f"the optimizer function returned {returned}: a torch.optim.Optimizer is needed"
+    with pytest.raises((ConfigError, PartyError), match=words):
+        run(toy_config(), data=lambda _: toy_data(), optimizer=optimizer)
