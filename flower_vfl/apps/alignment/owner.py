@@ -61,7 +61,12 @@ class Owner:
             raise ConfigError(f"align-method of this node is {method!r}; --node-config allows 'psi' or 'hash'")
         if not limit.isdecimal() or int(limit) < 1:
             raise ConfigError(f"align-max-ids of this node is {limit!r}; a whole number of at least 1 is needed")
-        return cls(_source(given["ids"], given["ids-column"]), _path(given["alignment"]), method, int(limit))
+        return cls(
+            _source(given["ids"], given["ids-column"], "ids and ids-column in --node-config"),
+            _path(given["alignment"]),
+            method,
+            int(limit),
+        )
 
     @classmethod
     def of_this_host(cls) -> Owner:
@@ -79,11 +84,16 @@ class Owner:
                 f"{COLUMN_VARIABLE}, if its column is not 'id') and {RESULT_VARIABLE} to where the result goes, in the "
                 "environment of the SuperLink (or of its SuperExec)"
             )
-        return cls(_source(ids, os.environ.get(COLUMN_VARIABLE, "")), _path(target))
+        return cls(
+            _source(ids, os.environ.get(COLUMN_VARIABLE, ""), f"{IDS_VARIABLE} and {COLUMN_VARIABLE}"), _path(target)
+        )
 
 
-def _source(file: str, column: str) -> IdSource:
-    return IdSource((_path(file),), column or "id")
+def _source(file: str, column: str, settings: str) -> IdSource:
+    words = (
+        f"In a deployment {settings} name the file and its column; no other option is read: write whole IDs, in UTF-8"
+    )
+    return IdSource((_path(file),), column or "id", settings=words)
 
 
 def _path(name: str) -> Path:

@@ -68,6 +68,8 @@ class IdSource:
         True to read 1.0 and 001 as the ID 1.
     labels : LabelColumn, optional
         The labels without which a row is left out; by default none is.
+    settings : str
+        Sentence about where the file and its column are set, for the errors of a host that has no `data.options`.
     """
 
     files: tuple[Path, ...]
@@ -75,6 +77,7 @@ class IdSource:
     dialects: tuple[Dialect, ...] = ()
     whole: bool = False
     labels: LabelColumn | None = None
+    settings: str = ""
 
     def read(self) -> list[str]:
         """Return the party's IDs, sorted by character code.
@@ -84,6 +87,14 @@ class IdSource:
         DataError
             As `read_ids`.
         """
+        try:
+            return self._read()
+        except DataError as error:
+            if not self.settings:
+                raise
+            raise DataError(f"{error}. {self.settings}") from None
+
+    def _read(self) -> list[str]:
         found = {}
         for path, dialect in zip(self.files, self.dialects or [Dialect()] * len(self.files), strict=True):
             if not path.exists():

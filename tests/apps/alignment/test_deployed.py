@@ -105,6 +105,7 @@ def test_a_registered_node_that_refuses_is_named_as_it_is_registered(deployment,
     [
         ({"ids": "/nowhere/secret-place.csv"}, "there is no file /nowhere/secret-place.csv"),
         ({"ids-column": "person"}, "has no column 'person'"),
+        ({"ids-column": "person"}, "In a deployment ids and ids-column in --node-config name the file and its column"),
         ({"ids": ""}, "this host does not say which IDs may be aligned"),
         ({"alignment": ""}, "this host does not say which IDs may be aligned"),
         ({"align-method": "md5"}, "align-method of this node is 'md5'; --node-config allows 'psi' or 'hash'"),
