@@ -30,6 +30,10 @@ class HalfNoise(LocalHead):
         super().__init__(strategy, true)
         self.epsilon, self.true = epsilon, true
 
+    @property
+    def params(self):
+        return {**super().params, "true": self.true}
+
 
 def candidate(scores, labels, parts, name="trees"):
     """Return a reader with these scores (n,) of rows."""

@@ -57,10 +57,6 @@ class _Identifiers(NamedTuple):
     proofs: list[bytes]
 
 
-class _NoCommonIdsError(DataError):
-    """No ID is common to all parties."""
-
-
 class LabelSide:
     """One alignment at the label party.
 
@@ -101,6 +97,7 @@ class LabelSide:
         shared = {**fields, "parties": json.dumps(parties), "label_party": label_party}
         self._conversation = Conversation(grid, secrets.token_hex(16), shared, config.timeout)
         self._ids: list[str] = []
+        self._found_none = False
         self._counts: dict[str, int] = {}
         self._publics: dict[str, bytes] = {}
 
@@ -120,10 +117,9 @@ class LabelSide:
         with staged(self._target) as path:
             try:
                 result = self._align(path)
-            except BaseException as error:
+            except BaseException:
                 # The other parties must not learn what failed at one of them, only that the alignment failed.
-                none = isinstance(error, _NoCommonIdsError)
-                self._conversation.abort("no ID is common" if none else "it failed elsewhere")
+                self._conversation.abort("no ID is common" if self._found_none else "it failed elsewhere")
                 raise
         _log.info("alignment, party %s: %d common IDs -> %s", self._label_party, len(result.ids), self._target)
         return result
@@ -133,7 +129,8 @@ class LabelSide:
         self._exchange_terms()
         common, names = self._compare() if self._config.method == "psi" else self._compare_hashes()
         if not common.any():
-            raise _NoCommonIdsError(
+            self._found_none = True
+            raise DataError(
                 "no ID is common to all parties: compare how each writes its IDs (leading zeros, case, prefixes), and "
                 "align again"
             )
