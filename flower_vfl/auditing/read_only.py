@@ -49,12 +49,9 @@ def ask(attack: AttackMethod, say: Callable[[], T], shown: Sequence[Tensor] = ()
     before = [(tensor, tensor._version, tensor.clone() if copies else tensor) for tensor in shown]
     try:
         answer = say()
-    except ValueError as error:
-        if "read-only" not in str(error):  # in all messages of numpy about such arrays
-            error.add_note(f"in the attack {attack.label!r}")
-            raise
-        raise WriteError(_write_message(attack)) from error
     except Exception as error:
+        if isinstance(error, ValueError) and "read-only" in str(error):  # in all messages of numpy about such arrays
+            raise WriteError(_write_message(attack)) from error
         error.add_note(f"in the attack {attack.label!r}")
         raise
     if any(tensor._version != version or not _equal(tensor, copy) for tensor, version, copy in before):

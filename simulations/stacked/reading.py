@@ -172,8 +172,7 @@ class Readers:
         Raises
         ------
         ConfigError
-            When an attack modifies its input, or an attack of another package scores the runs in other ways than each
-            by itself.
+            When an attack modifies its input, or an attack of another package scores several runs otherwise than one.
         """
         scores, measured, known = [], [], []
         all_rows = torch.ones_like(batch.positive)

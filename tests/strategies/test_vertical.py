@@ -171,6 +171,23 @@ def test_what_is_no_number_is_refused_when_it_is_to_be_logged_for_the_first_time
         Logging(strategy_for(data, config)).start(federation(data, config))
 
 
+def test_a_loss_that_writes_into_the_labels_ends_the_run():
+    class Overwriting(Defense):
+        """Sets all labels to 0 after the loss."""
+
+        name = "overwriting"
+        params = {}  # noqa: RUF012
+
+        def loss(self, logits, labels, z):
+            found = self.strategy.loss(logits, labels, z)
+            labels.zero_()
+            return found
+
+    data, config = toy_data(rows=200), toy_config(training={"epochs": 1})
+    with pytest.raises(ConfigError, match="loss of a defense writes into the labels, which others use after it"):
+        Overwriting(strategy_for(data, config)).start(federation(data, config))
+
+
 def test_numbers_of_any_kind_are_logged_and_what_is_no_dictionary_is_refused():
     assert checked_log({"a": 1, "b": np.float32(0.5)}, "protect") == {"a": 1.0, "b": 0.5}
     for name in ("train_loss", "test_auc", "epoch_train_loss", "batch_rows"):

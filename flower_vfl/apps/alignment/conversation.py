@@ -159,7 +159,7 @@ class Conversation:
             if parties and parties <= {reply.fields.get("party") for reply in found.values()}:
                 last = time.monotonic() + _OTHERS_SECONDS if last is None else last
                 if time.monotonic() > last:
-                    _log.warning("%s did not answer, and the alignment goes on without", " and ".join(silent))
+                    _log.warning("the alignment continues without an answer of %s", " and ".join(silent))
                     break
             if time.monotonic() > deadline:
                 raise PartyError(

@@ -1,4 +1,4 @@
-"""The scale of a row's batches in the row memory: where noise follows the longest row of a batch, it tells of it."""
+"""The scale of a row's batches in the row memory: where noise follows the longest row of a batch, it reveals it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class RememberedScalesAttack(MemoryAttack):
     .. math:: r_i = \tfrac1T \sum_{t=1}^{T} \log \sqrt{\tfrac{1}{BD} \sum_{j} \| g_{jt} - \bar g_t \|^2}
 
     A defense whose noise is as strong as the longest row of the batch needs, such as isotropic noise, makes batches
-    with a positive louder. Where positives are rare, nearly all loud batches of a negative are so by chance, and all of
-    a positive by itself. The attack needs no label: rows of louder batches count as positive.
+    with a positive louder. All batches of a positive are loud, those of a negative only where a positive happens to be
+    among the other rows. The attack needs no label: rows of louder batches count as positive.
     """
 
     name: ClassVar[str] = "remembered_scales"

@@ -56,7 +56,7 @@ def test_shuffled_gradients_are_read_as_well_as_the_numbers_of_positives_allow(b
     assert max(centred, 1 - centred) < 0.55  # which is why the means are read apart
 
 
-def test_where_noise_follows_the_longest_row_the_scales_of_batches_tell_of_rare_positives():
+def test_noise_by_the_longest_row_reveals_rare_positives_by_the_scales_of_batches():
     """A positive's batches are all loud; a negative's all E with probability q^E, q that of another positive."""
     rng, rows, batch, epochs, positives = np.random.default_rng(0), 6400, 32, 4, 128
     y = np.zeros(rows, dtype=bool)
